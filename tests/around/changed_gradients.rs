@@ -2,19 +2,15 @@
 
 use crate::support::*;
 
-const WEIGHT: [f32; 6] = [3.0, 0.0, 0.0, 0.0, 0.0, 0.0];
-const BIAS: [f32; 4] = [4.0, 0.0, 0.0, 0.0];
+/// Its norm is 5.
+const GRADIENT: [f64; 10] = [3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4.0, 0.0, 0.0, 0.0];
 
-fn config() -> GradScalerConfig {
-    at_scale(1024.0)
+fn by_hand() -> ByHand {
+    ByHand::of(Pair::of(0.0), at_scale(1024.0))
 }
 
-fn trial() -> Trial {
-    Trial::new(sgd_under(config()))
-}
-
-fn unscaled(factor: f32) -> UnscaledGradients {
-    trial().unscaled((WEIGHT.map(|x| x * factor), BIAS.map(|x| x * factor)))
+fn unscaled(factor: f64) -> UnscaledGradients {
+    by_hand().unscaled(GRADIENT.map(|value| value * factor))
 }
 
 /// Divides the bias's gradient by zero. It keeps the name of the last module that was entered.
@@ -38,37 +34,30 @@ impl ModuleMapper for Spoil {
 fn spoiled() -> [UnscaledGradients; 4] {
     let mut replaced = unscaled(1.0);
     let bad = Tensor::<1>::from_floats([0.0, f32::NAN, 9.0, 9.0], &Device::default());
-    let bias = Pair::zeros(DType::F32).bias.id;
-    replaced.params_mut().register(bias, bad);
+    replaced.params_mut().register(Pair::of(0.0).bias.id, bad);
     [
         unscaled(1.0).mul_scalar(1e38),
         unscaled(1.0).map(&mut Spoil::default()),
         replaced,
-        unscaled(1.0).add_weighted(unscaled(2f32.powi(110)), 1e38),
+        unscaled(1.0).add_weighted(unscaled(2f64.powi(110)), 1e38),
     ]
 }
 
 #[test]
 fn clipping_that_finds_an_overflow_skips_the_step() {
-    for clip in [
-        GradientClip::Value(0.5),
-        GradientClip::Norm(0.5),
-        GradientClip::GlobalNorm(0.5),
-    ] {
+    use GradientClip::{GlobalNorm, Norm, Value};
+    for clip in [Value(0.5), Norm(0.5), GlobalNorm(0.5)] {
         for grads in spoiled() {
-            let mut scaler = config().init().unwrap();
+            let mut run = by_hand();
             assert!(!grads.has_overflow());
             let grads = grads.clip(&clip).unwrap();
-            assert!(grads.has_overflow());
             assert!(grads.status().overflow_parameter().is_some());
             assert_eq!(grads.status().clipped(), None);
-
-            let model = Pair::zeros(DType::F32);
-            let model = scaler.step(&mut SgdConfig::new().init(), 1.0, model, grads);
-            assert_eq!(model.values(), [0.0; 10]);
-            assert_eq!(scaler.last_outcome(), Some(StepOutcome::Skipped));
-            assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Skipped));
-            assert_eq!(scaler.loss_scale(), 512.0);
+            run.take(grads).unwrap();
+            assert_eq!(run.model.values(), [0.0; 10]);
+            assert_eq!(run.outcome(), Some(StepOutcome::Skipped));
+            assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Skipped));
+            assert_eq!(run.scale(), 512.0);
         }
     }
 }
@@ -80,80 +69,73 @@ fn what_clipping_measures_anew_is_in_the_status() {
         (unscaled(1.0).mul_scalar(3.0), 15.0),
         (unscaled(1.0) + unscaled(1.0), 10.0),
     ] {
-        let clip = [GradientClip::GlobalNorm(1.0), GradientClip::Norm(1.0)];
-        let [grads, each] = clip.map(|clip| grads.clone().clip(&clip).unwrap());
-        // Before clipping.
-        assert_eq!(grads.status().norm(), norm);
-        assert_eq!(grads.status().clip_norms(), [norm]);
-        let stepped = |grads: UnscaledGradients, expected: [f32; 2]| {
-            let mut run = trial();
-            run.take_unscaled(grads);
-            assert_eq!(run.status().norm(), norm);
-            assert_eq!(run.status().max_abs(), norm * f64::from(BIAS[0]) / 5.0);
+        for (clip, expected) in [
+            (GradientClip::GlobalNorm(1.0), [0.6, 0.8]),
+            (GradientClip::Norm(1.0), [1.0; 2]),
+        ] {
+            let clipped = grads.clone().clip(&clip).unwrap();
+            let mut run = Trial::new(sgd());
+            run.take(clipped);
+            // Before clipping.
+            let status = run.status();
+            assert_eq!((status.norm(), status.max_abs()), (norm, norm * 0.8));
+            let global = matches!(clip, GradientClip::GlobalNorm(_));
+            assert_eq!(status.clip_norms(), &[norm][usize::from(!global)..]);
             let off = [run.values()[0] + expected[0], run.values()[6] + expected[1]];
             assert!(off.iter().all(|off| off.abs() < 1e-5), "{off:?}");
-        };
-        stepped(grads, [0.6, 0.8]);
-        stepped(each, [1.0; 2]);
+        }
     }
 }
 
 #[test]
 fn a_disabled_scaler_tells_what_clipping_has_measured_and_skips_nothing() {
-    let optim = sgd_under(GradScalerConfig::new().with_enabled(false));
-    let optim = optim.with_clipping(GradientClip::GlobalNorm(1.0));
-    let mut run = Trial::new(optim);
-    run.step((WEIGHT, BIAS));
-    assert!((run.values()[0] + 0.6).abs() < 1e-6);
-    assert_eq!(
-        (run.status().norm(), run.status().clipped()),
-        (5.0, Some(2))
-    );
+    let disabled = sgd_under(GradScalerConfig::new().with_enabled(false));
+    // The second has no settings of a scale at all.
+    for optim in [disabled, ScaledOptimizer::from(SgdConfig::new().init())] {
+        let mut run = Trial::new(optim.with_clipping(GradientClip::GlobalNorm(1.0)));
+        run.step(GRADIENT);
+        assert!((run.values()[0] + 0.6).abs() < 1e-6);
+        let measured = (run.status().norm(), run.status().clipped());
+        assert_eq!((run.scale(), measured), (1.0, (5.0, Some(2))));
 
-    // Without a loss scale, an overflow is not the scaler's to hide: the step is taken as it is.
-    run.model = Pair::zeros(DType::F32);
-    let mut weight = WEIGHT;
-    weight[1] = f32::INFINITY;
-    run.step((weight, BIAS));
-    assert_eq!(&run.values()[..2], [-3.0, f32::NEG_INFINITY]);
-    assert_eq!(run.counters().skipped(), 0);
-    let status = run.status();
-    assert_eq!((status.non_finite(), status.clipped()), (1, None));
+        // Without a loss scale, an overflow is not the scaler's to hide: the step is taken as it is.
+        let mut run = run.with_value(0.0);
+        run.step(BAD);
+        assert_eq!(run.values()[6..8], [-1.0, f64::NEG_INFINITY]);
+        assert_eq!(run.counters().skipped(), 0);
+        let status = run.status();
+        assert_eq!((status.non_finite(), status.clipped()), (1, None));
+    }
 }
 
 #[test]
 fn a_gradient_of_a_parameter_that_had_none_is_not_stepped_on() {
-    let model = Pair::zeros(DType::F32);
-    let mut scaler = config().init().unwrap();
-    let mut some = model.gradients((WEIGHT, BIAS), 1024.0);
-    some.params_mut().remove::<1>(model.bias.id);
-    let mut grads = scaler.unscale(some, &model).unwrap();
+    let mut run = by_hand();
+    let mut some = run.model.plain(ONES);
+    some.remove::<1>(run.model.bias.id);
+    let mut grads = run.unscale(some);
     let put_in = Tensor::<1>::ones([4], &Device::default());
-    grads.params_mut().register(model.bias.id, put_in);
-
-    let mut optim = SgdConfig::new().init();
-    let model = scaler.step(&mut optim, 1.0, model, grads);
-    assert_eq!(model.values()[0], -3.0);
-    assert_eq!(model.values()[6..], [0.0; 4]);
+    grads.params_mut().register(run.model.bias.id, put_in);
+    run.take(grads).unwrap();
+    assert_ne!(run.model.values()[0], 0.0);
+    assert_eq!(run.model.values()[6..], [0.0; 4]);
 }
 
 /// Gradients that a program makes with autodiff and registers itself are those of any other loss.
 #[test]
 fn gradients_registered_by_hand_may_be_on_an_autodiff_device() {
-    let new = || sgd_under(config());
     for (optim, step) in [
-        (new(), 2.0),
-        (new().with_clipping(GradientClip::GlobalNorm(1.0)), 0.5),
-        (new().with_accumulation(1), 2.0),
+        (sgd(), 2.0),
+        (sgd().with_clipping(GradientClip::GlobalNorm(1.0)), 0.5),
+        (sgd().with_accumulation(1), 2.0),
     ] {
         let mut run = Trial::new(optim);
-        let ones = Tensor::<1>::ones([4], &Device::default().autodiff());
         let mut grads = GradientsParams::new();
-        grads.register(run.model.bias.id, ones.require_grad() * 2.0);
-        run.take_plain(grads);
-        for value in &run.values()[6..] {
-            assert!((value + step).abs() < 1e-5, "{value}");
-        }
+        let ones = Tensor::<1>::ones([4], &device()).require_grad();
+        grads.register(run.model.bias.id, ones * 2.0);
+        run.take(grads);
+        let is_close = |value: &f64| (value + step).abs() < 1e-5;
+        assert!(run.values()[6..].iter().all(is_close), "{:?}", run.values());
         assert!(run.model.bias.is_require_grad());
     }
 }
@@ -161,45 +143,45 @@ fn gradients_registered_by_hand_may_be_on_an_autodiff_device() {
 /// What is known of both is known of the sum.
 #[test]
 fn a_sum_has_what_is_known_of_both() {
-    let grads = |values: Values| trial().unscaled(values);
-    let zeros = || grads(all(0.0));
-    let some = || grads(norm(1.0));
-    assert!(zeros().status().is_all_zero());
+    let zeros = || by_hand().unscaled([0.0; 10]);
+    let some = || by_hand().unscaled(norm(1.0));
     // One of the two is not zero: the sum is not.
-    for sum in [zeros() + some(), some() + zeros()] {
-        assert!(!sum.status().is_all_zero());
-        assert_eq!(sum.status().zeros(), 9);
+    for (sum, count) in [
+        (zeros() + zeros(), 10),
+        (zeros() + some(), 9),
+        (some() + zeros(), 9),
+    ] {
+        assert_eq!(sum.status().zeros(), count);
+        assert_eq!(sum.status().is_all_zero(), count == 10);
     }
-    assert!((zeros() + zeros()).status().is_all_zero());
 
     // A gradient that only the other has is counted with its own numbers.
-    let [mut weight, mut bias] = [(); 2].map(|()| trial().gradients((WEIGHT, BIAS)));
-    let model = Pair::zeros(DType::F32);
-    weight.params_mut().remove::<1>(model.bias.id);
-    bias.params_mut().remove::<2>(model.weight.id);
-    let [weight, bias] = [weight, bias].map(|g| trial().optim.unscale(g, &model).unwrap());
-    let sum = weight + bias;
+    let run = by_hand();
+    let [mut weight, mut bias] = [(); 2].map(|()| run.model.plain(GRADIENT.map(|v| v * 1024.0)));
+    weight.remove::<1>(run.model.bias.id);
+    bias.remove::<2>(run.model.weight.id);
+    let sum = run.unscale(weight) + run.unscale(bias);
     let status = sum.status();
     assert_eq!((status.gradients(), status.elements()), (2, 10));
     assert_eq!((status.zeros(), status.max_abs()), (8, 4.0));
     assert_eq!(status.norm(), 5.0);
 }
 
-/// A window's gradients have taught the scale already, those of another loss have not: nor has their sum.
+/// A window's gradients have taught the scale already, those of another loss have not: nor has their sum, whichever comes first.
 #[test]
 fn a_sum_with_gradients_that_the_scale_has_not_seen_teaches_it() {
-    let model = Pair::zeros(DType::F32);
-    let (mut scaler, mut optim) = (config().init().unwrap(), SgdConfig::new().init());
-    let window = AccumulationConfig::new(1).with_skip_micro_batch(true);
-    let mut window = window.init().unwrap();
-    let clean = model.gradients((WEIGHT, BIAS), 1024.0);
-    let full = scaler.accumulate(&mut window, clean, &model).unwrap();
-    let bad = model.gradients(all(f32::INFINITY), 1024.0);
-    let bad = scaler.unscale(bad, &model).unwrap();
-    assert!(bad.has_overflow());
-    let sum = full.unwrap() + bad;
-    let same = scaler.step(&mut optim, 1.0, model, sum);
-    scaler.update().unwrap();
-    assert_eq!(same.values(), [0.0; 10]);
-    assert_eq!(scaler.loss_scale(), 512.0);
+    for turned in [false, true] {
+        let (mut run, mut window) = (by_hand(), windows(1, true).init().unwrap());
+        let full = run.accumulate(&mut window, GRADIENT).unwrap();
+        let bad = run.unscaled(BAD);
+        let sum = match turned {
+            false => full.add_weighted(bad, 0.5),
+            true => bad.add_weighted(full, 0.5),
+        };
+        assert_eq!(sum.status().overflow_parameter(), Some("bias"));
+        run.take(sum).unwrap();
+        run.scaler.update().unwrap();
+        assert_eq!(run.model.values(), [0.0; 10]);
+        assert_eq!(run.scale(), 512.0);
+    }
 }

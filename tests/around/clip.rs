@@ -1,38 +1,28 @@
 //! Clipping by value, by norm and by global norm, of all parameters and of groups.
 
+use GradientClip::{GlobalNorm, Norm, Value};
 use proptest::prelude::*;
+use std::array::from_fn;
 
 use crate::support::*;
 
-const WEIGHT: [f32; 6] = [0.3, -0.4, 1.2, 0.0, -2.5, 0.7];
-const BIAS: [f32; 4] = [-0.1, 0.2, 3.0, -0.6];
+/// The weight's norm is 2.9, the bias's 3.07.
+const GRADIENT: [f64; 10] = [0.25, -0.5, 1.25, 0.0, -2.5, 0.75, -0.125, 0.25, 3.0, -0.625];
 
-fn scaler() -> GradScaler {
-    GradScalerConfig::new().init().unwrap()
-}
-
-fn zeros() -> Pair {
-    Pair::zeros(DType::F32)
-}
-
-fn unscaled_values(values: Values) -> UnscaledGradients {
+fn unscaled(values: [f64; 10]) -> UnscaledGradients {
     Trial::new(sgd()).unscaled(values)
 }
 
-fn unscaled() -> UnscaledGradients {
-    unscaled_values((WEIGHT, BIAS))
-}
-
-/// The values of the weight's gradient and of the bias's.
-fn both(grads: &UnscaledGradients) -> (Vec<f32>, Vec<f32>) {
-    let Pair { weight, bias } = zeros();
-    let weight = grads.get::<2>(weight.id).unwrap();
-    (values(weight), values(grads.get::<1>(bias.id).unwrap()))
+/// All values of gradients.
+fn found(grads: &UnscaledGradients) -> Vec<f64> {
+    let Pair { weight, bias } = Pair::of(0.0);
+    let weight = values(grads.get::<2>(weight.id).unwrap());
+    let bias = values(grads.get::<1>(bias.id).unwrap());
+    [weight, bias].concat().into_iter().map(f64::from).collect()
 }
 
 /// Three ways to clip at the same threshold.
 fn ways(threshold: f64) -> [GradientClip; 3] {
-    use GradientClip::{GlobalNorm, Norm, Value};
     [GlobalNorm(threshold), Norm(threshold), Value(threshold)]
 }
 
@@ -47,10 +37,9 @@ fn assert_norm(found: f64, expected: f64) {
     assert!(error <= tolerance * expected, "{found}, not {expected}");
 }
 
-fn assert_times(found: &[f32], original: &[f32], factor: f64) {
-    for (found, original) in found.iter().zip(original) {
-        let expected = f64::from(*original) * factor;
-        let error = (f64::from(*found) - expected).abs();
+fn assert_values(grads: &UnscaledGradients, expected: [f64; 10]) {
+    for (found, expected) in found(grads).into_iter().zip(expected) {
+        let error = (found - expected).abs();
         let allowed = 1e-6 * expected.abs() + 1e-38;
         assert!(error <= allowed, "{found} instead of {expected}");
     }
@@ -66,14 +55,12 @@ proptest! {
         bias in prop::array::uniform4(-1e-3f32..1e-3),
         max_norm in 1e-4f64..1e4,
     ) {
-        let grads = unscaled_values((weight, bias));
-        let grads = grads.clip(&GradientClip::GlobalNorm(max_norm)).unwrap();
-        let norm = l2(&[weight.as_slice(), bias.as_slice()].concat());
+        let both = [weight.as_slice(), bias.as_slice()].concat();
+        let original = from_fn(|index| f64::from(both[index]));
+        let grads = unscaled(original).clip(&GlobalNorm(max_norm)).unwrap();
+        let norm = l2(&original);
         let coefficient = (max_norm / (norm + 1e-6)).min(1.0);
-        let found = both(&grads);
-        assert_times(&found.0, &weight, coefficient);
-        assert_times(&found.1, &bias, coefficient);
-
+        assert_values(&grads, original.map(|value| value * coefficient));
         let status = grads.status();
         assert_eq!(status.clipped(), Some(if coefficient < 1.0 { 2 } else { 0 }));
         assert_norm(status.norm(), norm);
@@ -82,113 +69,84 @@ proptest! {
     }
 }
 
+/// Of groups the last that matches counts, and other parameters are left alone. Within its threshold a rule touches nothing.
 #[test]
-fn within_the_threshold_gradients_are_not_touched_and_above_it_clipped_in_place() {
-    if !on_flex() {
-        return;
-    }
-    let id = zeros().weight.id;
-    let others = [
-        GradientClip::Value(3.0),
-        GradientClip::GlobalNorm(f64::INFINITY),
-    ];
-    for clip in ways(100.0).into_iter().chain(others) {
-        let before = unscaled();
-        let place = address(before.get::<2>(id));
-        let grads = before.clip(&clip).unwrap();
-        let status = grads.status();
-        assert_eq!(status.clipped(), Some(0));
-        assert_eq!(address(grads.get::<2>(id)), place);
-        assert_eq!(both(&grads), (WEIGHT.to_vec(), BIAS.to_vec()));
-        let global = matches!(clip, GradientClip::GlobalNorm(_));
-        let norms = [status.norm()];
-        assert_eq!(status.clip_norms(), &norms[..usize::from(global)]);
-        assert_eq!(status.clip_coefficient(), global.then_some(1.0));
-    }
-    let before = unscaled();
-    let place = address(before.get::<2>(id));
-    let grads = before.clip(&GradientClip::GlobalNorm(0.1)).unwrap();
-    assert_eq!(address(grads.get::<2>(id)), place);
-}
-
-#[test]
-fn by_norm_shortens_each_parameter() {
-    // The weight's norm is 2.9, the bias's 3.07.
-    let grads = unscaled().clip(&GradientClip::Norm(3.0)).unwrap();
-    let (weight, bias) = both(&grads);
-    assert_eq!(weight, WEIGHT);
-    assert_times(&bias, &BIAS, 3.0 / l2(&BIAS));
-    assert_eq!(grads.status().clipped(), Some(1));
-    assert!(grads.status().clip_norms().is_empty());
-}
-
-/// And a second time changes nothing. Zeros stay zero by any way.
-#[test]
-fn by_value_limits_each_value() {
-    let clip = GradientClip::Value(0.65);
-    let mut grads = unscaled();
-    for clipped in [2, 0] {
-        grads = grads.clip(&clip).unwrap();
-        let (weight, bias) = both(&grads);
-        assert_eq!(weight, [0.3, -0.4, 0.65, 0.0, -0.65, 0.65]);
-        assert_eq!(bias, [-0.1, 0.2, 0.65, -0.6]);
-        assert_eq!(grads.status().clipped(), Some(clipped));
-    }
-    for clip in ways(1.0) {
-        let grads = unscaled_values(all(0.0)).clip(&clip).unwrap();
-        assert_eq!(both(&grads), (vec![0.0; 6], vec![0.0; 4]));
-    }
-}
-
-#[test]
-fn a_global_norm_is_that_of_its_group() {
-    let rules = [
-        (ParamGroup::all(), GradientClip::GlobalNorm(1.0)),
-        (bias_group(), GradientClip::GlobalNorm(2.0)),
-    ];
-    let grads = unscaled().clip_groups(&rules).unwrap();
-    let (weight, bias) = both(&grads);
-    assert_times(&weight, &WEIGHT, 1.0 / (l2(&WEIGHT) + 1e-6));
-    assert_times(&bias, &BIAS, 2.0 / (l2(&BIAS) + 1e-6));
-    let [of_weight, of_bias] = grads.status().clip_norms() else {
-        panic!("{:?}", grads.status());
+fn what_each_rule_makes_of_gradients() {
+    let [norm, weight, bias] = [&GRADIENT[..], &GRADIENT[..6], &GRADIENT[6..]].map(l2);
+    let times = |of_weight: f64, of_bias: f64| {
+        from_fn(|index| GRADIENT[index] * if index < 6 { of_weight } else { of_bias })
     };
-    assert_norm(*of_weight, l2(&WEIGHT));
-    assert_norm(*of_bias, l2(&BIAS));
-}
-
-#[test]
-fn the_last_group_that_matches_counts_and_others_are_left_alone() {
-    let by_id = ParamGroup::from_ids(vec![zeros().bias.id]);
-    let rules = [
-        (bias_group(), GradientClip::Norm(0.001)),
-        (by_id, GradientClip::Value(0.5)),
-    ];
-    let (weight, bias) = both(&unscaled().clip_groups(&rules).unwrap());
-    assert_eq!(weight, WEIGHT);
-    assert_eq!(bias, [-0.1, 0.2, 0.5, -0.5]);
+    let limited = |limit: f64| GRADIENT.map(|value| value.clamp(-limit, limit));
+    let (one, two) = (
+        times(0.1 / norm, 0.1 / norm),
+        times(1.0 / weight, 2.0 / bias),
+    );
+    let all = |clip| vec![(ParamGroup::all(), clip)];
+    let of_bias = |clip| (bias_group(), clip);
+    let by_id = ParamGroup::from_ids(vec![Pair::of(0.0).bias.id]);
+    let groups = [all(GlobalNorm(1.0)), vec![of_bias(GlobalNorm(2.0))]].concat();
+    let last = vec![of_bias(Norm(0.001)), (by_id, Norm(3.0))];
+    for (rules, expected, clipped, norms) in [
+        (all(GlobalNorm(100.0)), GRADIENT, 0, vec![norm]),
+        (all(GlobalNorm(f64::INFINITY)), GRADIENT, 0, vec![norm]),
+        (all(GlobalNorm(0.1)), one, 2, vec![norm]),
+        (groups, two, 2, vec![weight, bias]),
+        (all(Norm(100.0)), GRADIENT, 0, vec![]),
+        (all(Norm(3.0)), times(1.0, 3.0 / bias), 1, vec![]),
+        (last, times(1.0, 3.0 / bias), 1, vec![]),
+        (all(Value(3.0)), GRADIENT, 0, vec![]),
+        (all(Value(0.625)), limited(0.625), 2, vec![]),
+    ] {
+        let before = unscaled(GRADIENT);
+        let place = |grads: &UnscaledGradients| {
+            on_flex().then(|| address(grads.get::<2>(Pair::of(0.0).weight.id)))
+        };
+        let start = place(&before);
+        let grads = before.clip_groups(&rules).unwrap();
+        assert_eq!(place(&grads), start, "in place");
+        assert_values(&grads, expected);
+        assert!(clipped > 0 || found(&grads) == GRADIENT);
+        let status = grads.status();
+        assert_eq!(status.clipped(), Some(clipped), "{rules:?}");
+        assert_eq!(status.clip_norms().len(), norms.len());
+        for (found, expected) in status.clip_norms().iter().zip(&norms) {
+            assert_norm(*found, *expected);
+        }
+        // The smallest.
+        let factors = [4, 8].map(|index| expected[index] / GRADIENT[index]);
+        let coefficient = status.clip_coefficient();
+        assert_eq!(coefficient.is_some(), !norms.is_empty());
+        let off = coefficient.map_or(0.0, |found| found - factors[0].min(factors[1]));
+        assert!(off.abs() < 1e-6, "{rules:?}: {coefficient:?}");
+        // A second time changes nothing more, but for what is added to a global norm. Zeros stay zero.
+        let again = grads.clip_groups(&rules).unwrap();
+        if norms.is_empty() {
+            assert_values(&again, expected);
+        }
+        let zeros = unscaled([0.0; 10]).clip_groups(&rules).unwrap();
+        assert_eq!(found(&zeros), [0.0; 10]);
+    }
 }
 
 #[test]
 fn a_threshold_that_is_not_positive_is_refused() {
-    for threshold in [0.0, -0.0, -1.0, f64::NAN, f64::NEG_INFINITY] {
-        for clip in ways(threshold) {
-            let all = ParamGroup::all;
-            let of_all = [
-                Some(first_error(sgd().with_clipping(clip))),
-                unscaled().clip(&clip).err(),
-            ];
-            let of_groups = [
-                Some(first_error(sgd().with_group_clipping(all(), clip))),
-                unscaled().clip_groups(&[(all(), clip)]).err(),
-            ];
-            for (found, field) in [(of_all, "clip"), (of_groups, "clip_groups")] {
-                let expected = AmpError::InvalidValue {
-                    field,
-                    value: format!("{clip:?}"),
-                    allowed: "a threshold above 0".into(),
-                };
-                assert_eq!(found, [Some(expected.clone()), Some(expected)]);
+    for clip in [0.0, -0.0, -1.0, f64::NAN, f64::NEG_INFINITY]
+        .map(ways)
+        .concat()
+    {
+        let (all, grads) = (ParamGroup::all, || unscaled(ONES));
+        let message = format!(" is {clip:?}, but must be a threshold above 0");
+        let of_all = [
+            first_error(sgd().with_clipping(clip)),
+            grads().clip(&clip).unwrap_err(),
+        ];
+        let of_groups = [
+            first_error(sgd().with_group_clipping(all(), clip)),
+            grads().clip_groups(&[(all(), clip)]).unwrap_err(),
+        ];
+        for (errors, field) in [(of_all, "`clip`"), (of_groups, "`clip_groups`")] {
+            for error in errors {
+                is_error(&error, "InvalidValue", [field, message.as_str()]);
             }
         }
     }
@@ -197,7 +155,7 @@ fn a_threshold_that_is_not_positive_is_refused() {
 /// The optimizer clips as it is done by hand: of all parameters, and of groups in whatever order they were added.
 #[test]
 fn the_optimizer_clips_as_it_is_done_by_hand() {
-    let (global, value) = (GradientClip::GlobalNorm(0.5), GradientClip::Value(0.25));
+    let (global, value) = (GlobalNorm(0.5), Value(0.25));
     let of_bias = |optim: ScaledOptimizer| optim.with_group_clipping(bias_group(), value);
     let of_all = |optim: ScaledOptimizer| optim.with_clipping(global);
     let all = (ParamGroup::all(), global);
@@ -209,17 +167,20 @@ fn the_optimizer_clips_as_it_is_done_by_hand() {
     ] {
         let (mut built_in, mut by_hand) = (Trial::new(optim), Trial::new(sgd()));
         assert!(built_in.optim.clipping().is_some());
-        for step in 0..5 {
-            let weight = WEIGHT.map(|value| value * (step + 1) as f32);
-            built_in.step((weight, BIAS));
-            let grads = by_hand.unscaled((weight, BIAS));
-            by_hand.take_unscaled(grads.clip_groups(&rules).unwrap());
+        for step in 1..6 {
+            let values = GRADIENT.map(|value| value * f64::from(step));
+            built_in.step(values);
+            let grads = by_hand.unscaled(values);
+            by_hand.take(grads.clip_groups(&rules).unwrap());
             assert_eq!(built_in.values(), by_hand.values());
             assert_eq!(built_in.status(), by_hand.status());
-            assert!(built_in.status().norm() > 0.5);
             assert_eq!(built_in.status().clipped(), Some(2));
         }
         assert_ne!(built_in.values(), [0.0; 10]);
+        // A skipped step is not clipped.
+        built_in.step(BAD);
+        let status = built_in.status();
+        assert_eq!((status.clip_coefficient(), status.clipped()), (None, None));
     }
 }
 
@@ -227,86 +188,49 @@ fn the_optimizer_clips_as_it_is_done_by_hand() {
 fn clipping_of_the_inner_optimizer_comes_after() {
     let inner = SgdConfig::new().init();
     let inner = inner.with_grad_clipping(GradientClipping::Value(0.25));
-    let optim = ScaledOptimizer::new(inner, scaler()).with_clipping(GradientClip::Value(0.5));
-    let mut run = Trial::new(optim);
-    run.step((WEIGHT, BIAS));
-    assert_eq!(run.values()[6..], [0.1, -0.2, -0.25, 0.25]);
+    let optim = ScaledOptimizer::new(inner, sgd().scaler().clone());
+    let mut run = Trial::new(optim.with_clipping(Value(0.5)));
+    run.step(GRADIENT);
+    assert_eq!(run.values()[6..], [0.125, -0.25, -0.25, 0.25]);
 }
 
 #[test]
 fn parameters_without_a_gradient_are_not_in_the_norm() {
-    let (model, clip) = (zeros(), GradientClip::GlobalNorm(1.0));
-    let mut grads = model.gradients((WEIGHT, BIAS), 65536.0);
-    grads.params_mut().remove::<2>(model.weight.id).unwrap();
-    let none = scaled_by_hand(&scaler(), GradientsParams::new());
-    let [found, none] = [grads, none].map(|grads| {
-        let grads = scaler().unscale(grads, &model).unwrap();
-        grads.clip(&clip).unwrap().status().clip_norms().to_vec()
+    let run = ByHand::of(Pair::of(0.0), at_scale(1.0));
+    let mut grads = run.model.plain(GRADIENT);
+    grads.remove::<2>(run.model.weight.id).unwrap();
+    let [found, none] = [grads, GradientsParams::new()].map(|grads| {
+        let grads = run.unscale(grads).clip(&GlobalNorm(1.0)).unwrap();
+        grads.status().clip_norms().to_vec()
     });
-    assert_norm(found[0], l2(&BIAS));
+    assert_norm(found[0], l2(&GRADIENT[6..]));
     assert_eq!(none, [0.0]);
 }
 
-/// What the scaler tells of it.
-#[test]
-fn the_smallest_coefficient_is_in_the_status() {
-    let clip = GradientClip::GlobalNorm(1.0);
-    let grouped = sgd().with_group_clipping(bias_group(), clip);
-    let mut run = Trial::new(grouped.with_clipping(clip));
-    assert!(run.optim.scaler().last_status().is_none());
-
-    let gradient = |bias| ([0.5, 0.0, 0.0, 0.0, 0.0, 0.0], [bias, 0.0, 0.0, 0.0]);
-    for (values, coefficient, clipped) in [
-        (gradient(4.0), Some(1.0 / (4.0 + 1e-6)), Some(1)),
-        (gradient(0.5), Some(1.0), Some(0)),
-        // A skipped step is not clipped.
-        (all(f32::NAN), None, None),
-    ] {
-        run.step(values);
-        let status = run.status();
-        assert_eq!(status.clip_coefficient(), coefficient);
-        assert_eq!(status.clipped(), clipped);
-    }
-    // Nor is there a coefficient where no group has a global norm.
-    let mut run = Trial::new(sgd().with_clipping(GradientClip::Value(1.0)));
-    run.step(gradient(4.0));
-    assert_eq!(run.status().clip_coefficient(), None);
-    assert_eq!(run.status().clipped(), Some(1));
-}
-
-/// Finite gradients whose norm is above what f64 holds are clipped all the same.
+/// Finite gradients whose norm is above what f64 holds are clipped all the same. Infinity still measures and never clips.
 #[test]
 fn a_norm_beyond_f64() {
     if !on_flex() {
         return;
     }
-    let model = Pair::zeros(DType::F64);
-    let clipped = |value: f64, clip: GradientClip| {
-        let data = TensorData::new(vec![value; 4], [4]);
-        let device = (&Device::default(), DType::F64);
-        let mut grads = GradientsParams::new();
-        grads.register(model.bias.id, Tensor::<1>::from_data(data, device));
-        let scaler = at_scale(1.0);
-        let scaler = scaler.with_dynamic(false).init().unwrap();
-        let grads = scaler.unscale(scaled_by_hand(&scaler, grads), &model);
-        let grads = grads.unwrap().clip(&clip).unwrap();
-        let bias = grads.get::<1>(model.bias.id).unwrap().into_data();
-        (grads, bias.iter::<f64>().collect::<Vec<_>>())
-    };
-    for (clip, expected) in [
-        (GradientClip::Norm(4.0), 2.0),
-        (GradientClip::GlobalNorm(4.0), 2.0),
-        (GradientClip::Value(3.0), 3.0),
+    let model = Pair::new([0.0; 10], &device(), DType::F64);
+    let run = ByHand::of(model, at_scale(1.0));
+    for (clip, expected, clipped) in [
+        (Norm(4.0), 2.0, 1),
+        (GlobalNorm(4.0), 2.0, 1),
+        (Value(3.0), 3.0, 1),
+        (GlobalNorm(f64::INFINITY), 1.5e308, 0),
     ] {
-        let (grads, bias) = clipped(1.5e308, clip);
-        assert!(!grads.has_overflow());
-        assert_eq!(grads.status().norm(), f64::INFINITY);
-        assert_eq!(grads.status().clipped(), Some(1));
-        let is_close = |value: &f64| (value - expected).abs() < 1e-9;
-        assert!(bias.iter().all(is_close), "{clip:?}: {bias:?}");
+        let mut grads = run.model.plain([1.5e308; 10]);
+        grads.remove::<2>(run.model.weight.id);
+        let grads = run.unscale(grads).clip(&clip).unwrap();
+        let status = grads.status();
+        assert!(!status.has_overflow());
+        assert_eq!(status.norm(), f64::INFINITY);
+        assert_eq!(status.clipped(), Some(clipped));
+        let bias = grads.get::<1>(run.model.bias.id).unwrap().into_data();
+        for value in bias.iter::<f64>() {
+            assert!((value / expected - 1.0).abs() < 1e-9, "{clip:?}: {value}");
+        }
     }
-    // Infinity still measures and never clips.
-    let (grads, bias) = clipped(-1.5e308, GradientClip::GlobalNorm(f64::INFINITY));
-    assert_eq!(grads.status().clipped(), Some(0));
-    assert_eq!(bias, [-1.5e308; 4]);
 }

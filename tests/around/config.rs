@@ -3,65 +3,45 @@
 use crate::support::*;
 
 /// The optimizer of a configuration, in its precision.
-fn init<O: ModuleOptim>(
-    config: &ScaledOptimizerConfig,
-    optim: O,
-) -> Result<ScaledOptimizer<O>, AmpError> {
-    config.init(optim, &config.precision()?)
+fn init(config: &ScaledOptimizerConfig) -> Result<ScaledOptimizer, AmpError> {
+    config.init(SgdConfig::new().init(), &config.precision()?)
 }
 
-fn sgd() -> ModuleOptimizer {
-    SgdConfig::new().init()
+fn new() -> ScaledOptimizerConfig {
+    ScaledOptimizerConfig::new()
 }
 
 #[test]
 fn by_default_there_is_nothing_around_the_step() {
-    let optim = init(&ScaledOptimizerConfig::new(), sgd()).unwrap();
+    let optim = init(&new()).unwrap();
     assert!(optim.window().is_none() && optim.clipping().is_none() && optim.ema().is_none());
     assert_eq!(optim.scaler().loss_scale(), 65536.0);
     assert_eq!(optim.scaler().growth_interval(), 2000);
-}
-
-/// The loss scale is that of the handle, which has been given the settings.
-#[test]
-fn with_mixed_precision() {
-    let config = ScaledOptimizerConfig::new()
-        .with_scaler(Some(at_scale(8.0)))
-        .with_accumulation(Some(AccumulationConfig::new(3)));
-    let amp = config.precision().unwrap();
-    assert_eq!(amp.dtype(), FloatDType::F16);
-    let optim = config.init(sgd(), &amp).unwrap();
-    assert_eq!(optim.scaler().loss_scale(), 8.0);
-    assert_eq!(optim.window().unwrap().config().micro_batches, 3);
-    // Any optimizer will do.
+    // Any optimizer will do, and its loss scale is that of the handle.
+    let config = new().with_accumulation(Some(AccumulationConfig::new(3)));
+    let amp = MixedPrecision::f16().with_scaler(at_scale(8.0)).unwrap();
     let masters = MasterWeights::new(AdamConfig::new().build());
-    assert!(config.init(masters, &amp).is_ok());
+    let optim = config.init(masters, &amp).unwrap();
+    assert!(optim.scaler().precision().unwrap().is(&amp));
+    assert_eq!(optim.window().unwrap().config().micro_batches, 3);
 }
 
 /// bf16 has no loss scale, unless the configuration has one. A file may leave both out, as those of before the precision was a setting.
 #[test]
 fn the_precision_of_a_file() {
     let load = |text: &str| ScaledOptimizerConfig::load_binary(text.as_bytes()).unwrap();
-    let scaler = r#""scaler": {"init_scale": 8}"#;
+    let bf16 = FloatDType::BF16;
+    let both = r#"{"precision": "BF16", "scaler": {"init_scale": 8}}"#;
     for (text, dtype, scale) in [
-        ("{}".to_string(), FloatDType::F16, 65536.0),
-        (format!("{{{scaler}}}"), FloatDType::F16, 8.0),
-        (
-            r#"{"precision": "BF16"}"#.to_string(),
-            FloatDType::BF16,
-            1.0,
-        ),
-        (
-            format!(r#"{{"precision": "BF16", {scaler}}}"#),
-            FloatDType::BF16,
-            8.0,
-        ),
+        ("{}", FloatDType::F16, 65536.0),
+        (r#"{"scaler": {"init_scale": 8}}"#, FloatDType::F16, 8.0),
+        (r#"{"precision": "BF16"}"#, bf16, 1.0),
+        (both, bf16, 8.0),
     ] {
-        let config = load(&load(&text).to_string());
+        let config = load(&load(text).to_string());
         let amp = config.precision().unwrap();
         assert_eq!((amp.dtype(), amp.loss_scale()), (dtype, scale), "{text}");
-        let optim = config.init(sgd(), &amp).unwrap();
-        assert!(optim.scaler().precision().unwrap().is(&amp));
+        assert_eq!(init(&config).unwrap().scaler().loss_scale(), scale);
     }
 }
 
@@ -73,21 +53,18 @@ fn thresholds_in_json() {
     for threshold in [f64::INFINITY, 0.1, 1.0, 1e300] {
         let clip = GradientClip::Norm(threshold);
         assert_eq!(load(&clip.to_string()).unwrap(), clip);
-        let config = ScaledOptimizerConfig::new().with_clip(Some(clip));
-        assert!(init(&config, sgd()).is_ok());
+        assert!(init(&new().with_clip(Some(clip))).is_ok());
     }
-    let exact = r#"{"GlobalNorm":1.5}"#;
-    assert_eq!(load(exact).unwrap(), GradientClip::GlobalNorm(1.5));
+    let (exact, clip) = (r#"{"GlobalNorm":1.5}"#, GradientClip::GlobalNorm(1.5));
+    assert_eq!(load(exact).unwrap(), clip);
+    assert_eq!(clip.to_string().replace([' ', '\n'], ""), exact);
     let whole = r#"{"Value":2}"#;
     assert_eq!(load(whole).unwrap(), GradientClip::Value(2.0));
-    let config = GradientClip::GlobalNorm(1.5);
-    assert_eq!(config.to_string().replace([' ', '\n'], ""), exact);
     assert!(load(r#"{"GlobalNorm":null}"#).is_err());
     assert!(load(r#"{"GlobalNorm":"large"}"#).is_err());
 
-    let nan = GradientClip::Value(f64::NAN).to_string();
-    let config = ScaledOptimizerConfig::new().with_clip(Some(load(&nan).unwrap()));
-    let error = init(&config, sgd()).unwrap_err();
+    let nan = load(&GradientClip::Value(f64::NAN).to_string()).unwrap();
+    let error = init(&new().with_clip(Some(nan))).unwrap_err();
     is_error(&error, "InvalidValue", ["`clip` is Value(NaN),"]);
 }
 
@@ -95,7 +72,7 @@ fn thresholds_in_json() {
 #[test]
 fn no_call_uses_a_wrong_setting() {
     let wrong = || {
-        sgd_under(at_scale(8.0))
+        sgd()
             .with_clipping(GradientClip::Norm(-1.0))
             .with_accumulation(0)
     };
@@ -103,65 +80,56 @@ fn no_call_uses_a_wrong_setting() {
     is_error(&error, "InvalidValue", ["`clip` is Norm(-1.0),"]);
     assert!(wrong().window().is_none() && wrong().clipping().is_none());
 
-    let model = Trial::new(wrong()).model;
-    let grads = || scaled_by_hand(wrong().scaler(), GradientsParams::new());
+    let model = Pair::of(0.0);
+    let grads = || model.scaled(ONES, 1.0);
+    let flushed = wrong().try_flush(1.0, model.clone()).err();
     let multi = MultiGradientsParams { grads: Vec::new() };
-    let record = sgd_under(at_scale(8.0)).to_record();
-    let host = Device::flex();
-    let found = [
-        wrong()
-            .try_flush(1.0, model.clone())
-            .err()
-            .map(AmpError::from),
-        (wrong().step_multi(1.0, model.clone(), multi).err()).map(AmpError::from),
+    let multi = wrong().step_multi(1.0, model.clone(), multi).err();
+    let of_bias = |_: &Pair, x: Tensor<1>| x;
+    for found in [
+        flushed.map(AmpError::from),
+        multi.map(AmpError::from),
         wrong().unscale(grads(), &model).err(),
         wrong().discard(grads()).err(),
-        wrong().load_record(record).err(),
-        PipelinedOptimizer::new(wrong(), host).err(),
-        CapturedStep::new(model.clone(), wrong(), |_: &Pair, x: Tensor<1>| x).err(),
-    ];
-    for other in found {
-        assert_eq!(other.as_ref(), Some(&error));
+        wrong().load_record(sgd().to_record()).err(),
+        PipelinedOptimizer::new(wrong(), Device::flex()).err(),
+        CapturedStep::new(model.clone(), wrong(), of_bias).err(),
+    ] {
+        assert_eq!(found.as_ref(), Some(&error));
     }
-    assert_eq!(
-        panic_message(|| wrong().step(1.0, model, grads())),
-        error.to_string()
-    );
+    let message = panic_message(|| wrong().step(1.0, model.clone(), grads()));
+    assert_eq!(message, error.to_string());
 
-    let right = wrong().with_clipping(GradientClip::Norm(1.0));
-    is_error(
-        &first_error(right),
-        "InvalidValue",
-        ["`micro_batches` is 0,"],
-    );
-    let right = wrong()
-        .with_accumulation(1)
-        .with_clipping(GradientClip::Norm(1.0));
-    Trial::new(right).step(all(1.0));
+    let right = || wrong().with_clipping(GradientClip::Norm(1.0));
+    let error = first_error(right());
+    is_error(&error, "InvalidValue", ["`micro_batches` is 0,"]);
+    Trial::new(right().with_accumulation(1)).step(ONES);
 }
 
 #[test]
 fn a_wrong_setting_is_named() {
-    let new = ScaledOptimizerConfig::new;
-    let group = (ParamGroup::all(), GradientClip::Norm(-1.0));
-    let ema = EmaConfig::new();
+    let clip = |threshold| GradientClip::Value(threshold);
+    let group = (ParamGroup::all(), clip(-1.0));
+    let windows = AccumulationConfig::new(0);
+    let [high, never] = [EmaConfig::new().with_momentum(2.0), EmaConfig::new()];
+    let never = never.with_overwrite_frequency(Some(0));
     let scaler = GradScalerConfig::new().with_growth_interval(0);
     let wrong = [
-        new().with_clip(Some(GradientClip::Value(0.0))),
+        new().with_clip(Some(clip(0.0))),
         new().with_clip_groups(vec![group]),
-        new().with_accumulation(Some(AccumulationConfig::new(0))),
-        new().with_ema(Some(ema.clone().with_momentum(2.0))),
-        new().with_ema(Some(ema.with_overwrite_frequency(Some(0)))),
+        new().with_accumulation(Some(windows)),
+        new().with_ema(Some(high)),
+        new().with_ema(Some(never)),
         new().with_scaler(Some(scaler)),
     ];
-    let messages = wrong.map(|config| init(&config, sgd()).unwrap_err().to_string());
     let expected = [
         "`clip` is Value(0.0), but must be a threshold above 0",
-        "`clip_groups` is Norm(-1.0), but must be a threshold above 0",
+        "`clip_groups` is Value(-1.0), but must be a threshold above 0",
         "`micro_batches` is 0, but must be at least 1",
         "`momentum` is 2, but must be between 0 and 1",
         "`overwrite_frequency` is 0, but must be at least 1",
         "`growth_interval` is 0, but must be at least 1",
     ];
+    let messages = wrong.map(|config| init(&config).unwrap_err().to_string());
     assert_eq!(messages, expected);
 }

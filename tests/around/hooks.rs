@@ -2,25 +2,25 @@
 
 use burn_amp::hook::{Applied, Hook, Proposed, Resolution, State, Verdict};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use crate::support::*;
 
-/// Rejects a step whose norm is `far` times that of the last one it has accepted, and halves gradients that are merely long.
+/// Rejects a step whose norm is `far` times that of the last one it has accepted, and shortens gradients that are merely long.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Jump {
     far: f64,
+    factor: f64,
     last: Option<f64>,
     losses: Vec<Option<f64>>,
 }
 
-impl Default for Jump {
-    fn default() -> Self {
-        Self {
-            far: 10.0,
-            last: None,
-            losses: Vec::new(),
-        }
+fn jump() -> Jump {
+    Jump {
+        far: 10.0,
+        factor: 0.5,
+        last: None,
+        losses: Vec::new(),
     }
 }
 
@@ -39,7 +39,7 @@ impl Hook for Jump {
                 reason: format!("the norm is {norm:.1}"),
             },
             Some(last) if norm > 2.0 * last => Verdict::Clip {
-                factor: 0.5,
+                factor: self.factor,
                 reason: "it is long".to_string(),
             },
             _ => {
@@ -54,8 +54,8 @@ impl Hook for Jump {
     }
 
     fn restore(&mut self, state: Option<State>) -> Result<(), String> {
-        let state: Option<Self> = state.map(|state| state.values()).transpose()?;
-        *self = state.unwrap_or_default();
+        let state = state.map(|state| state.values()).transpose()?;
+        *self = state.unwrap_or_else(jump);
         match self.last {
             Some(last) if last < 0.0 => Err(format!("its norm is {last}")),
             _ => Ok(()),
@@ -66,7 +66,7 @@ impl Hook for Jump {
 /// The sum of the weights of all steps that were applied, on whatever decides them.
 #[derive(Clone, Debug, Default)]
 struct Sums {
-    sums: HashMap<u64, Tensor<1>>,
+    sums: BTreeMap<u64, Tensor<1>>,
     steps: Vec<Resolution>,
     /// What is loaded, until a step has used it, and how many steps it is of.
     loaded: Option<State>,
@@ -79,14 +79,8 @@ impl Sums {
         self.before + self.steps.iter().filter(applied).count()
     }
 
-    fn bits(&self) -> Vec<(u64, Vec<u32>)> {
-        let mut sums: Vec<_> = self.sums.iter().collect();
-        sums.sort_by_key(|(id, _)| **id);
-        let bits = |sum: &Tensor<1>| {
-            let values = sum.clone().into_data();
-            values.iter::<f32>().map(f32::to_bits).collect()
-        };
-        sums.into_iter().map(|(id, sum)| (*id, bits(sum))).collect()
+    fn values(&self) -> Vec<Vec<f32>> {
+        self.sums.values().cloned().map(values).collect()
     }
 }
 
@@ -106,14 +100,14 @@ impl Hook for Sums {
                 1 => parameter.value(),
                 _ => parameter.value::<2>().flatten(0, 1),
             };
-            let device = value.device();
-            let value = match step.skipped() {
-                Some(skipped) => value
-                    .clone()
-                    .mask_fill(skipped.greater_elem(0).expand(value.shape()), 0.0),
+            let (id, device) = (parameter.id(), value.device());
+            let value = match step.skipped().map(|skipped| skipped.greater_elem(0)) {
+                Some(skipped) => {
+                    let shape = value.shape();
+                    value.mask_fill(skipped.expand(shape), 0.0)
+                }
                 None => value,
             };
-            let id = parameter.id();
             let loaded = self.loaded.as_ref();
             let sum = (self.sums.remove(&id.val())).or_else(|| loaded?.tensor(id, &device));
             let sum = sum.map_or(value.clone(), |sum| sum + value);
@@ -158,9 +152,9 @@ fn a_hook_that_keeps_up_with_the_device_sees_the_same_bits() {
     waited.train_until(60);
     pending.train_until(60);
     pending.optim.synchronize().unwrap();
-    let sums = |run: Option<&Sums>| (run.unwrap().applied(), run.unwrap().bits());
-    let expected = sums(waited.optim.hook());
-    assert_eq!(sums(pending.optim.hook()), expected);
+    let sums = [waited.optim.hook::<Sums>(), pending.optim.hook()];
+    let [expected, found] = sums.map(|sums| (sums.unwrap().applied(), sums.unwrap().values()));
+    assert_eq!(found, expected);
     let counters = waited.optim.scaler().counters();
     assert_eq!(expected.0 as u64, counters.stepped());
     assert!(counters.skipped() > 0);
@@ -170,15 +164,10 @@ fn a_hook_that_keeps_up_with_the_device_sees_the_same_bits() {
 #[test]
 fn a_run_with_hooks_resumes_from_a_file_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
-    let far = 1.5;
-    let jump = || Jump {
-        far,
-        ..Jump::default()
-    };
+    let near = Jump { far: 1.5, ..jump() };
     let build = || {
-        Run::mixed(adam())
-            .with_hook(jump())
-            .with_hook(Sums::default())
+        let run = Run::mixed(adam()).with_hook(near.clone());
+        run.with_hook(Sums::default())
     };
     let [_, end] = resumed(folder.path(), build, 25, 60);
     let record = AmpRecord::load(folder.path().join("optim")).unwrap();
@@ -187,13 +176,11 @@ fn a_run_with_hooks_resumes_from_a_file_bit_for_bit() {
 }
 
 fn jumping(optim: ScaledOptimizer) -> Trial {
-    Trial::new(optim.with_hook(Jump::default()))
+    Trial::new(optim.with_hook(jump()))
 }
 
-impl Trial {
-    fn jump(&self) -> &Jump {
-        self.optim.hook().unwrap()
-    }
+fn jump_of(run: &Trial) -> &Jump {
+    run.optim.hook().unwrap()
 }
 
 #[test]
@@ -201,18 +188,15 @@ fn what_a_hook_says_of_a_step() {
     let mut run = jumping(sgd());
     let long = Some("clipped by the jump: it is long");
     let far = Some("rejected by the jump: the norm is 50.0");
-    for (index, (length, moved, outcome, said)) in [
-        (1.0, 1.0, StepOutcome::Stepped, None),
-        (5.0, 2.5, StepOutcome::Stepped, long),
-        (50.0, 0.0, StepOutcome::Guarded, far),
-        (f32::INFINITY, 0.0, StepOutcome::Skipped, None),
-        (2.0, 2.0, StepOutcome::Stepped, None),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    for (loss, length, moved, outcome, said) in [
+        (0.0, 1.0, 1.0, StepOutcome::Stepped, None),
+        (1.0, 5.0, 2.5, StepOutcome::Stepped, long),
+        (2.0, 50.0, 0.0, StepOutcome::Guarded, far),
+        (3.0, f64::INFINITY, 0.0, StepOutcome::Skipped, None),
+        (4.0, 2.0, 2.0, StepOutcome::Stepped, None),
+    ] {
         let before = run.values()[0];
-        run.optim.set_loss(index as f64);
+        run.optim.set_loss(loss);
         let logged = captured(Level::Info, || run.step(norm(length))).join("\n");
         assert_eq!(before - run.values()[0], moved, "{length}");
         assert_eq!(run.outcome(), Some(outcome), "{length}");
@@ -220,25 +204,22 @@ fn what_a_hook_says_of_a_step() {
         says(&logged, [said.unwrap_or_default()]);
     }
     // An overflow is shown to no hook.
-    assert_eq!(run.jump().losses, [0.0, 1.0, 2.0, 4.0].map(Some));
+    assert_eq!(jump_of(&run).losses, [0.0, 1.0, 2.0, 4.0].map(Some));
 }
 
 #[test]
 fn too_many_rejections_name_the_hook_and_leave_no_trace_in_it() {
     let config = GradScalerConfig::new().with_max_consecutive_skips(Some(2));
     let mut run = jumping(sgd_under(config));
-    for length in [1.0, 90.0, 90.0] {
-        run.step(norm(length));
-    }
-    let before = run.jump().clone();
+    [1.0, 90.0, 90.0]
+        .into_iter()
+        .for_each(|length| run.step(norm(length)));
+    let before = jump_of(&run).clone();
     let error = run.refused(norm(90.0));
-    assert_eq!(
-        error.to_string(),
-        "the jump rejected 3 steps in a row, the last because the norm is 90.0. Look at the inputs, the learning rate and the \
-         loss, or give it a higher threshold"
-    );
-    assert!(matches!(error, AmpError::AlwaysGuarded { steps: 3, .. }));
-    assert_eq!(*run.jump(), before);
+    let told = "the jump rejected 3 steps in a row, the last because the norm is 90.0. Look at the inputs, the learning rate and the \
+         loss, or give it a higher threshold";
+    is_error(&error, "AlwaysGuarded", [told]);
+    assert_eq!(*jump_of(&run), before);
     assert_eq!(run.counters().guarded(), 3);
     // A finite step ends the row.
     run.step(norm(1.0));
@@ -249,39 +230,38 @@ fn too_many_rejections_name_the_hook_and_leave_no_trace_in_it() {
 fn a_state_that_a_hook_refuses_changes_nothing() {
     let broken = Jump {
         last: Some(-1.0),
-        ..Jump::default()
+        ..jump()
     };
     let record = sgd().with_hook(broken).to_record();
     let mut run = jumping(sgd());
     run.step(norm(1.0));
-    let before = run.record();
+    let before = contents(&mut run.optim);
     let error = run.optim.load_record(record).unwrap_err();
     is_error(&error, "DamagedRecord", ["jump", "its norm is -1"]);
-    assert_eq!(run.record(), before);
+    assert_eq!(contents(&mut run.optim), before);
 }
 
 #[test]
 fn states_that_no_hook_takes() {
-    let run = || Run::mixed(AdamConfig::new().init());
-    let mut donor = run().with_hook(Sums::default()).with_hook(Jump::default());
-    donor.train_until(12);
+    let mut donor = jumping(sgd().with_hook(Sums::default()));
+    (0..12).for_each(|_| donor.step(norm(1.0)));
     let record = donor.optim.to_record();
 
     // Tensors are not dropped.
-    let mut without = run().with_hook(Jump::default()).optim;
+    let mut without = sgd().with_hook(jump());
     let error = without.load_record(record.clone()).unwrap_err();
     is_error(&error, "ForeignRecord", ["`sums`"]);
     let without_sums = record.clone().without_hook("sums");
     without.load_record(without_sums.clone()).unwrap();
 
-    let mut without = run().with_hook(Sums::default()).optim;
+    let mut without = sgd().with_hook(Sums::default());
     let logged = captured(Level::Warn, || without.load_record(record).unwrap());
     let expected = "memory holds the state of the hook `jump`, which is not here: it is dropped";
     assert_eq!(logged, [expected]);
 
     // And the other way round.
-    let mut with = run().with_hook(Jump::default()).optim;
     let plain = without_sums.without_hook("jump");
+    let mut with = sgd().with_hook(jump());
     let logged = captured(Level::Warn, || with.load_record(plain).unwrap());
     let expected = "memory holds no state of the hook `jump`, which starts again, after 12 steps";
     assert_eq!(logged, [expected]);
@@ -308,82 +288,44 @@ impl Hook for Halve {
     }
 }
 
-/// Steps with these gradients, from fours at a learning rate of 1; what the first parameter is after each.
-fn halving<O: ModuleOptim>(optim: ScaledOptimizer<O>, gradients: &[f32]) -> Vec<f32> {
-    let mut run = Trial::new(optim.with_hook(Halve("halve")));
-    run.model = Pair::of(4.0, DType::F32);
-    let steps = gradients.iter().map(|value| {
-        run.step(([*value; 6], [0.0; 4]));
-        run.values()[0]
-    });
-    steps.collect()
-}
-
+/// A skipped step is not shown. From fours, at a learning rate of 1: what the first value is after each step.
 #[test]
 fn a_hook_replaces_parameters_where_the_step_was_applied() {
-    // A skipped step is not shown.
-    let found = halving(sgd(), &[f32::NAN, 1.0]);
-    assert_eq!(found, [4.0, 1.5]);
+    fn halving<O: ModuleOptim>(optim: ScaledOptimizer<O>, gradients: [f64; 2]) -> [f64; 2] {
+        let mut run = Trial::new(optim.with_hook(Halve("halve"))).with_value(4.0);
+        gradients.map(|value| {
+            run.step(norm(value));
+            run.values()[0]
+        })
+    }
+    assert_eq!(halving(sgd(), [f64::NAN, 1.0]), [4.0, 1.5]);
     let fused = FusedSgd::new(SgdConfig::new());
     let fused = ScaledOptimizer::new(fused, &MixedPrecision::f32());
-    assert_eq!(halving(fused, &[1.0]), [1.5]);
+    assert_eq!(halving(fused, [1.0, 0.5]), [1.5, 0.5]);
 }
 
 #[test]
 fn names_of_hooks() {
     for name in ["", "a.b", "a b", "burn_amp.x"] {
-        let error = first_error(sgd().with_hook(Halve(name)));
-        assert_eq!(
-            error.to_string(),
-            format!("`name` is `{name}`, but must be letters, digits, `_` and `-` for a hook")
-        );
+        let error = first_error(sgd().with_hook(Halve(name))).to_string();
+        let allowed = "letters, digits, `_` and `-` for a hook";
+        assert_eq!(error, format!("`name` is `{name}`, but must be {allowed}"));
     }
     // The later one of a name.
-    let optim = sgd().with_hook(Jump::default());
-    let later = Jump {
-        last: Some(7.0),
-        ..Jump::default()
-    };
-    let mut optim = optim.with_hook(later);
-    assert_eq!(optim.hook::<Jump>().unwrap().last, Some(7.0));
+    let later = Jump { far: 7.0, ..jump() };
+    let mut optim = sgd().with_hook(jump()).with_hook(later);
+    assert_eq!(optim.hook::<Jump>().unwrap().far, 7.0);
     assert_eq!(optim.to_record().hooks().collect::<Vec<_>>(), ["jump"]);
-}
-
-/// Multiplies gradients.
-#[derive(Clone, Debug)]
-struct Times(f64);
-
-impl Hook for Times {
-    fn name(&self) -> &str {
-        "times"
-    }
-
-    fn judge(&mut self, _step: &mut Proposed<'_>) -> Verdict {
-        Verdict::Clip {
-            factor: self.0,
-            reason: String::new(),
-        }
-    }
 }
 
 /// A hook shortens gradients, and no more.
 #[test]
 fn a_factor_out_of_range_is_refused_with_the_name_of_its_hook() {
-    for (factor, shown) in [(1.5, "1.5"), (-0.5, "-0.5"), (f64::NAN, "NaN")] {
-        let device = Device::default().autodiff();
-        let amp = MixedPrecision::f32()
-            .with_scaler(GradScalerConfig::new())
-            .unwrap();
-        let (model, optim) = amp.prepare(
-            LinearConfig::new(2, 1).init(&device),
-            SgdConfig::new().init(),
-        );
-        let mut optim = optim.with_hook(Times(factor));
-        let loss = amp.autocast(Tensor::<2>::ones([1, 2], &device), |x| model.forward(x));
-        let grads = GradientsParams::from_grads(loss.sum().backward(), &model);
-        let before = numbers(&model);
-        let failed = optim.try_step(0.1, model, grads).map(drop).unwrap_err();
-        says(&failed, [&format!("`factor` is {shown}"), "hook `times`"]);
-        assert_eq!(numbers(&*failed.module), before);
+    for factor in [1.5, -0.5, f64::NAN] {
+        let wrong = Jump { factor, ..jump() };
+        let mut run = Trial::new(sgd().with_hook(wrong));
+        run.step(norm(1.0));
+        let shown = format!("`factor` is {factor}");
+        says(&run.refused(norm(5.0)), [shown.as_str(), "hook `jump`"]);
     }
 }

@@ -1,124 +1,84 @@
 //! Keras's `LossScaleOptimizer`, option by option, through `ScaledOptimizerConfig`.
 
-use serde::Deserialize;
+use serde_json::{Value, from_value};
 
 use crate::support::*;
 
 /// The relative error allowed in values.
 const TOLERANCE: f64 = 1e-5;
 
-#[derive(Deserialize)]
-struct File {
-    runs: Vec<Run>,
+/// The options of Keras that are known here.
+const OPTIONS: [&str; 9] = [
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "weight_decay",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "gradient_accumulation_steps",
+    "loss_scale_factor",
+];
+
+/// The values of a weight of shape `[2, 3]` and a bias of shape `[4]`.
+fn variables(value: &Value) -> [f64; 10] {
+    let (weight, bias): ([[f64; 3]; 2], [f64; 4]) = from_value(value.clone()).unwrap();
+    let values: Vec<f64> = weight.concat().into_iter().chain(bias).collect();
+    values.try_into().unwrap()
 }
 
-#[derive(Deserialize)]
-struct Run {
-    optimizer: String,
-    options: Options,
-    initial_scale: f64,
-    dynamic_growth_steps: u32,
-    init: Variables,
-    steps: Vec<Step>,
-    finalized: Variables,
+/// Keras's decay is decoupled for every optimizer. Burn has that for plain SGD (where it is the same as an L2
+/// penalty) and for AdamW; with momentum its penalty goes through the velocity.
+fn has_another_decay(run: &Value) -> bool {
+    run["optimizer"] == "sgdm" && !run["options"]["weight_decay"].is_null()
 }
 
-/// A weight of shape `[2, 3]` and a bias of shape `[4]`.
-#[derive(Deserialize)]
-struct Variables([[f32; 3]; 2], [f32; 4]);
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Options {
-    clipnorm: Option<f64>,
-    clipvalue: Option<f64>,
-    global_clipnorm: Option<f64>,
-    weight_decay: Option<f32>,
-    use_ema: Option<bool>,
-    ema_momentum: Option<f64>,
-    ema_overwrite_frequency: Option<u32>,
-    gradient_accumulation_steps: Option<u32>,
-    loss_scale_factor: Option<f64>,
-}
-
-#[derive(Deserialize)]
-struct Step {
-    unscaled_grads: Variables,
-    kind: String,
-    scale_used: f32,
-    scale_after: f32,
-    counter: u32,
-    iterations: u64,
-    values: Variables,
-}
-
-impl Variables {
-    fn weight(&self) -> [f32; 6] {
-        std::array::from_fn(|index| self.0[index / 3][index % 3])
-    }
-
-    fn all(&self) -> Vec<f32> {
-        [self.weight().as_slice(), self.1.as_slice()].concat()
-    }
-}
-
-impl Run {
-    fn name(&self) -> String {
-        format!("{}, {:?}", self.optimizer, self.options)
-    }
-
-    /// Keras's decay is decoupled for every optimizer. Burn has that for plain SGD (where it is the same as an L2
-    /// penalty) and for AdamW; with momentum its penalty goes through the velocity.
-    fn has_another_decay(&self) -> bool {
-        self.optimizer == "sgdm" && self.options.weight_decay.is_some()
-    }
-
-    fn inner(&self) -> (ModuleOptimizer, f64) {
-        let decay = self.options.weight_decay;
-        let coupled = decay.map(WeightDecayConfig::new);
-        let sgd = SgdConfig::new().with_weight_decay(coupled);
-        match (self.optimizer.as_str(), decay) {
-            ("sgd", _) => (sgd.init(), 0.1),
-            ("sgdm", _) => {
-                let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.0);
-                (sgd.with_momentum(Some(momentum)).init(), 0.1)
-            }
-            ("adam", None) => (AdamConfig::new().with_epsilon(1e-7).init(), 0.01),
-            ("adam", Some(decay)) => {
-                let adam = AdamWConfig::new().with_epsilon(1e-7);
-                (adam.with_weight_decay(decay).init(), 0.01)
-            }
-            (other, _) => panic!("unknown optimizer {other}"),
+fn inner(run: &Value) -> (ModuleOptimizer, f64) {
+    let decay = run["options"]["weight_decay"].as_f64();
+    let decay = decay.map(|decay| decay as f32);
+    let sgd = SgdConfig::new().with_weight_decay(decay.map(WeightDecayConfig::new));
+    match (run["optimizer"].as_str().unwrap(), decay) {
+        ("sgd", _) => (sgd.init(), 0.1),
+        ("sgdm", _) => {
+            let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.0);
+            (sgd.with_momentum(Some(momentum)).init(), 0.1)
         }
+        ("adam", None) => (AdamConfig::new().with_epsilon(1e-7).init(), 0.01),
+        ("adam", Some(decay)) => {
+            let adam = AdamWConfig::new().with_epsilon(1e-7);
+            (adam.with_weight_decay(decay).init(), 0.01)
+        }
+        (other, _) => panic!("unknown optimizer {other}"),
     }
+}
 
-    /// The run's options, saved to JSON and loaded again.
-    fn optimizer(&self) -> (ScaledOptimizer<ModuleOptimizer>, f64) {
-        let (inner, lr) = self.inner();
-        let options = &self.options;
-        let clip = (options.clipnorm.map(GradientClip::Norm))
-            .or(options.clipvalue.map(GradientClip::Value))
-            .or(options.global_clipnorm.map(GradientClip::GlobalNorm));
-        let windows = |n| AccumulationConfig::new(n).with_skip_micro_batch(true);
-        let ema = options.use_ema.map(|_| {
-            EmaConfig::new()
-                .with_momentum(options.ema_momentum.unwrap_or(0.99))
-                .with_overwrite_frequency(options.ema_overwrite_frequency)
-        });
-        // Keras's LossScaleOptimizer switches its inner optimizer's `loss_scale_factor` off: its own scale counts.
-        let scaler = at_scale(self.initial_scale).with_growth_interval(self.dynamic_growth_steps);
-        let config = ScaledOptimizerConfig::new()
-            .with_scaler(Some(scaler))
-            .with_clip(clip)
-            .with_accumulation(options.gradient_accumulation_steps.map(windows))
-            .with_ema(ema);
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
-        config.save(&path).unwrap();
-        let loaded = ScaledOptimizerConfig::load(&path).unwrap();
-        let scaler = loaded.scaler.unwrap().init().unwrap();
-        (loaded.init(inner, scaler).unwrap(), lr)
-    }
+/// The run's options, through JSON.
+fn optimizer(run: &Value) -> (ScaledOptimizer, f64) {
+    let (inner, lr) = inner(run);
+    let options = &run["options"];
+    let number = |name: &str| options[name].as_f64();
+    let count = |name: &str| number(name).map(|count| count as u32);
+    let clip = (number("clipnorm").map(GradientClip::Norm))
+        .or(number("clipvalue").map(GradientClip::Value))
+        .or(number("global_clipnorm").map(GradientClip::GlobalNorm));
+    let ema = (options["use_ema"] == true).then(|| {
+        EmaConfig::new()
+            .with_momentum(number("ema_momentum").unwrap_or(0.99))
+            .with_overwrite_frequency(count("ema_overwrite_frequency"))
+    });
+    let windows = count("gradient_accumulation_steps").map(|n| windows(n, true));
+    // Keras's LossScaleOptimizer switches its inner optimizer's `loss_scale_factor` off: its own scale counts.
+    let growth = run["dynamic_growth_steps"].as_u64().unwrap() as u32;
+    let scaler = at_scale(run["initial_scale"].as_f64().unwrap()).with_growth_interval(growth);
+    let config = ScaledOptimizerConfig::new()
+        .with_scaler(Some(scaler))
+        .with_clip(clip)
+        .with_accumulation(windows)
+        .with_ema(ema);
+    let json = config.to_string();
+    let loaded = ScaledOptimizerConfig::load_binary(json.as_bytes()).unwrap();
+    let scaler = loaded.scaler.unwrap().init().unwrap();
+    (loaded.init(inner, scaler).unwrap(), lr)
 }
 
 /// What the place of Adam's epsilon may have moved each value by, so far.
@@ -126,104 +86,84 @@ impl Run {
 /// Keras adds it to `sqrt(v)`, Burn (as PyTorch, and the paper's first form) to `sqrt(v / (1 - beta_2^t))`: Burn's is smaller,
 /// by `c = sqrt(1 - beta_2^t)`, in the same place. A step then differs by no more than its own length times
 /// `epsilon * (1 - c) / sqrt(v)`.
-#[derive(Default)]
-struct Epsilon {
-    steps: i32,
-    bound: [f64; 10],
-}
-
-impl Epsilon {
-    fn add(&mut self, optim: &ScaledOptimizer<ModuleOptimizer>, before: &[f32], after: &[f32]) {
-        let tensors = pack(optim.optimizer().into_bytes().unwrap()).tensors;
-        let moment = |id: u64| {
-            let (_, (dtype, _, bytes)) = &tensors[&format!("{id}.momentum.moment_2")];
-            f32s(*dtype, bytes)
-        };
-        self.steps += 1;
-        let smaller = 1.0 - (1.0 - 0.999f64.powi(self.steps)).sqrt();
-        for (index, v) in [moment(2001), moment(2002)]
-            .concat()
-            .into_iter()
-            .enumerate()
-        {
-            let length = f64::from((after[index] - before[index]).abs());
-            self.bound[index] += length * 1e-7 * smaller / f64::from(v).sqrt();
-        }
+fn add_epsilon(bound: &mut [f64; 10], run: &Trial, before: &[f64]) {
+    let tensors = state(run.optim.optimizer()).tensors;
+    let moments = [2001, 2002].map(|id: u64| {
+        let (_, (dtype, _, bytes)) = &tensors[&format!("{id}.momentum.moment_2")];
+        f32s(*dtype, bytes)
+    });
+    let steps = run.counters().stepped() as i32;
+    let smaller = 1.0 - (1.0 - 0.999f64.powi(steps)).sqrt();
+    for (index, v) in moments.concat().into_iter().enumerate() {
+        let length = (run.values()[index] - before[index]).abs();
+        bound[index] += length * 1e-7 * smaller / f64::from(v).sqrt();
     }
 }
 
 /// Errors are relative to the largest value of the variable: single ones pass through zero.
-fn assert_close(found: &[f32], expected: &[f32], epsilon: &Epsilon, what: &str) {
+fn assert_close(found: &[f64], expected: &Value, epsilon: &[f64; 10], what: &str) {
+    let expected = variables(expected);
     for variable in [0..6, 6..10] {
-        let largest = expected[variable.clone()]
-            .iter()
-            .fold(0f32, |max, value| max.max(value.abs()));
+        let largest = expected[variable.clone()].iter();
+        let largest = largest.fold(0f64, |max, value| max.max(value.abs()));
         for index in variable {
-            let error = f64::from((found[index] - expected[index]).abs());
-            let allowed = TOLERANCE * f64::from(largest) + epsilon.bound[index];
-            assert!(
-                error <= allowed,
-                "{what}: {}, but Keras has {}: {error:e} off, {allowed:e} allowed",
-                found[index],
-                expected[index]
-            );
+            let (found, expected) = (found[index], expected[index]);
+            let error = (found - expected).abs();
+            let is_close = error <= TOLERANCE * largest + epsilon[index];
+            assert!(is_close, "{what}: {found}, but Keras has {expected}");
         }
     }
 }
 
-fn replay(run: &Run) {
-    let (mut optim, lr) = run.optimizer();
-    let init = &run.init;
-    let mut model = Pair::new(init.weight().to_vec(), init.1.to_vec(), DType::F32);
-    let mut epsilon = Epsilon::default();
-    for (index, step) in run.steps.iter().enumerate() {
-        let at = format!("{}, step {index}", run.name());
-        assert_eq!(optim.scaler().loss_scale(), step.scale_used, "{at}");
-        let mut weight = step.unscaled_grads.weight();
-        weight[4] = match step.kind.as_str() {
-            "finite" => weight[4],
+fn replay(run: &Value) {
+    let (optim, lr) = optimizer(run);
+    let mut trial = Trial::new(optim);
+    trial.model = Pair::new(variables(&run["init"]), &device(), DType::F32);
+    let mut epsilon = [0.0; 10];
+    let name = format!("{}, {}", run["optimizer"], run["options"]);
+    for (index, step) in run["steps"].as_array().unwrap().iter().enumerate() {
+        let at = format!("{name}, step {index}");
+        assert_eq!(f64::from(trial.scale()), step["scale_used"], "{at}");
+        let mut values = variables(&step["unscaled_grads"]);
+        values[4] = match step["kind"].as_str().unwrap() {
+            "finite" => values[4],
             kind => kind.parse().unwrap(),
         };
-        let grads = model.gradients((weight, step.unscaled_grads.1), step.scale_used);
-        let (before, applied) = (model.values(), optim.scaler().counters().stepped());
-        model = optim.step(lr, model, grads);
-        let scaler = optim.scaler();
-        assert_eq!(scaler.loss_scale(), step.scale_after, "{at}");
-        assert_eq!(scaler.growth_tracker(), step.counter, "{at}");
-        assert_eq!(scaler.counters().stepped(), step.iterations, "{at}");
-        if run.optimizer == "adam" && scaler.counters().stepped() > applied {
-            epsilon.add(&optim, &before, &model.values());
+        let (before, applied) = (trial.values(), trial.counters().stepped());
+        let grads = trial.scaled(values);
+        trial.model = trial.optim.step(lr, trial.model, grads);
+        let stepped = trial.counters().stepped();
+        assert_eq!(f64::from(trial.scale()), step["scale_after"], "{at}");
+        let tracker = trial.optim.scaler().growth_tracker();
+        assert_eq!(tracker, step["counter"], "{at}");
+        assert_eq!(stepped, step["iterations"], "{at}");
+        if run["optimizer"] == "adam" && stepped > applied {
+            add_epsilon(&mut epsilon, &trial, &before);
         }
-        assert_close(&model.values(), &step.values.all(), &epsilon, &at);
+        assert_close(&trial.values(), &step["values"], &epsilon, &at);
     }
-    let at = format!("{}, finalized", run.name());
-    let model = optim.finalize(model);
-    assert_close(&model.values(), &run.finalized.all(), &epsilon, &at);
+    let model = trial.optim.finalize(trial.model);
+    assert_close(&model.values(), &run["finalized"], &epsilon, &name);
     // Less than the tolerance itself at a value of 1: the bound must not hide another error.
-    for bound in epsilon.bound {
-        assert!(bound < TOLERANCE, "{at}: {bound:e}");
-    }
+    let most = epsilon.into_iter().fold(0.0, f64::max);
+    assert!(most < TOLERANCE, "{name}: {most:e}");
 }
 
 /// Every run but those with another decay.
 #[test]
 fn parity_keras() {
-    let files = reference::<File>("keras_loss_scale_optimizer");
-    let runs = files.iter().flat_map(|(_, file)| &file.runs);
-    let runs: Vec<&Run> = runs.filter(|run| !run.has_another_decay()).collect();
-    let has: [fn(&Options) -> bool; 8] = [
-        |options| options.clipnorm.is_some(),
-        |options| options.clipvalue.is_some(),
-        |options| options.global_clipnorm.is_some(),
-        |options| options.weight_decay.is_some(),
-        |options| options.use_ema.is_some(),
-        |options| options.ema_overwrite_frequency.is_some(),
-        |options| options.gradient_accumulation_steps.is_some(),
-        |options| options.loss_scale_factor.is_some(),
-    ];
-    for (option, has) in has.iter().enumerate() {
-        let known = runs.iter().any(|run| has(&run.options));
-        assert!(known, "no run with option {option}");
+    let files = reference::<Value>("keras_loss_scale_optimizer");
+    let runs = files
+        .iter()
+        .flat_map(|(_, file)| file["runs"].as_array().unwrap());
+    let runs: Vec<_> = runs.filter(|run| !has_another_decay(run)).collect();
+    let mut options = runs
+        .iter()
+        .flat_map(|run| run["options"].as_object().unwrap());
+    assert!(options.all(|(option, _)| OPTIONS.contains(&option.as_str())));
+    for option in OPTIONS {
+        let has = |run: &&Value| !run["options"][option].is_null();
+        assert!(runs.iter().any(has), "no run with {option}");
     }
     runs.into_iter().for_each(replay);
 }

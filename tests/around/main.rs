@@ -10,7 +10,6 @@ mod half_gradients;
 mod hooks;
 mod keras;
 mod mid_window;
-mod order;
 mod read_before;
 mod recipes;
 mod skipped_windows;

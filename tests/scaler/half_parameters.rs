@@ -1,128 +1,101 @@
 //! The dtype in which gradients come out, and what becomes of parameters in half precision.
 
-use super::support::*;
+use burn_amp_tests::{prelude::*, trial::*};
 
-fn in_parameters_dtype(scale: f64) -> GradScalerConfig {
-    at_scale(scale).with_parameter_dtype_gradients(true)
+/// With momentum, for its state.
+fn trial(dtype: DType, scale: f64, narrow: bool) -> ByHand {
+    let config = at_scale(scale).with_parameter_dtype_gradients(narrow);
+    let momentum = Some(MomentumConfig::new());
+    ByHand {
+        optim: SgdConfig::new().with_momentum(momentum).init(),
+        ..ByHand::of(Pair::new([0.0; 10], &flex(), dtype), config)
+    }
 }
 
-fn trial(dtype: DType, config: GradScalerConfig) -> Trial {
-    Trial::of(Model::of(dtype), config).with_momentum()
-}
-
-/// A gradient of a wider dtype than the parameter's comes out as if it were the parameter's.
+/// A gradient of a wider or a narrower dtype than the parameter's comes out as if it were the parameter's.
 #[test]
 fn the_parameter_decides_and_not_the_gradient() {
-    let model = Model::new();
-    let mut grads = GradientsParams::new();
-    gradient(&mut grads, model.vector.id, [5], DType::F64, |_| 8.0);
-    gradient(&mut grads, model.matrix.id, [3, 4], DType::F16, |_| 8.0);
-    let grads = unscaled(&scaler(16.0), grads, &model);
-    assert_eq!(grads.get::<1>(model.vector.id).unwrap().dtype(), DType::F32);
-    assert_eq!(grads.get::<2>(model.matrix.id).unwrap().dtype(), DType::F32);
-    assert_eq!(values_of::<2>(grads.params(), model.matrix.id), [0.5; 12]);
+    let run = trial(DType::F32, 16.0, false);
+    for dtype in [FloatDType::F64, FloatDType::F16] {
+        let grads = run.unscale(gradients(&run.model, 0, 16.0, dtype));
+        let expected = gradients(&run.model, 0, 1.0, FloatDType::F32);
+        let all = [grads.params(), &expected].map(|all| gradients_by_path(all, &run.model));
+        assert_eq!(all[0], all[1]);
+    }
 }
 
 #[test]
 fn a_plain_optimizer_refuses_half_precision_parameters() {
     for dtype in [DType::F16, DType::BF16] {
-        let mut run = trial(dtype, at_scale(1024.0));
-        let error = run.step(false).unwrap_err();
-        let expected = AmpError::HalfPrecisionParameter {
-            parameter: "vector".to_string(),
-            parameter_dtype: dtype,
-            gradient_dtype: DType::F32,
-        };
-        assert_eq!(error, expected);
-        let start = format!("parameter `vector` is {dtype:?} but its unscaled gradient is F32");
-        let ways_out = [
-            "MasterWeights",
-            "MixedPrecision",
-            "parameter_dtype_gradients",
-        ];
-        says(&error, [start.as_str()]);
-        says(&error, ways_out);
+        let mut run = trial(dtype, 1024.0, false);
+        let error = run.step(ONES).unwrap_err();
+        let start = format!("parameter `weight` is {dtype:?} but its unscaled gradient is F32");
+        is_error(&error, "HalfPrecisionParameter", [start.as_str()]);
+        let masters = "MasterWeights";
+        says(
+            &error,
+            [masters, "MixedPrecision", "parameter_dtype_gradients"],
+        );
 
         assert!(run.optim.to_record().is_empty());
-        assert_eq!(run.scaler.counters().steps(), 0);
-        assert_eq!(run.outcome(), None);
-        assert_eq!(run.scaler.last_status(), None);
+        assert_eq!(run.counters(), StepCounters::default());
+        assert_eq!((run.outcome(), run.scaler.last_status()), (None, None));
         assert_eq!(run.scaler.update().unwrap(), None);
         assert_eq!(run.scaler.growth_tracker(), 0);
-        assert_eq!(run.model.values(), [1.0; Model::VALUES]);
+        assert_eq!(run.model.values(), [0.0; 10]);
     }
 }
 
 /// One half-precision parameter among others is found wherever it is; without a gradient it is no obstacle.
 #[test]
 fn one_half_precision_parameter_among_others() {
-    #[derive(Module, Debug)]
-    struct Mixed {
-        full: Model,
-        half: Param<Tensor<1>>,
-    }
-
-    let half = Tensor::ones([2], (&Device::flex().autodiff(), DType::BF16));
-    let half = Param::from_tensor(half);
-    let module = Mixed {
-        full: Model::new(),
-        half: half.clone(),
-    };
-    let mut run = Trial::of(module, GradScalerConfig::new());
-    let clean = |run: &Trial<Mixed>| run.model.full.gradients(|_| 0.5);
-    run.iterate_with(clean(&run));
-
-    let mut grads = clean(&run);
-    gradient(&mut grads, half.id, [2], DType::BF16, |_| 1.0);
-    let error = run.take(run.unscaled(grads)).unwrap_err();
-    says(&error, ["`half`"]);
-}
-
-#[test]
-fn gradients_in_the_parameters_dtype_are_stepped_on() {
-    for dtype in [DType::F16, DType::BF16] {
-        let mut run = trial(dtype, in_parameters_dtype(1024.0));
-        let grads = run.grads(false);
-        assert_eq!(grads.get::<2>(run.model.matrix.id).unwrap().dtype(), dtype);
-        run.take(grads).unwrap();
-        assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Stepped));
-        assert_eq!(run.model.matrix.val().dtype(), dtype);
-        assert_eq!(run.model.values(), [0.75; Model::VALUES]);
-    }
-    // Wider parameters keep their gradients.
-    for dtype in [DType::F32, DType::F64] {
-        let run = trial(dtype, in_parameters_dtype(2.0));
-        let matrix = run.grads(false).get::<2>(run.model.matrix.id);
-        assert_eq!(matrix.unwrap().dtype(), dtype);
+    let half = Tensor::<1>::ones([2], (&flex(), DType::BF16));
+    let (full, half) = (
+        trial(DType::F32, 1.0, false).model,
+        Param::from_tensor(half),
+    );
+    let mut run = ByHand::of((full, half), at_scale(1.0));
+    for has_gradient in [false, true] {
+        let mut grads = run.model.0.plain(ONES);
+        if has_gradient {
+            let grad = Tensor::<1>::ones([2], (&Device::flex(), DType::BF16));
+            grads.register(run.model.1.id, grad);
+        }
+        let result = run.take(run.unscale(grads));
+        match has_gradient {
+            false => drop(result.and_then(|()| run.scaler.update()).unwrap()),
+            true => says(&result.unwrap_err(), ["`1`"]),
+        }
     }
 }
 
-/// 60000 fits into f16; divided by a scale of 1/16 it no longer does.
+/// 60000 fits into f16; divided by a scale of 1/16 it no longer does. In f32 it does.
 #[test]
 fn overflow_by_rounding_is_an_overflow() {
-    let mut run = trial(DType::F16, in_parameters_dtype(0.0625));
-    let value = |index| if index == 20 { 60000.0 } else { 1.0 };
-    let grads = run.unscaled(run.model.gradients(value));
-    assert_eq!(grads.status().non_finite(), 1);
-    assert_eq!(grads.status().overflow_parameter(), Some("kernel"));
-    assert_eq!(grads.status().max_abs(), 16.0);
-    run.take(grads).unwrap();
-    assert_eq!(run.outcome(), Some(StepOutcome::Skipped));
-    assert_eq!(run.model.values(), [1.0; Model::VALUES]);
-
-    let full = unscaled(&scaler(0.0625), run.model.gradients(value), &run.model);
-    assert!(!full.has_overflow());
-    assert_eq!(full.status().max_abs(), 960000.0);
+    let mut values = ONES;
+    values[8] = 960000.0;
+    for (narrow, overflow, max_abs) in [(true, Some("bias"), 1.0), (false, None, 960000.0)] {
+        let mut run = trial(DType::F16, 0.0625, narrow);
+        let grads = run.unscaled(values);
+        let status = grads.status();
+        assert_eq!(status.non_finite(), u64::from(narrow));
+        assert_eq!(status.overflow_parameter(), overflow);
+        assert_eq!(status.max_abs(), max_abs);
+        if narrow {
+            run.take(grads).unwrap();
+            assert_eq!(run.outcome(), Some(StepOutcome::Skipped));
+            assert_eq!(run.model.values(), [0.0; 10]);
+        }
+    }
 }
 
 /// What rounding to the parameter's dtype loses shows in the status.
 #[test]
 fn underflow_by_rounding_shows() {
-    let model = Model::of(DType::F16);
-    let gradients = |index| if index < 5 { 2f64.powi(-14) } else { 1.0 };
-    let rounding = in_parameters_dtype(65536.0).init().unwrap();
-    for (scaler, zeros) in [(rounding, 5), (scaler(65536.0), 0)] {
-        let grads = unscaled(&scaler, model.gradients(gradients), &model);
+    let value = |index| 2f64.powi(if index < 5 { -30 } else { -16 });
+    for (narrow, zeros) in [(true, 5), (false, 0)] {
+        let run = trial(DType::F16, 65536.0, narrow);
+        let grads = run.unscaled(std::array::from_fn(value));
         assert_eq!(grads.status().zeros(), zeros);
     }
 }

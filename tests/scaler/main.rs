@@ -14,7 +14,6 @@ mod schedules;
 mod settings;
 mod several_optimizers;
 mod status;
-mod support;
 mod told;
 mod underflow;
 mod verdicts;

@@ -1,82 +1,69 @@
 //! Rules that no one but this file knows move the loss scale: in training, through records, in parts, and as the built-in ones do.
 
 use burn_amp::schedule::{Evidence, NextScale, Rule};
+use serde_json::{Value, from_str, json};
 use std::{collections::BTreeSet, error::Error};
-use tempfile::tempdir;
 
-use super::support::*;
+use burn_amp_tests::{prelude::*, trial::*};
 
-type Refusal = Box<dyn Error + Send + Sync>;
-
-/// Halves the scale every third iteration and grows in others. Remembers every scale that it was shown.
-#[derive(Clone, Debug, Default)]
-struct Saw {
-    scales: Vec<f32>,
-    /// The last count of values from 256 on.
-    above: u64,
+/// Its state is text, of which it takes only what begins as it wants. One whose text is a list of scales and a count halves the scale every
+/// third iteration and grows in others: it remembers every scale that it was shown, and the last count of values from 256 on.
+#[derive(Clone, Debug)]
+struct Own {
+    name: &'static str,
+    wanted: &'static str,
+    state: String,
 }
 
-impl Rule for Saw {
+/// One of that name.
+fn own(name: &'static str, wanted: &'static str) -> Own {
+    let state = wanted.to_string();
+    Own {
+        name,
+        wanted,
+        state,
+    }
+}
+
+fn saw() -> Own {
+    let state = "[[],0]".to_string();
+    Own {
+        state,
+        ..own("saw", "[[")
+    }
+}
+
+impl Rule for Own {
     fn name(&self) -> &str {
-        "saw"
+        self.name
     }
 
     fn advance(&mut self, scale: f32, evidence: Evidence) -> NextScale {
-        self.scales.push(scale);
+        let Ok((mut scales, mut above)) = from_str::<(Vec<f32>, u64)>(&self.state) else {
+            return NextScale::Counted;
+        };
+        scales.push(scale);
         if let Evidence::Finite(Some(measures)) = evidence {
-            self.above = measures.above;
+            above = measures.above;
         }
-        match self.scales.len() % 3 {
+        self.state = json!([scales, above]).to_string();
+        match scales.len() % 3 {
             0 => NextScale::Lower,
             _ => NextScale::UpTo(f32::INFINITY),
         }
     }
 
     fn count_from(&self) -> Option<f32> {
-        Some(256.0)
-    }
-
-    fn state(&self) -> String {
-        serde_json::to_string(&(&self.scales, self.above)).unwrap()
-    }
-
-    fn load_state(&mut self, state: &str) -> Result<(), Refusal> {
-        (self.scales, self.above) = serde_json::from_str(state)?;
-        Ok(())
-    }
-}
-
-/// A rule whose state is what the test wants it to be. It takes only what begins as its own does.
-#[derive(Clone, Debug)]
-struct Stub {
-    name: &'static str,
-    state: String,
-}
-
-impl Stub {
-    fn new(name: &'static str, state: &str) -> Self {
-        let state = state.to_string();
-        Self { name, state }
-    }
-}
-
-impl Rule for Stub {
-    fn name(&self) -> &str {
-        self.name
-    }
-
-    fn advance(&mut self, _scale: f32, _evidence: Evidence) -> NextScale {
-        NextScale::Counted
+        (self.name == "saw").then_some(256.0)
     }
 
     fn state(&self) -> String {
         self.state.clone()
     }
 
-    fn load_state(&mut self, state: &str) -> Result<(), Refusal> {
-        let is_own = state.starts_with(&self.state);
+    fn load_state(&mut self, state: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
         self.state = state.to_string();
-        match is_own {
+        match state.starts_with(self.wanted) {
             true => Ok(()),
             false => Err(format!("{state} is no state of mine").into()),
         }
@@ -87,8 +74,16 @@ fn config() -> GradScalerConfig {
     GradScalerConfig::new().with_growth_interval(5)
 }
 
+fn ruled_by<R: Rule + Clone>(config: GradScalerConfig, rule: R) -> LossScale {
+    config.schedule().unwrap().with_rule(rule).unwrap()
+}
+
 fn ruled<R: Rule + Clone>(rule: R) -> LossScale {
-    config().schedule().unwrap().with_rule(rule).unwrap()
+    ruled_by(config(), rule)
+}
+
+fn built_in(schedule: Schedule) -> LossScale {
+    config().with_schedule(schedule).schedule().unwrap()
 }
 
 /// With a state, which a record that is refused must not replace.
@@ -109,8 +104,7 @@ fn log_max_can_be_written_again_from_outside() {
     for settings in [config(), bounded, warming] {
         let built_in = settings.with_schedule(Schedule::log_max());
         let mut built_in = built_in.schedule().unwrap();
-        let rule = LogMaxAgain::default();
-        let mut own = settings.schedule().unwrap().with_rule(rule).unwrap();
+        let mut own = ruled_by(settings, LogMaxAgain::default());
         let (mut scales, mut random) = (BTreeSet::new(), 1u32);
         for step in 0..2000 {
             random = random.wrapping_mul(1664525).wrapping_add(1013904223);
@@ -127,36 +121,11 @@ fn log_max_can_be_written_again_from_outside() {
     }
 }
 
-const STEPS: usize = 60;
-
-/// Through a file in the middle, in a training run with overflows.
-#[test]
-fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
-    let build = || Run::at_border(sgd(), ruled(LogMaxAgain::default()));
-    let folder = tempdir().unwrap();
-    let [_, end] = resumed(folder.path(), build, STEPS / 2, STEPS);
-    let warnings = captured(Level::Warn, || build().load(folder.path(), STEPS / 2));
-    assert!(warnings.is_empty(), "{warnings:?}");
-
-    // It moves the scale as the built-in one does, and otherwise than PyTorch's.
-    let [log_max, torch] = [Schedule::log_max(), Schedule::GrowthInterval].map(|schedule| {
-        let schedule = config().with_schedule(schedule).schedule();
-        let mut run = Run::at_border(sgd(), schedule.unwrap());
-        run.train_until(STEPS);
-        run.snapshot()
-    });
-    assert_eq!(end.parameters, log_max.parameters);
-    assert_eq!(end.scale, log_max.scale);
-    assert_ne!(end.scale, torch.scale);
-}
-
 /// The host decides each step, also of an optimizer that would step on the device.
 #[test]
 fn it_is_shown_every_iteration_and_the_scale_that_was_used() {
-    let schedule = config().with_warmup_steps(8).schedule().unwrap();
-    let schedule = schedule.with_rule(Saw::default()).unwrap();
-    let optim = FusedSgd::new(SgdConfig::new());
-    let mut run = Run::at_border(optim, schedule);
+    let schedule = ruled_by(config().with_warmup_steps(8), saw());
+    let mut run = Run::at_border(FusedSgd::new(SgdConfig::new()), schedule);
     let mut used = Vec::new();
     for step in 1..12 {
         let before = run.optim.scaler().loss_scale();
@@ -166,12 +135,9 @@ fn it_is_shown_every_iteration_and_the_scale_that_was_used() {
         assert_eq!(skipped, step == 5);
         if !skipped {
             used.push(before);
-        }
-        let status = run.optim.scaler().last_status().unwrap();
-        let state = serde_json::to_value(run.optim.scaler().schedule()).unwrap();
-        let expected = serde_json::json!([used, status.above()]);
-        if !skipped {
-            assert_eq!(state["state"]["saw"], expected, "{step}");
+            let status = run.optim.scaler().last_status().unwrap();
+            let state = remembered(&run.optim.scaler().schedule());
+            assert_eq!(state["saw"], json!([used, status.above()]), "{step}");
         }
     }
     assert!(used.windows(2).any(|pair| pair[1] == pair[0] / 2.0));
@@ -180,91 +146,79 @@ fn it_is_shown_every_iteration_and_the_scale_that_was_used() {
 /// What a rule refuses leaves scaler, optimizer and model as they were.
 #[test]
 fn a_damaged_state_is_refused() {
-    for settings in [false, true] {
-        let mut bad = Run::at_border(sgd(), ruled(Stub::new("mine", "[7]")));
-        bad.train_until(9);
-        let stepped = bad.optim.scaler().counters().stepped();
-        assert!(stepped > 0);
-        let mut record = bad.optim.to_record();
-        if settings {
-            record = record.with_settings();
-        }
-        let mut run = Run::at_border(sgd(), ruled(Stub::new("mine", "{")));
-        run.train_until(12);
+    let trained = |state, steps| {
+        let mut run = Run::at_border(sgd(), ruled(own("mine", state)));
+        run.train_until(steps);
+        run
+    };
+    let damaged = trained("[7]", 9).optim.to_record();
+    let message = "rule `mine`: [7] is no state of mine";
+    for record in [damaged.clone(), damaged.with_settings()] {
+        let mut run = trained("{", 12);
         let before = run.snapshot();
-        assert!(before.counters.stepped() > stepped);
-        let error = run.optim.load_record(record.clone()).unwrap_err();
-        let message = "rule `mine`: [7] is no state of mine";
-        is_error(&error, "DamagedRecord", [message]);
-        assert_eq!(run.snapshot(), before);
-
-        let mut scaler = ruled(Stub::new("mine", "{")).init().unwrap();
+        let stepped = record.counters().unwrap().stepped();
+        assert!(stepped > 0 && before.counters.stepped() > stepped);
+        let mut scaler = ruled(own("mine", "{")).init().unwrap();
         scaler.set_loss_scale(256.0).unwrap();
-        let before = (scaler.schedule(), scaler.counters());
-        let error = scaler.load_record(record).unwrap_err();
-        is_error(&error, "DamagedRecord", [message]);
-        assert_eq!((scaler.schedule(), scaler.counters()), before);
+        let alone = scaler.bits();
+        for refused in [
+            run.optim.load_record(record.clone()),
+            scaler.load_record(record),
+        ] {
+            is_error(&refused.unwrap_err(), "DamagedRecord", [message]);
+        }
+        assert_eq!(run.snapshot(), before);
+        assert_eq!(scaler.bits(), alone);
     }
 }
 
 /// The scale and the counts are taken over; the rule starts fresh, whatever it has seen before.
 #[test]
 fn the_record_of_another_rule_gives_its_scale_with_one_warning() {
-    let record = |schedule: LossScale| {
-        let mut run = Run::at_border(sgd(), schedule);
-        run.train_until(3);
-        run.optim.scaler().to_record()
+    let trained = |schedule: &LossScale, steps| {
+        let mut run = Run::at_border(sgd(), schedule.clone());
+        run.train_until(steps);
+        run.optim.scaler().clone()
     };
-    let [log_max, near_top, plain] = [
-        Schedule::log_max(),
-        Schedule::near_top(),
-        Schedule::GrowthInterval,
-    ]
-    .map(|schedule| config().with_schedule(schedule).schedule().unwrap());
-    let (saw, mine) = (ruled(Saw::default()), ruled(Stub::new("mine", "[]")));
-    for (theirs, here, words) in [
-        (&log_max, &plain, ["LogMax", "GrowthInterval"]),
-        (&log_max, &near_top, ["LogMax", "NearTop"]),
-        (&log_max, &saw, ["LogMax", "saw"]),
-        (&plain, &saw, ["GrowthInterval", "saw"]),
-        (&saw, &log_max, ["saw", "LogMax"]),
-        (&saw, &plain, ["saw", "GrowthInterval"]),
-        (&saw, &mine, ["saw", "mine"]),
+    let plain = built_in(Schedule::GrowthInterval);
+    let [log_max, near_top] = [Schedule::log_max(), Schedule::near_top()].map(built_in);
+    let (saw, mine) = (ruled(saw()), ruled(own("mine", "{}")));
+    for (theirs, here) in [
+        (&log_max, &plain),
+        (&log_max, &near_top),
+        (&log_max, &saw),
+        (&plain, &saw),
+        (&saw, &log_max),
+        (&saw, &plain),
+        (&saw, &mine),
     ] {
-        let record = record(theirs.clone());
-        let mut run = Run::at_border(sgd(), here.clone());
-        run.train_until(4);
-        let mut scaler = run.optim.scaler().clone();
-        let warnings = captured(Level::Warn, || scaler.load_record(record.clone()).unwrap());
-        says(only(&warnings), ["`schedule` is"]);
-        says(only(&warnings), words);
-        let stored = record.schedule().unwrap();
-        assert_eq!(scaler.loss_scale(), stored.scale());
+        let (stored, mut scaler) = (trained(theirs, 3), trained(here, 4));
+        let names = ["`schedule` is", theirs.rule_name(), here.rule_name()];
+        warns_once(names, || scaler.load_record(stored.to_record()).unwrap());
+        assert_eq!(scaler.loss_scale(), stored.loss_scale());
         assert_eq!(scaler.growth_tracker(), stored.growth_tracker());
         assert_eq!(remembered(&scaler.schedule()), remembered(here));
     }
 }
 
-fn remembered(schedule: &LossScale) -> serde_json::Value {
+fn remembered(schedule: &LossScale) -> Value {
     serde_json::to_value(schedule).unwrap()["state"].clone()
 }
 
 /// A rule is the program's code: settings of a record do not replace it, and cannot bring it.
 #[test]
 fn the_settings_of_a_record_come_without_its_rule() {
-    let theirs = ruled(Saw::default()).init().unwrap();
-    let record = || theirs.to_record().with_settings();
+    let theirs = ruled(saw()).init().unwrap();
+    let record = theirs.to_record().with_settings();
     let mut scaler = GradScalerConfig::new().init().unwrap();
-    let warnings = captured(Level::Warn, || scaler.load_record(record()).unwrap());
-    says(only(&warnings), ["the rule `saw`"]);
+    warns_once(["the rule `saw`"], || scaler.load_record(record).unwrap());
     assert_eq!(scaler.config(), config());
     assert_eq!(scaler.schedule().rule_name(), "GrowthInterval");
 
-    let log_max = config().with_schedule(Schedule::log_max()).init().unwrap();
-    let mut scaler = ruled(Saw::default()).init().unwrap();
+    let log_max = built_in(Schedule::log_max()).init().unwrap();
+    let mut scaler = ruled(saw()).init().unwrap();
     let record = log_max.to_record().with_settings();
-    let warnings = captured(Level::Warn, || scaler.load_record(record).unwrap());
-    only(&warnings);
+    warns_once([], || scaler.load_record(record).unwrap());
     assert_eq!(scaler.config(), log_max.config());
     assert_eq!(scaler.schedule().rule_name(), "saw");
 }
@@ -272,50 +226,44 @@ fn the_settings_of_a_record_come_without_its_rule() {
 /// A loss scale that was stored alone waits for its rule.
 #[test]
 fn a_stored_loss_scale_goes_on_once_it_has_its_rule() {
-    let mut scale = ruled(Saw::default());
-    for _ in 0..4 {
-        scale = scale.adjust((StepOutcome::Stepped, &status(1.0)));
-    }
+    let next = |scale: LossScale| scale.adjust((StepOutcome::Stepped, &status(1.0)));
+    let scale = (0..4).fold(ruled(saw()), |scale, _| next(scale));
     let text = serde_json::to_string(&scale).unwrap();
-    let read: LossScale = serde_json::from_str(&text).unwrap();
+    let read: LossScale = from_str(&text).unwrap();
     assert_eq!(read, scale);
     assert_eq!(serde_json::to_string(&read).unwrap(), text);
     let result = MixedPrecision::f16().with_schedule(read.clone());
     says(&result.unwrap_err(), ["the rule `saw`"]);
     read.clone().init().unwrap_err();
-    let again = read.clone().with_rule(Saw::default()).unwrap();
-    let next = |scale: LossScale| scale.adjust((StepOutcome::Stepped, &status(1.0)));
+    let again = read.clone().with_rule(saw()).unwrap();
     assert_eq!(next(again), next(scale.clone()));
     assert_eq!(next(scale.clone()).scale(), 2.0 * scale.scale());
 
     // Under another rule it begins as that is given, and one that refuses the state is refused.
-    let other = Stub::new("mine", "[1]");
-    let other = read.clone().with_rule(other).unwrap();
-    assert_eq!(remembered(&other)["mine"], serde_json::json!([1]));
+    let other = read.clone().with_rule(own("mine", "{}")).unwrap();
+    assert_eq!(remembered(&other)["mine"], json!({}));
     assert_eq!(other.scale(), scale.scale());
-    let error = read.with_rule(Stub::new("saw", "{")).unwrap_err();
-    assert!(error.to_string().contains("no state of mine"), "{error}");
+    let error = read.with_rule(own("saw", "{")).unwrap_err();
+    says(&error, ["no state of mine"]);
 }
 
 /// Text of every kind comes back as it is.
 #[test]
 fn any_text_is_stored() {
     for state in ["", "no JSON", "\"text\"", "[1.5,null]", "null", "12", "NaN"] {
-        let rule = || Stub::new("mine", state);
-        let scaler = ruled(rule()).init().unwrap();
-        let bytes = scaler.to_record().into_bytes().unwrap();
-        let record = AmpRecord::from_bytes(bytes).unwrap();
-        let mut loaded = ruled(rule()).init().unwrap();
-        loaded.load_record(record).unwrap();
+        let scaler = ruled(own("mine", state)).init().unwrap();
+        let mut loaded = scaler.clone();
+        loaded.set_loss_scale(2.0).unwrap();
+        loaded.from_bytes(scaler.bits()).unwrap();
         assert_eq!(loaded.schedule(), scaler.schedule(), "{state}");
     }
 }
 
 #[test]
 fn a_name_must_be_its_own() {
-    let built_in = "GrowthInterval AdaptiveInterval LogMax OpenSeq2SeqLogMax NearTop";
-    for name in built_in.split(' ').chain([""]) {
-        let result = config().schedule().unwrap().with_rule(Stub::new(name, ""));
+    let names = "GrowthInterval AdaptiveInterval LogMax OpenSeq2SeqLogMax NearTop";
+    for name in names.split(' ').chain([""]) {
+        let result = built_in(Schedule::GrowthInterval).with_rule(own(name, ""));
         says(&result.unwrap_err(), ["a name of its own"]);
     }
 }
@@ -323,7 +271,7 @@ fn a_name_must_be_its_own() {
 /// A reset starts the rule as it was given.
 #[test]
 fn a_reset_starts_it_again() {
-    let mut run = Run::at_border(sgd(), ruled(Saw::default()));
+    let mut run = Run::at_border(sgd(), ruled(saw()));
     let first = run.optim.scaler().schedule();
     run.train_until(4);
     assert_ne!(run.optim.scaler().schedule(), first);
@@ -331,75 +279,51 @@ fn a_reset_starts_it_again() {
     assert_eq!(run.optim.scaler().schedule(), first);
 }
 
-/// A run in a part of its own, with gradients of about 2^-20.
-struct InPart {
-    model: Linear,
-    optim: ScaledOptimizer,
-    part: Rescale,
-}
-
-impl InPart {
-    fn new(part: &Rescale) -> Self {
-        let amp = MixedPrecision::f16().with_scaler(config().with_init_scale(16.0));
-        let amp = amp.unwrap();
-        let model = LinearConfig::new(4, 2).init(&Device::default().autodiff());
-        Self {
-            model: fill_with_ids(model, 0, 1.0).apply_reparameterization(amp.clone()),
-            optim: ScaledOptimizer::new(sgd(), &amp),
-            part: part.clone(),
-        }
-    }
-
-    /// The factor after a step.
-    fn step(&mut self) -> f32 {
-        let amp = self.optim.scaler().precision().unwrap().clone();
-        let input = Tensor::<2>::ones([1, 4], &Device::default().autodiff());
-        let part = |x| rescaled(self.part.clone(), x, |x| self.model.forward(x));
-        let loss = amp.autocast(input, part).sum() * 2f64.powi(-20);
-        let grads = GradientsParams::from_grads(loss.backward(), &self.model);
-        self.optim.step(1e-9, self.model.clone(), grads);
-        amp.parts()[0].1
-    }
-
-    fn record(&mut self) -> Bytes {
-        self.optim.to_record().into_bytes().unwrap()
-    }
+/// The factor of the part in which a step has gradients of 2^-20.
+fn step_in(part: &Rescale, run: &mut Trial) -> f32 {
+    let amp = run.optim.scaler().precision().unwrap().clone();
+    let inside = |()| rescaled(part.clone(), (), |()| run.model.bias.val());
+    let grads = (amp.autocast((), inside).sum() * 2f64.powi(-20)).backward();
+    run.take(GradientsParams::from_grads(grads, &run.model));
+    amp.parts()[0].1
 }
 
 #[test]
 fn a_part_moves_by_it_too() {
-    let config = config().with_init_scale(1.0).with_max_scale(Some(1024.0));
-    fn part<R: Rule + Clone>(config: GradScalerConfig, rule: R) -> Result<Rescale, AmpError> {
-        let schedule = config.schedule()?.with_rule(rule)?;
-        Rescale::dynamic("part").with_schedule(schedule)
+    fn part(rule: impl Rule + Clone) -> Result<Rescale, AmpError> {
+        let config = config().with_init_scale(1.0).with_max_scale(Some(1024.0));
+        Rescale::dynamic("part").with_schedule(ruled_by(config, rule))
     }
-    says(&part(config, Saw::default()).unwrap_err(), ["`saw`"]);
-    // Has the name of the other, and takes no state but its own.
-    let refusing = Stub::new("log_max_again", "{");
-    let [log_max, refusing] =
-        [part(config, LogMaxAgain::default()), part(config, refusing)].map(Result::unwrap);
-    let mut one = InPart::new(&log_max);
-    let factors = [(); 6].map(|()| one.step());
+    let new = || {
+        let amp = MixedPrecision::f16().with_scaler(config().with_init_scale(16.0));
+        Trial::at_border(&amp.unwrap())
+    };
+    says(&part(saw()).unwrap_err(), ["`saw`"]);
+    let log_max = part(LogMaxAgain::default()).unwrap();
+    let [mut one, mut other] = [new(), new()];
+    let factors = [(); 6].map(|()| step_in(&log_max, &mut one));
     assert_eq!(factors, [2.0, 4.0, 8.0, 16.0, 32.0, 64.0]);
 
     // Through a record, into a program that has not opened it yet.
-    let bytes = one.record();
-    let mut other = InPart::new(&log_max);
+    let bytes = one.optim.into_bytes().unwrap();
     other.optim.from_bytes(bytes.clone()).unwrap();
-    assert_eq!([(); 6].map(|()| other.step()), [(); 6].map(|()| one.step()));
-    assert_eq!(one.record(), other.record());
+    let both = [&mut one, &mut other].map(|run| {
+        let factors = [(); 6].map(|()| step_in(&log_max, run));
+        (factors, run.optim.into_bytes())
+    });
+    assert_eq!(both[0], both[1]);
 
-    // Where a rule of this name refuses it: an error if it is open, and else a fresh start.
-    let mut open = InPart::new(&refusing);
-    open.step();
-    let before = open.record();
+    // Where a rule of this name takes no state but its own: an error if it is open, and else a fresh start.
+    let refusing = part(own("log_max_again", "{")).unwrap();
+    let [mut open, mut fresh] = [new(), new()];
+    step_in(&refusing, &mut open);
+    let before = open.optim.into_bytes();
     let error = open.optim.from_bytes(bytes.clone()).unwrap_err();
     says(&error, ["part `part`"]);
-    assert_eq!(open.record(), before);
-    let mut fresh = InPart::new(&refusing);
+    assert_eq!(open.optim.into_bytes(), before);
     fresh.optim.from_bytes(bytes).unwrap();
-    let mut factor = 0.0;
-    let warnings = captured(Level::Warn, || factor = fresh.step());
+    let warnings = captured(Level::Warn, || {
+        assert_eq!(step_in(&refusing, &mut fresh), 1.0);
+    });
     says(&warnings[0], ["starts fresh"]);
-    assert_eq!(factor, 1.0);
 }

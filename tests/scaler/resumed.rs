@@ -1,7 +1,7 @@
 //! A run goes on from a record, with other settings or into a scaler that was used: the state is the record's, the settings are
 //! the program's.
 
-use super::support::*;
+use burn_amp_tests::{prelude::*, trial::*};
 
 /// What was saved: nothing at its default, two finite steps after one overflow of three that are tolerated.
 fn stored() -> GradScalerConfig {
@@ -13,37 +13,32 @@ fn stored() -> GradScalerConfig {
         .with_max_consecutive_skips(Some(9))
 }
 
-fn step(optim: &mut ScaledOptimizer<ModuleOptimizer>, overflow: bool) -> Result<(), AmpError> {
-    let (model, scale) = (Model::new(), optim.scaler().loss_scale());
-    let grads = model.scaled(scale, overflow);
-    Ok(optim.try_step(0.1, model, grads).map(drop)?)
-}
-
-fn trained(config: GradScalerConfig, overflows: &[bool]) -> ScaledOptimizer<ModuleOptimizer> {
-    let mut optim = sgd_under(config);
-    for overflow in overflows {
-        step(&mut optim, *overflow).unwrap();
+/// After steps that overflow (x) or not.
+fn trained(config: GradScalerConfig, steps: &str) -> Trial {
+    let mut run = Trial::new(sgd_under(config));
+    for step in steps.chars() {
+        run.step(values_that(step == 'x'));
     }
-    optim
+    run
 }
 
 fn saved() -> AmpRecord {
-    trained(stored(), &[true, false, false]).to_record()
+    trained(stored(), "x..").optim.to_record()
 }
 
 /// Loads into optimizers of both kinds and a scaler alone, and looks at each.
 fn each(config: GradScalerConfig, record: &AmpRecord, check: impl Fn(&GradScaler)) {
-    let mut optim = sgd_under(config);
-    optim.load_record(record.clone()).unwrap();
-    check(optim.scaler());
+    let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+    let at_border = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+    for mut optim in [sgd_under(config), at_border] {
+        optim.load_record(record.clone()).unwrap();
+        check(optim.scaler());
+        let scales = (amp.loss_scale(), optim.scaler().loss_scale());
+        assert!(optim.scaler().precision().is_none() || scales.0 == scales.1);
+    }
     let mut scaler = config.init().unwrap();
     scaler.load_record(record.clone()).unwrap();
     check(&scaler);
-    let amp = MixedPrecision::f16().with_scaler(config).unwrap();
-    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
-    optim.load_record(record.clone()).unwrap();
-    check(optim.scaler());
-    assert_eq!(amp.loss_scale(), optim.scaler().loss_scale());
 }
 
 #[test]
@@ -55,27 +50,24 @@ fn the_settings_are_the_programs() {
         .with_max_consecutive_skips(Some(20));
     each(edited, &saved(), |scaler| {
         assert_eq!(scaler.config(), edited);
-        let schedule = scaler.schedule();
+        let (schedule, counters) = (scaler.schedule(), scaler.counters());
         assert_eq!((schedule.scale(), schedule.growth_tracker()), (1024.0, 2));
         // One of the tolerated overflows is used up, as it was.
         assert_eq!(schedule.hysteresis_tracker(), 1);
-        let counters = scaler.counters();
         assert_eq!((counters.steps(), counters.skipped()), (3, 1));
     });
     // The state counts as the new settings have it.
-    let mut scaler = sgd_under(edited);
-    scaler.load_record(saved()).unwrap();
-    step(&mut scaler, true).unwrap();
-    assert_eq!(scaler.scaler().loss_scale(), 256.0);
+    let mut run = trained(edited, "");
+    run.optim.load_record(saved()).unwrap();
+    run.step(BAD);
+    assert_eq!(run.scale(), 256.0);
 }
 
 #[test]
 fn each_difference_is_named() {
-    let record = saved();
     let warned = |config: GradScalerConfig| {
-        captured(Level::Warn, || {
-            config.init().unwrap().load_record(record.clone()).unwrap();
-        })
+        let mut scaler = config.init().unwrap();
+        captured(Level::Warn, || scaler.load_record(saved()).unwrap())
     };
     assert_eq!(warned(stored()), [""; 0]);
     let edited = stored()
@@ -107,53 +99,39 @@ fn one_call_takes_the_settings_of_the_record() {
     });
     assert_eq!(messages, [""; 0]);
     // Through a file too. Whether there is scaling at all is the program's.
-    let bytes = saved().into_bytes().unwrap();
-    let mut disabled = GradScalerConfig::new().with_enabled(false).init().unwrap();
-    let record = AmpRecord::from_bytes(bytes).unwrap();
+    let mut disabled = config.with_enabled(false).init().unwrap();
+    let record = AmpRecord::from_bytes(saved().into_bytes().unwrap()).unwrap();
     disabled.load_record(record.with_settings()).unwrap();
     assert_eq!(disabled.config(), stored().with_enabled(false));
 }
 
-/// The scale of the record is moved into the bounds of the program.
+/// The scale of the record is moved into the bounds of the program. A static scale is a setting, and a dynamic one a state.
 #[test]
-fn the_bounds_are_the_programs() {
+fn bounds_and_a_static_scale_are_the_programs() {
     let new = GradScalerConfig::new;
     let low = new().with_init_scale(256.0).with_max_scale(Some(512.0));
-    for (config, expected) in [
-        (new().with_max_scale(Some(65536.0)), 1024.0),
-        (low, 512.0),
-        (new().with_min_scale(Some(2048.0)), 2048.0),
+    let fixed = |scale| new().with_init_scale(scale).with_dynamic(false);
+    let of_fixed = trained(fixed(32.0), ".").optim.to_record();
+    // One that the program itself has set, since it was built.
+    let mut moved = sgd_under(fixed(32.0));
+    moved.scaler_mut().set_loss_scale(16.0).unwrap();
+    for (config, record, expected) in [
+        (new().with_max_scale(Some(65536.0)), &saved(), 1024.0),
+        (low, &saved(), 512.0),
+        (new().with_min_scale(Some(2048.0)), &saved(), 2048.0),
+        (fixed(8.0), &saved(), 8.0),
+        (fixed(8.0), &of_fixed, 8.0),
+        (new(), &of_fixed, 32.0),
+        (fixed(32.0), &moved.to_record(), 16.0),
     ] {
-        each(config, &saved(), |scaler| {
+        each(config, record, |scaler| {
             assert_eq!(scaler.loss_scale(), expected);
             assert_eq!(scaler.config(), config);
         });
     }
 }
 
-/// A static scale is a setting, and a dynamic one a state.
-#[test]
-fn a_static_scale_is_the_programs() {
-    let new = GradScalerConfig::new;
-    let fixed = |scale| new().with_init_scale(scale).with_dynamic(false);
-    let record = trained(fixed(32.0), &[false]).to_record();
-    // One that the program itself has set, since it was built.
-    let mut moved = sgd_under(fixed(32.0));
-    moved.scaler_mut().set_loss_scale(16.0).unwrap();
-    for (config, record, scale) in [
-        (fixed(8.0), &saved(), 8.0),
-        (fixed(8.0), &record, 8.0),
-        (new(), &record, 32.0),
-        (fixed(32.0), &moved.to_record(), 16.0),
-    ] {
-        each(config, record, |scaler| {
-            assert_eq!(scaler.loss_scale(), scale);
-            assert_eq!(scaler.config().dynamic, config.dynamic);
-        });
-    }
-}
-
-/// A run that has ended for too many skips goes on where a setting was edited, for whatever reason it ended.
+/// A run that has ended for too many skips goes on where a setting was edited, for whatever reason it ended: its next scale.
 #[test]
 fn after_exhaustion_the_configuration_is_edited() {
     // By the number of skips, or at the floor.
@@ -162,36 +140,32 @@ fn after_exhaustion_the_configuration_is_edited() {
             .with_min_scale(Some(4.0))
             .with_raise_error_at_min_scale(raise)
             .with_max_consecutive_skips(Some(3));
-        let mut optim = sgd_under(config);
-        let error = (0..100).find_map(|_| step(&mut optim, true).err()).unwrap();
-        is_error(&error, "LossScaleExhausted", []);
-        assert_eq!(optim.scaler().loss_scale(), 4.0);
-        let bytes = optim.into_bytes().unwrap();
-
+        let mut ended = trained(config, if raise { "xx" } else { "xxx" });
+        is_error(&ended.refused(BAD), "LossScaleExhausted", []);
+        assert_eq!(ended.scale(), 4.0);
+        let record = ended.optim.to_record();
+        let resumed = |config: GradScalerConfig| {
+            let mut run = trained(config, "");
+            run.optim.load_record(record.clone()).unwrap();
+            run
+        };
         // Unedited, it ends at once.
-        let mut same = sgd_under(config);
-        same.from_bytes(bytes.clone()).unwrap();
-        step(&mut same, true).unwrap_err();
+        resumed(config).refused(BAD);
 
         let unraised = config.with_raise_error_at_min_scale(false);
         let lower = config.with_min_scale(None);
         let longer = lower.with_max_consecutive_skips(Some(20));
         let raised = config.with_init_scale(128.0).with_min_scale(Some(64.0));
         let raised = raised.with_max_consecutive_skips(None);
-        let mut edits = vec![(lower, 2.0), (longer, 2.0), (raised, 64.0)];
-        if raise {
-            edits.push((unraised, 4.0));
-        }
-        for (edited, next) in edits {
-            let mut optim = sgd_under(edited);
-            optim.from_bytes(bytes.clone()).unwrap();
-            assert_eq!(optim.scaler().counters().consecutive_skips(), 0);
-            if next < 4.0 || (raise && edited == unraised) {
-                step(&mut optim, true).unwrap();
-            }
-            assert_eq!(optim.scaler().loss_scale(), next);
-            step(&mut optim, false).unwrap();
-            assert_eq!(optim.scaler().counters().stepped(), 1);
+        let mut edits = vec![(lower, "x", 2.0), (longer, "x", 2.0), (raised, "", 64.0)];
+        edits.extend(raise.then_some((unraised, "x", 4.0)));
+        for (edited, steps, next) in edits {
+            let mut run = resumed(edited);
+            assert_eq!(run.counters().consecutive_skips(), 0);
+            steps.chars().for_each(|_| run.step(BAD));
+            assert_eq!(run.scale(), next);
+            run.step(ONES);
+            assert_eq!(run.counters().stepped(), 1);
         }
     }
 }
@@ -200,28 +174,26 @@ fn after_exhaustion_the_configuration_is_edited() {
 #[test]
 fn a_used_scaler_forgets() {
     let used = || {
-        let mut optim = trained(stored(), &[false, true, true, true]);
+        let run = trained(stored(), ".xxx");
         // A loss whose gradients have not come.
         let loss = Tensor::<1>::ones([1], &Device::flex());
-        drop(optim.scaler_mut().scale(loss));
-        optim
+        drop(run.optim.scaler().scale(loss));
+        let scaler = run.optim.scaler();
+        assert!(scaler.last_outcome().is_some() && scaler.last_status().is_some());
+        run
     };
-    let mut optim = used();
-    assert!(optim.scaler().last_outcome().is_some() && optim.scaler().last_status().is_some());
-    optim.load_record(saved()).unwrap();
-    let mut scaler = used().scaler().clone();
+    let mut run = used();
+    run.optim.load_record(saved()).unwrap();
+    let mut scaler = used().optim.scaler().clone();
     scaler.load_record(saved()).unwrap();
     // That of an optimizer without loss scaling.
-    let mut plain = used();
+    let mut plain = used().optim;
     let bytes = SgdConfig::new().init().into_bytes().unwrap();
     plain.from_bytes(bytes).unwrap();
-    for scaler in [optim.scaler(), &scaler, plain.scaler()] {
-        assert_eq!(scaler.last_outcome(), None);
-        assert!(scaler.last_status().is_none());
+    for scaler in [run.optim.scaler(), &scaler, plain.scaler()] {
+        assert_eq!((scaler.last_outcome(), scaler.last_status()), (None, None));
     }
     // That loss is not compared with the gradients of another run.
-    let model = Model::new();
-    let zeros = scaled_by_hand(optim.scaler(), model.gradients(|_| 0.0));
-    let messages = captured(Level::Warn, || drop(optim.step(0.1, model, zeros)));
-    assert_eq!(messages, [""; 0]);
+    let zeros = scaled_by_hand(run.optim.scaler(), run.model.plain([0.0; 10]));
+    no_warning(|| run.take(zeros));
 }

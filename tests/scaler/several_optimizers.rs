@@ -1,25 +1,23 @@
 //! Several optimizers under one scaler: each skips by its own gradients, and the scale moves once.
 
-use super::support::*;
+use burn_amp_tests::{prelude::*, trial::*};
 
 /// A model and its optimizer.
-type Player = (Model, ModuleOptimizer);
+type Player = (Pair, ModuleOptimizer);
 
 /// One step; whether the parameters moved.
 fn step(scaler: &mut GradScaler, (model, optim): &mut Player, overflow: bool) -> bool {
-    let grads = model.scaled(scaler.loss_scale(), overflow);
+    let grads = model.scaled(values_that(overflow), scaler.loss_scale());
     let grads = scaler.unscale(grads, model).unwrap();
-    let before = model.values();
-    *model = scaler.step(optim, 0.1, model.clone(), grads);
-    before != model.values()
+    let stepped = scaler.step(optim, 0.1, model.clone(), grads);
+    std::mem::replace(model, stepped).values() != model.values()
 }
 
-/// A generator and a critic.
+/// A generator and a critic, whose parameters have the same ids, as those of a target network and the one that it follows.
 fn setup() -> (GradScaler, [Player; 2]) {
-    let config = GradScalerConfig::new().with_growth_interval(2);
+    let ByHand { scaler, model, .. } = ByHand::new(at_scale(65536.0).with_growth_interval(2));
     let optimizers = [AdamConfig::new().init(), SgdConfig::new().init()];
-    let players = optimizers.map(|optim| (Model::new(), optim));
-    (config.init().unwrap(), players)
+    (scaler, optimizers.map(|optim| (model.clone(), optim)))
 }
 
 #[test]
@@ -35,8 +33,7 @@ fn each_skips_by_its_own_gradients() {
         let before = scaler.loss_scale();
         for (player, overflow) in steps {
             assert_eq!(step(&mut scaler, &mut players[player], overflow), !overflow);
-            let outcome = burn_amp_tests::outcome(overflow);
-            assert_eq!(scaler.last_outcome(), Some(outcome), "{steps:?}");
+            assert_eq!(scaler.last_outcome(), Some(outcome(overflow)), "{steps:?}");
             // The scale moves in `update` only.
             assert_eq!(scaler.loss_scale(), before, "{steps:?}");
         }
@@ -66,4 +63,21 @@ fn clean_iterations_count_once_towards_growth() {
         }
         assert_eq!(scaler.counters().steps(), 4 + 4 / every as u64);
     }
+}
+
+#[test]
+fn the_log_names_the_overflow_of_every_optimizer() {
+    let mut run = ByHand::at(64.0);
+    let other = [LinearConfig::new(2, 2).init(&flex())];
+    let messages = captured(Level::Info, || {
+        run.step(BAD).unwrap();
+        let grads = gradients(&other, 0, f32::NAN, FloatDType::F32);
+        let grads = scaled_by_hand(&run.scaler, grads);
+        let grads = run.scaler.unscale(grads, &other).unwrap();
+        let mut sgd = SgdConfig::new().init();
+        run.scaler.step(&mut sgd, 0.1, other, grads);
+        run.scaler.update().unwrap();
+    });
+    let expected = "step skipped: gradients overflow, first in `bias` and in `0.weight`, at loss scale 64, next 32";
+    assert_eq!(messages, [expected]);
 }

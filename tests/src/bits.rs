@@ -85,11 +85,8 @@ pub fn pack(bytes: Bytes) -> Pack {
 /// Every float parameter of a module: its path, its id, its stored value.
 pub fn parameters<M: Module>(module: &M) -> BTreeMap<String, (u64, Values)> {
     let values = |data: TensorData| {
-        (
-            data.dtype(),
-            data.shape().to_vec(),
-            data.as_bytes().to_vec(),
-        )
+        let bytes = data.as_bytes().to_vec();
+        (data.dtype(), data.shape().to_vec(), bytes)
     };
     let found = collect(module, None).into_iter();
     found
@@ -140,36 +137,33 @@ fn collect<M: Module>(
     module: &M,
     grads: Option<&GradientsParams>,
 ) -> Vec<(String, u64, TensorData)> {
-    struct Collect<'a> {
-        grads: Option<&'a GradientsParams>,
-        path: Vec<String>,
-        found: Vec<(String, u64, TensorData)>,
-    }
-
-    impl ModuleVisitor for Collect<'_> {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.push(name.to_string());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
-        }
-
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let data = match self.grads {
-                None => Some(param.base().to_data()),
-                Some(grads) => grads.get::<D>(param.id).map(Tensor::into_data),
-            };
-            let found = data.map(|data| (self.path.join("."), param.id.val(), data));
-            self.found.extend(found);
-        }
-    }
-
-    let mut collect = Collect {
-        grads,
-        path: Vec::new(),
-        found: Vec::new(),
-    };
+    let mut collect = Collect(grads, Vec::new(), Vec::new());
     module.visit(&mut collect);
-    collect.found
+    collect.2
+}
+
+/// The gradients if they are wanted, the path so far, and what was found.
+struct Collect<'a>(
+    Option<&'a GradientsParams>,
+    Vec<String>,
+    Vec<(String, u64, TensorData)>,
+);
+
+impl ModuleVisitor for Collect<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.1.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.1.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let data = match self.0 {
+            None => Some(param.base().to_data()),
+            Some(grads) => grads.get::<D>(param.id).map(Tensor::into_data),
+        };
+        let found = data.map(|data| (self.1.join("."), param.id.val(), data));
+        self.2.extend(found);
+    }
 }

@@ -69,31 +69,22 @@ pub fn gradients<M: Module>(
     scale: f32,
     dtype: FloatDType,
 ) -> GradientsParams {
-    struct Make {
-        grads: GradientsParams,
-        seed: usize,
-        scale: f32,
-        dtype: FloatDType,
-    }
-
-    impl ModuleVisitor for Make {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let shape = param.shape();
-            self.seed += 50;
-            let value = |index: usize| ((index * 29 + self.seed) % 128) as f32 / 64.0 - 1.0;
-            let values = (0..shape.num_elements()).map(|i| value(i) * self.scale);
-            let data = TensorData::new(values.collect::<Vec<f32>>(), shape);
-            let grad = Tensor::<D>::from_data(data, &param.device().inner());
-            self.grads.register(param.id, grad.cast(self.dtype));
-        }
-    }
-
-    let mut make = Make {
-        grads: GradientsParams::new(),
-        seed: 1000 * (step + 1),
-        scale,
-        dtype,
-    };
+    let mut make = Make(GradientsParams::new(), 1000 * (step + 1), scale, dtype);
     module.visit(&mut make);
-    make.grads
+    make.0
+}
+
+/// The gradients so far, the last one's number, what they are multiplied by and stored in.
+struct Make(GradientsParams, usize, f32, FloatDType);
+
+impl ModuleVisitor for Make {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let shape = param.shape();
+        self.1 += 50;
+        let value = |index: usize| ((index * 29 + self.1) % 128) as f32 / 64.0 - 1.0;
+        let values = (0..shape.num_elements()).map(|index| value(index) * self.2);
+        let data = TensorData::new(values.collect::<Vec<f32>>(), shape);
+        let grad = Tensor::<D>::from_data(data, &param.device().inner());
+        self.0.register(param.id, grad.cast(self.3));
+    }
 }

@@ -8,9 +8,10 @@ mod log_max_again;
 mod logs;
 mod panics;
 pub mod prelude;
-mod run;
+pub mod run;
 mod says;
 pub mod small;
+pub mod trial;
 mod waited;
 
 pub use bits::{
@@ -24,7 +25,7 @@ pub use log_max_again::LogMaxAgain;
 pub use logs::{captured, logs};
 pub use panics::{panic_message, quietly};
 pub use run::{Run, Snapshot, resumed};
-pub use says::{is_error, only, says};
+pub use says::{is_error, no_warning, only, says, warns_once};
 pub use waited::Waited;
 
 use burn::optim::{GradientsParams, SgdConfig};
@@ -62,24 +63,19 @@ pub fn reference<T: DeserializeOwned>(prefix: &str) -> Vec<(String, T)> {
         || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("reference"),
         PathBuf::from,
     );
-    let mut names: Vec<String> = fs::read_dir(&folder)
-        .unwrap_or_else(|e| panic!("{}: {e}", folder.display()))
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .filter(|name| name.starts_with(&format!("{prefix}.")) && name.ends_with(".json"))
-        .collect();
+    let files = fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let names = files.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let prefix = format!("{prefix}.");
+    let is_one = |name: &String| name.starts_with(&prefix) && name.ends_with(".json");
+    let mut names: Vec<String> = names.filter(is_one).collect();
     names.sort();
-    assert!(
-        !names.is_empty(),
-        "no reference traces match {prefix}.*.json"
-    );
-    names
-        .into_iter()
-        .map(|name| {
-            let text = fs::read_to_string(folder.join(&name)).unwrap();
-            let value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
-            (name, value)
-        })
-        .collect()
+    assert!(!names.is_empty(), "no traces match {prefix}*.json");
+    let read = |name: String| {
+        let text = fs::read_to_string(folder.join(&name)).unwrap();
+        let value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
+        (name, value)
+    };
+    names.into_iter().map(read).collect()
 }
 
 /// What the files of a prefix have in their list `traces`, each with its place for messages.

@@ -2,34 +2,41 @@
 
 use crate::prelude::*;
 use burn_amp::hook::Hook;
+use burn_amp_core::internal::StepGradients;
 use std::{collections::BTreeMap, path::Path};
-
-use crate::{Pack, Values, fill_with_ids, pack, parameters, wave};
 
 /// Steps whose loss is infinite, beside those at which the growing scale overflows by itself.
 const INFINITE: [usize; 5] = [4, 16, 31, 40, 41];
 
+/// Two layers and a norm, from 6 numbers to 2.
 #[derive(Module, Debug)]
-struct Net {
-    hidden: Linear,
-    norm: LayerNorm,
-    head: Linear,
+pub struct Net {
+    /// To 8 numbers.
+    pub hidden: Linear,
+    /// Of these.
+    pub norm: LayerNorm,
+    /// To 2.
+    pub head: Linear,
 }
 
 impl Net {
-    fn new() -> Self {
-        let device = Device::default().autodiff();
+    /// The same values in every run, and the same ids.
+    pub fn new(device: &Device) -> Self {
         let net = Self {
-            hidden: LinearConfig::new(6, 8).init(&device),
-            norm: LayerNormConfig::new(8).init(&device),
-            head: LinearConfig::new(8, 2).init(&device),
+            hidden: LinearConfig::new(6, 8).init(device),
+            norm: LayerNormConfig::new(8).init(device),
+            head: LinearConfig::new(8, 2).init(device),
         };
         fill_with_ids(net, 0, 0.7)
     }
 
-    fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+    /// In half precision or in a scope, with a norm in f32 unless that is stored in half precision itself.
+    pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
         let hidden = tanh(self.hidden.forward(input));
-        let hidden = in_f32(hidden, |x| self.norm.forward(x));
+        let hidden = match self.norm.gamma.base().dtype() {
+            DType::F32 => in_f32(hidden, |x| self.norm.forward(x)),
+            _ => self.norm.forward(hidden),
+        };
         self.head.forward(hidden)
     }
 }
@@ -78,14 +85,14 @@ impl<O: ModuleOptim> Run<O> {
     /// As [`mixed`](Self::mixed), with a loss scale of the caller's.
     pub fn at_border(optim: O, schedule: LossScale) -> Self {
         let amp = MixedPrecision::f16().with_schedule(schedule).unwrap();
-        let net = Net::new().apply_reparameterization(amp.clone());
+        let net = Net::new(&device()).apply_reparameterization(amp.clone());
         Self::new(net, optim, &amp)
     }
 
     /// f16 parameters, `norm` excepted, and a scaler that scales the loss.
     pub fn half(optim: O) -> Self {
         let norm = ParamGroup::from_predicate("norm");
-        let net = to_half(Net::new(), FloatDType::F16, &[norm]);
+        let net = to_half(Net::new(&device()), FloatDType::F16, &[norm]);
         Self::new(net, optim, settings().init().unwrap())
     }
 
@@ -103,8 +110,7 @@ impl<O: ModuleOptim> Run<O> {
         let ema = EmaConfig::new().with_momentum(0.9);
         let optim = self.optim.with_accumulation(window);
         let clipped = optim.with_clipping(GradientClip::GlobalNorm(0.3));
-        let averaged = clipped.with_ema(ema.with_overwrite_frequency(Some(11)));
-        self.optim = averaged;
+        self.optim = clipped.with_ema(ema.with_overwrite_frequency(Some(11)));
         self
     }
 
@@ -116,13 +122,12 @@ impl<O: ModuleOptim> Run<O> {
 
     /// Goes on until so many steps, or micro-batches, are done.
     pub fn train_until(&mut self, end: usize) {
-        let device = Device::default().autodiff();
         while self.done < end {
-            let data = |count, shape: [usize; 2]| {
-                let values = wave(100 * self.done, count, 0.7);
-                Tensor::<2>::from_data(TensorData::new(values, shape), &device)
+            let data = |shape: [usize; 2]| {
+                let values = wave(100 * self.done, shape.iter().product(), 0.7);
+                Tensor::<2>::from_data(TensorData::new(values, shape), &device())
             };
-            let (input, target) = (data(24, [4, 6]), data(8, [4, 2]));
+            let (input, target) = (data([4, 6]), data([4, 2]));
             let amp = self.optim.scaler().precision().cloned();
             let output = match &amp {
                 Some(amp) => amp.autocast(input, |x| self.net.forward(x)),
@@ -132,17 +137,11 @@ impl<O: ModuleOptim> Run<O> {
             if INFINITE.contains(&self.done) {
                 loss = loss.mul_scalar(f32::INFINITY);
             }
-            let net = self.net.clone();
-            self.net = match amp {
-                Some(_) => {
-                    let grads = GradientsParams::from_grads(loss.backward(), &net);
-                    self.optim.step(0.05, net, grads)
-                }
-                None => {
-                    let grads = self.optim.backward(loss, &net);
-                    self.optim.step(0.05, net, grads)
-                }
+            let grads: StepGradients = match amp {
+                Some(_) => GradientsParams::from_grads(loss.backward(), &self.net).into(),
+                None => self.optim.backward(loss, &self.net).into(),
             };
+            self.net = self.optim.step(0.05, self.net.clone(), grads);
             self.done += 1;
         }
     }
@@ -166,7 +165,7 @@ impl<O: ModuleOptim> Run<O> {
         Snapshot {
             parameters: parameters(&self.net),
             averaged: ema.map(|ema| parameters(&ema.module(&self.net))),
-            record: pack(self.optim.into_bytes().unwrap()),
+            record: contents(&mut self.optim),
             counters: self.optim.scaler().counters(),
             scale: self.optim.scaler().loss_scale(),
             window: self.optim.window().map_or(0, |window| window.len()),

@@ -1,6 +1,8 @@
 //! What messages say.
 
+use crate::captured;
 use burn_amp::AmpError;
+use log::Level;
 use std::fmt::Display;
 
 /// Asserts that a message, or an error's, has all of these parts.
@@ -27,4 +29,16 @@ pub fn only(messages: &[String]) -> &str {
         panic!("not one message: {messages:?}");
     };
     message
+}
+
+/// Asserts that an action warns of nothing.
+#[track_caller]
+pub fn no_warning(action: impl FnOnce()) {
+    assert_eq!(captured(Level::Warn, action), [""; 0]);
+}
+
+/// Asserts that an action warns once, with a message that has all of these parts.
+#[track_caller]
+pub fn warns_once<const N: usize>(parts: [&str; N], action: impl FnOnce()) {
+    says(only(&captured(Level::Warn, action)), parts);
 }

@@ -1,33 +1,24 @@
 //! What does not fit into a window, and what ends a run.
 
 use super::*;
-use crate::support::*;
 
 #[test]
 fn too_many_dropped_in_a_row_end_the_run_and_keep_the_window() {
     let scaler = at_scale(1024.0).with_max_consecutive_skips(Some(2));
-    let optim = sgd_under(scaler).with_accumulation(windows(3, true));
-    let mut run = Trial::new(optim);
-    [micro(0), BAD, BAD].into_iter().for_each(|k| run.step(k));
-    let expected = AmpError::LossScaleExhausted {
-        scale: 256.0,
-        skips: 3,
-        parameter: "weight".into(),
-    };
-    assert_eq!(run.refused(BAD), expected);
-    assert_eq!((run.counters().dropped(), run.len()), (3, 1));
+    let mut run = Trial::new(sgd_under(scaler).with_accumulation(windows(3, true)));
+    play(&mut run, "0 x x");
+    let parts = ["loss scale 256 after 3 skipped steps", "`bias`"];
+    is_error(&run.refused(BAD), "LossScaleExhausted", parts);
+    assert_eq!((run.counters().dropped(), run.window()), (3, 1));
 }
 
 #[test]
 fn what_the_optimizer_cannot_take_is_refused_at_the_first_micro_batch() {
     for rule in RULES {
         let mut run = window(2, rule).with_dtype(DType::F16);
-        let error = run.refused(all(1.0));
-        let AmpError::HalfPrecisionParameter { parameter, .. } = error else {
-            panic!("{error}");
-        };
-        assert_eq!(parameter, "weight");
-        assert_eq!((run.len(), run.counters().steps()), (0, 0));
+        let error = run.refused(ONES);
+        is_error(&error, "HalfPrecisionParameter", ["`weight`"]);
+        assert_eq!((run.window(), run.counters().steps()), (0, 0));
     }
 }
 
@@ -36,10 +27,10 @@ fn what_the_optimizer_cannot_take_is_refused_at_the_first_micro_batch() {
 fn a_window_of_another_model_is_refused_and_stays() {
     for rule in RULES {
         let mut run = window(3, rule);
-        run.step(all(1.0));
+        run.step(ONES);
         let mut other = run.model.clone();
         other.weight = other.weight.map(|weight| weight.reshape([3, 2]));
-        let mut grads = run.gradients(micro(1));
+        let mut grads = run.scaled(ONES);
         let weight = Tensor::<2>::ones([3, 2], &Device::default());
         grads.params_mut().register(other.weight.id, weight);
         let stepped = run.optim.try_step(1.0, other.clone(), grads);
@@ -48,7 +39,7 @@ fn a_window_of_another_model_is_refused_and_stays() {
             let error = failed.unwrap_err().error;
             is_error(&error, "ForeignRecord", ["`weight`", "another model"]);
         }
-        assert_eq!((run.len(), run.counters().dropped()), (1, 0));
+        assert_eq!((run.window(), run.counters().dropped()), (1, 0));
         run.flush();
         assert_eq!(run.values(), [-1.0; 10]);
     }
@@ -56,13 +47,12 @@ fn a_window_of_another_model_is_refused_and_stays() {
 
 #[test]
 fn gradients_of_no_parameter_are_dropped_and_logged() {
-    let model = Pair::zeros(DType::F32);
     let mut scaler = sgd().scaler().clone();
     let mut window = windows(3, false).init().unwrap();
-    let grads = || model.gradients(all(1.0), 1024.0);
-    let stranger = LinearConfig::new(2, 2).init(&Device::default().autodiff());
+    let grads = Pair::of(0.0).scaled(ONES, 1024.0);
+    let stranger = LinearConfig::new(2, 2).init(&device());
     let logged = captured(Level::Debug, || {
-        let full = scaler.accumulate(&mut window, grads(), &stranger);
+        let full = scaler.accumulate(&mut window, grads, &stranger);
         assert!(full.unwrap().is_none());
     });
     says(&logged.join("\n"), ["2 gradients belong to no parameter"]);

@@ -1,0 +1,38 @@
+//! What these tests share.
+
+pub use burn_amp_tests::{prelude::*, trial::*};
+
+/// Whether a micro-batch that overflows is dropped by itself.
+pub const RULES: [bool; 2] = [false, true];
+
+/// Windows of `n` micro-batches under this rule.
+pub fn windows(n: u32, rule: bool) -> AccumulationConfig {
+    AccumulationConfig::new(n).with_skip_micro_batch(rule)
+}
+
+/// The L2 norm.
+pub fn l2(values: &[f64]) -> f64 {
+    let squares = values.iter().map(|value| value * value);
+    squares.sum::<f64>().sqrt()
+}
+
+/// Whether the device under test is Flex, whose memory tests can look at and whose sums are in f64.
+pub fn on_flex() -> bool {
+    Device::default() == Device::flex()
+}
+
+/// Plain SGD at a loss scale of 1024 that grows after two finite steps.
+pub fn sgd() -> ScaledOptimizer<ModuleOptimizer> {
+    sgd_under(at_scale(1024.0).with_growth_interval(2))
+}
+
+/// Plain SGD with f32 copies.
+pub fn masters(settings: GradScalerConfig) -> ScaledOptimizer<MasterWeights> {
+    let inner = MasterWeights::new(SgdConfig::new().build());
+    ScaledOptimizer::new(inner, settings.init().unwrap())
+}
+
+/// Why the first step of an optimizer is refused.
+pub fn first_error(optim: ScaledOptimizer) -> AmpError {
+    Trial::new(optim).refused(ONES)
+}

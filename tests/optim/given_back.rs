@@ -3,67 +3,51 @@
 use crate::support::*;
 
 fn model() -> Linear {
-    LinearConfig::new(2, 2).init(&Device::default().autodiff())
+    LinearConfig::new(2, 2).init(&device())
 }
 
-fn gradients(model: &Linear, value: f32) -> GradientsParams {
+fn gradients(model: &Linear, shape: [usize; 2], value: f32) -> GradientsParams {
     let mut grads = GradientsParams::new();
-    let grad = Tensor::<2>::full([2, 2], value, &Device::default());
+    let grad = Tensor::<2>::full(shape, value, &Device::default());
     grads.register(model.weight.id, grad);
     grads
 }
 
 /// One that no overflow is left to.
-fn scaler() -> GradScaler {
-    let config = GradScalerConfig::new().with_max_consecutive_skips(Some(0));
-    config.init().unwrap()
-}
-
-fn optimizer() -> ScaledOptimizer<ModuleOptimizer> {
-    ScaledOptimizer::new(SgdConfig::new().init(), scaler())
+fn optimizer() -> ScaledOptimizer {
+    sgd_under(GradScalerConfig::new().with_max_consecutive_skips(Some(0)))
 }
 
 type Step = fn(Linear) -> Result<Linear, StepError<Linear>>;
 
-/// A step on the parts of several devices.
-fn on_devices<const N: usize>(
-    parts: [GradientsParams; N],
-    model: Linear,
-) -> Result<Linear, StepError<Linear>> {
-    let grads = parts.map(|part| (part, Device::default())).into();
-    optimizer().step_multi(0.1, model, MultiGradientsParams { grads })
-}
-
 /// A scaler and gradients that overflow, unscaled by it.
 fn by_hand(model: &Linear) -> (GradScaler, UnscaledGradients) {
-    let scaler = scaler();
-    let grads = scaled_by_hand(&scaler, gradients(model, f32::NAN));
+    let scaler = optimizer().scaler().clone();
+    let grads = scaled_by_hand(&scaler, gradients(model, [2, 2], f32::NAN));
     let grads = scaler.unscale(grads, model).unwrap();
     (scaler, grads)
 }
 
 const FAILING: [Step; 5] = [
     |model| {
-        let grads = gradients(&model, f32::INFINITY);
+        let grads = gradients(&model, [2, 2], f32::INFINITY);
         optimizer().try_step(0.1, model, grads)
     },
     |model| {
         let mut optim = optimizer().with_accumulation(3);
-        let grads = gradients(&model, f32::MAX);
-        let model = optim.try_step(0.1, model, grads)?;
-        let grads = gradients(&model, f32::MAX);
-        let model = optim.try_step(0.1, model, grads)?;
-        optim.try_flush(f64::NAN, model)
+        let grads = [(); 2].map(|()| gradients(&model, [2, 2], f32::MAX));
+        let stepped = grads
+            .into_iter()
+            .try_fold(model, |model, grads| optim.try_step(0.1, model, grads));
+        optim.try_flush(f64::NAN, stepped?)
     },
     |model| {
-        let grads = [1.0, f32::NAN].map(|value| gradients(&model, value));
-        on_devices(grads, model)
+        let grads = [1.0, f32::NAN].map(|value| gradients(&model, [2, 2], value));
+        optimizer().step_multi(0.1, model, multi(&Device::default(), grads.into()))
     },
     |model| {
-        let mut grads = GradientsParams::new();
-        let other_shape = Tensor::<2>::ones([3, 1], &Device::default());
-        grads.register(model.weight.id, other_shape);
-        on_devices([grads], model)
+        let grads = vec![gradients(&model, [3, 1], 1.0)];
+        optimizer().step_multi(0.1, model, multi(&Device::default(), grads))
     },
     |model| {
         let (mut scaler, grads) = by_hand(&model);
@@ -90,7 +74,7 @@ fn the_module_comes_back_as_it_was() {
         assert_eq!(wide().unwrap_err().to_string(), error.to_string());
 
         // It trains on.
-        let grads = gradients(&module, 1.0);
+        let grads = gradients(&module, [2, 2], 1.0);
         let stepped = optimizer().step(0.1, *module, grads);
         assert_ne!(parameters(&stepped)[0], before[0]);
     }
@@ -101,7 +85,7 @@ fn the_module_comes_back_as_it_was() {
 fn the_plain_step_panics_with_the_message() {
     let model = model();
     let message = FAILING[0](model.clone()).unwrap_err().to_string();
-    let bad = gradients(&model, f32::INFINITY);
+    let bad = gradients(&model, [2, 2], f32::INFINITY);
     let panic = panic_message(|| optimizer().step(0.1, model.clone(), bad));
     assert_eq!(panic, message);
     let (mut scaler, grads) = by_hand(&model);

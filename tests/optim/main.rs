@@ -8,7 +8,6 @@ mod lr_scheduler;
 mod refused;
 mod several_devices;
 mod shared_scale;
-mod skipped_step;
 mod support;
 mod unsupported;
 mod wrapped;

@@ -6,6 +6,7 @@ mod fill;
 mod log_max_again;
 mod logs;
 mod panics;
+mod player;
 pub mod prelude;
 mod run;
 mod says;
@@ -21,6 +22,7 @@ pub use fill::{address, device, fill, fill_with_ids, flex, gradients, random, wa
 pub use log_max_again::LogMaxAgain;
 pub use logs::{captured, logs};
 pub use panics::{panic_message, quietly};
+pub use player::Player;
 pub use run::{Run, Snapshot, resumed};
 pub use says::{is_error, only, says};
 pub use waited::Waited;

@@ -1,7 +1,5 @@
 //! Runs in f16 in which something goes wrong now and then: their steps are decided by the host or by the device, or recorded.
 
-use burn_pack::DType as Stored;
-
 use super::gradients;
 use crate::support::*;
 
@@ -54,7 +52,7 @@ impl Net {
 }
 
 /// Parameters, bit for bit.
-pub type Values = Vec<(Stored, Vec<u8>)>;
+pub type Values = Vec<(DType, Vec<u8>)>;
 
 /// The inputs, and what the loss is multiplied by.
 pub type Batch = (Tensor<2>, Tensor<1>);
@@ -117,11 +115,8 @@ impl<O: ModuleOptim> Run<O> {
 
     pub fn of(net: &Net, optim: O, config: GradScalerConfig) -> Self {
         let amp = MixedPrecision::f16().with_scaler(config).unwrap();
-        Self {
-            net: net.clone().apply_reparameterization(amp.clone()),
-            optim: ScaledOptimizer::new(optim, &amp),
-            amp,
-        }
+        let (net, optim) = amp.prepare(net.clone(), optim);
+        Self { amp, net, optim }
     }
 
     /// With this clipping beside what it has.
@@ -140,6 +135,13 @@ impl<O: ModuleOptim> Run<O> {
         let stepped = self.optim.try_step(lr, self.net.clone(), grads);
         self.net = stepped.map_err(|error| error.error)?;
         Ok(())
+    }
+
+    /// A step that does not fail. Returns the loss.
+    pub fn train(&mut self, lr: f64, batch: Batch) -> Tensor<1> {
+        let loss = loss(&self.amp, &self.net, batch);
+        self.step_on(lr, loss.clone()).unwrap();
+        loss.inner()
     }
 
     /// A step on gradients that no backward pass has made.
@@ -166,89 +168,68 @@ impl<O: ModuleOptim> Run<O> {
     }
 
     /// Its next steps are recorded, where the device can.
-    pub fn captured(self) -> Captured<O, impl FnMut(&Net, Batch) -> Tensor<1>> {
+    pub fn captured(self) -> Captured<O> {
         let amp = self.amp;
         let of = move |net: &Net, batch: Batch| loss(&amp, net, batch);
-        CapturedStep::new(self.net, self.optim, of).unwrap()
+        CapturedStep::new(self.net, self.optim, Box::new(of) as Loss).unwrap()
     }
 }
 
-pub type Captured<O, F> = CapturedStep<Net, Batch, O, F>;
+type Loss = Box<dyn FnMut(&Net, Batch) -> Tensor<1>>;
+
+pub type Captured<O> = CapturedStep<Net, Batch, O, Loss>;
 
 /// What makes steps, and what a test compares of it.
-pub trait Executor {
-    type Optim: ModuleOptim;
+pub enum Executor<O> {
+    Run(Run<O>),
+    Captured(Captured<O>),
+}
 
+impl<O: ModuleOptim> Executor<O> {
     /// Returns the loss.
-    fn step(&mut self, lr: f64, batch: Batch) -> Tensor<1>;
+    pub fn step(&mut self, lr: f64, batch: Batch) -> Tensor<1> {
+        match self {
+            Self::Run(run) => run.train(lr, batch),
+            Self::Captured(step) => step.step(lr, batch).unwrap(),
+        }
+    }
 
-    fn net(&self) -> Net;
+    pub fn net(&self) -> Net {
+        match self {
+            Self::Run(run) => run.net.clone(),
+            Self::Captured(step) => step.model(),
+        }
+    }
 
-    fn optim(&self) -> &ScaledOptimizer<Self::Optim>;
+    pub fn optim(&self) -> &ScaledOptimizer<O> {
+        match self {
+            Self::Run(run) => &run.optim,
+            Self::Captured(step) => step.optim(),
+        }
+    }
 
     /// While steps are in flight.
-    fn record(&mut self) -> AmpRecord;
+    pub fn record(&mut self) -> Bytes {
+        let record = match self {
+            Self::Run(run) => run.optim.to_record(),
+            Self::Captured(step) => step.to_record(),
+        };
+        record.into_bytes().unwrap()
+    }
 
-    fn synchronize(&mut self);
+    pub fn synchronize(&mut self) {
+        let done = match self {
+            Self::Run(run) => run.optim.synchronize(),
+            Self::Captured(step) => step.synchronize(),
+        };
+        done.unwrap();
+    }
 
     /// What is not recorded: nothing else can change its network or its gradients between two steps.
-    fn run(&mut self) -> &mut Run<Self::Optim>;
-}
-
-impl<O: ModuleOptim> Executor for Run<O> {
-    type Optim = O;
-
-    fn step(&mut self, lr: f64, batch: Batch) -> Tensor<1> {
-        let loss = loss(&self.amp, &self.net, batch);
-        self.step_on(lr, loss.clone()).unwrap();
-        loss.inner()
-    }
-
-    fn net(&self) -> Net {
-        self.net.clone()
-    }
-
-    fn optim(&self) -> &ScaledOptimizer<O> {
-        &self.optim
-    }
-
-    fn record(&mut self) -> AmpRecord {
-        self.optim.to_record()
-    }
-
-    fn synchronize(&mut self) {
-        self.optim.synchronize().unwrap();
-    }
-
-    fn run(&mut self) -> &mut Run<O> {
-        self
-    }
-}
-
-impl<O: ModuleOptim, F: FnMut(&Net, Batch) -> Tensor<1>> Executor for Captured<O, F> {
-    type Optim = O;
-
-    fn step(&mut self, lr: f64, batch: Batch) -> Tensor<1> {
-        self.step(lr, batch).unwrap()
-    }
-
-    fn net(&self) -> Net {
-        self.model()
-    }
-
-    fn optim(&self) -> &ScaledOptimizer<O> {
-        self.optim()
-    }
-
-    fn record(&mut self) -> AmpRecord {
-        self.to_record()
-    }
-
-    fn synchronize(&mut self) {
-        self.synchronize().unwrap();
-    }
-
-    fn run(&mut self) -> &mut Run<O> {
-        unreachable!("a captured step makes its own gradients")
+    pub fn run(&mut self) -> &mut Run<O> {
+        match self {
+            Self::Run(run) => run,
+            Self::Captured(_) => unreachable!("a captured step makes its own gradients"),
+        }
     }
 }

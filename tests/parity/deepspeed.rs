@@ -11,18 +11,23 @@ fn ends(scale: &LossScale, overflow: bool) -> bool {
     overflow && scale.is_at_floor() && scale.config().raise_error_at_min_scale
 }
 
+/// Ours, and theirs in both kinds of traces.
+const NAMES: [(&str, &str); 4] = [
+    ("init_scale", "init_scale"),
+    ("growth_interval", "scale_window"),
+    ("min_scale", "min_scale"),
+    ("raise_error_at_min_scale", "raise_error_at_min_scale"),
+];
+
 #[test]
 fn parity_deepspeed() {
     for (name, trace) in traces::<Value>("deepspeed_traces") {
-        let names = [
-            ("init_scale", "init_scale"),
-            ("growth_interval", "scale_window"),
-            ("min_scale", "min_scale"),
-            ("raise_error_at_min_scale", "raise_error_at_min_scale"),
+        let own = [
             ("hysteresis", "delayed_shift"),
             ("consecutive_hysteresis", "consecutive_hysteresis"),
         ];
-        let mut scale = settings(&trace["config"], &names).schedule().unwrap();
+        let config = settings(&trace["config"], &[&NAMES[..], &own].concat());
+        let mut scale = config.schedule().unwrap();
         for (step, (overflow, expected)) in steps(&trace).enumerate() {
             let at = format!("{name}, step {step}");
             let ends = ends(&scale, overflow);
@@ -42,16 +47,12 @@ fn parity_deepspeed() {
 fn parity_deepspeed_dynamic() {
     'traces: for (name, trace) in traces::<Value>("deepspeed_dynamic") {
         let name = format!("{name}, {}", trace["id"]);
-        let names = [
-            ("init_scale", "init_scale"),
+        let own = [
             ("growth_factor", "scale_factor"),
-            ("growth_interval", "scale_window"),
-            ("min_scale", "min_scale"),
-            ("raise_error_at_min_scale", "raise_error_at_min_scale"),
             ("hysteresis", "hysteresis"),
             ("consecutive_hysteresis", "consecutive_hysteresis"),
         ];
-        let config = settings(&trace["params"], &names);
+        let config = settings(&trace["params"], &[&NAMES[..], &own].concat());
         let window = config.growth_interval;
         let Ok(mut scale) = config.with_growth_interval(window + 1).schedule() else {
             // The scale starts below the floor, or is no f32.

@@ -4,8 +4,7 @@
 use super::{
     captured::has_graphs,
     run::{
-        Event, Executor, Net, Run, Values, adam, batch, config, event, is_flex, learning_rate,
-        nesterov,
+        Event, Executor, Run, Values, adam, batch, config, event, is_flex, learning_rate, nesterov,
     },
 };
 use crate::support::*;
@@ -98,7 +97,7 @@ fn is_compared(step: usize) -> bool {
 fn values<O: ModuleOptim>(executor: &Executor<O>) -> (Values, Option<Values>) {
     let net = executor.net();
     let averages = executor.optim().ema().map(|ema| stored(&ema.module(&net)));
-    (net.values(), averages)
+    (parameters(&net), averages)
 }
 
 /// Makes the steps of the plan by both.
@@ -151,7 +150,7 @@ fn same_bits<A: ModuleOptim, B: ModuleOptim>(
 
 /// Steps that the device decides, beside those that are waited for, and those that are recorded.
 fn pending<O: ModuleOptim + Clone>(name: &str, optim: O, plan: Plan) {
-    let net = Net::new();
+    let net = Net::dense(&device());
     let run = || Executor::Run(plan.run(&net, optim.clone()));
     let mut waited = Executor::Run(plan.run(&net, Waited(optim.clone())));
     same_bits(name, &plan, &mut run(), &mut waited);
@@ -200,7 +199,7 @@ fn sweep_whatever_happens_in_ten_thousand_steps() {
 /// Overflows, NaN losses, batches of two shapes, and records that all go on from, at random.
 fn whatever_happens(steps: usize) {
     let steps = if is_flex() { steps } else { 3 * ELSEWHERE };
-    let net = Net::new();
+    let net = Net::dense(&device());
     let mut host = Run::of(&net, Waited(adam()), config());
     let [mut on_device, recorded] = [(); 2].map(|()| Run::of(&net, adam(), config()));
     let amp = recorded.amp.clone();
@@ -313,21 +312,21 @@ fn clipping() {
     pending("global norm", decayed_adam(), of(120, f32, &global));
     let groups = [
         (None, GlobalNorm(0.02)),
-        (Some("output"), GlobalNorm(0.05)),
+        (Some("head"), GlobalNorm(0.05)),
         (Some("hidden.bias"), Norm(0.001)),
     ];
     pending("groups", nesterov(), of(120, FloatDType::F16, &groups));
     let each = [
         (None, Norm(0.03)),
         (Some("bias"), Value(0.004)),
-        (Some("output.weight"), GlobalNorm(f64::INFINITY)),
+        (Some("head.weight"), GlobalNorm(f64::INFINITY)),
     ];
     pending("norms and values", decayed_adam(), of(120, f32, &each));
     let values = [(None, Value(0.004))];
     pending("values", nesterov(), of(100, f32, &values));
 
     // Not by hand.
-    let clips = vec![(None, GlobalNorm(0.1)), (Some("output"), Value(0.02))];
+    let clips = vec![(None, GlobalNorm(0.1)), (Some("head"), Value(0.02))];
     let plan = Plan {
         elsewhere: Some(40),
         clips,

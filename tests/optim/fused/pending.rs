@@ -2,7 +2,7 @@
 
 use super::{
     gradients,
-    run::{Event, Net, Run, Values, adam, nesterov},
+    run::{Event, Run, Values, adam, nesterov},
 };
 use crate::support::*;
 
@@ -110,7 +110,7 @@ fn sweep_the_scale_learns_of_every_step() {
 }
 
 fn whoever_is_dropped_or_cloned(seeds: Range<u64>) {
-    let net = Net::new();
+    let net = Net::dense(&device());
     for seed in seeds {
         let (pending, scaler, optims) = program(&net, adam, seed);
         let waited = program(&net, || Waited(adam()), seed);
@@ -146,7 +146,7 @@ fn another_optimizer_takes_the_scale_over() {
 
 fn exhausted(skips: u32) -> Run<FusedAdam> {
     let config = config().with_max_consecutive_skips(Some(skips));
-    let mut run = Run::of(&Net::new(), adam(), config);
+    let mut run = Run::of(&Net::dense(&device()), adam(), config);
     for step in 0..=skips as usize {
         run.step(step, Event::Overflow).unwrap();
     }
@@ -185,13 +185,13 @@ fn the_first_call_after_an_error_is_known_returns_it() {
             run.optim.discard(grads)
         }),
         ("unscale", |run| {
-            let loss = run.net.output.weight.val().sum();
+            let loss = run.net.head.weight.val().sum();
             let grads = run.optim.backward(loss, &run.net);
             run.optim.unscale(grads, &run.net).map(drop)
         }),
     ];
     let config = config().with_max_consecutive_skips(Some(3));
-    let mut waited = Run::of(&Net::new(), Waited(adam()), config);
+    let mut waited = Run::of(&Net::dense(&device()), Waited(adam()), config);
     let start = waited.values();
     let expected = (0..4).find_map(|step| waited.step(step, Event::Overflow).err());
     assert!(matches!(
@@ -231,7 +231,7 @@ fn a_record_after_skipped_steps_alone_holds_no_state() {
         run.values()
     }
 
-    let net = Net::new();
+    let net = Net::dense(&device());
     let stored = record(&net, adam());
     let bytes = |record: AmpRecord| record.into_bytes().unwrap();
     assert!(bytes(stored.clone()) == bytes(record(&net, Waited(adam()))));

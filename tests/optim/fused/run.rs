@@ -24,33 +24,6 @@ pub fn event(step: usize) -> Event {
     }
 }
 
-#[derive(Module, Debug)]
-pub struct Net {
-    pub hidden: Linear,
-    pub output: Linear,
-}
-
-impl Net {
-    pub fn new() -> Self {
-        let device = Device::default().autodiff();
-        let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&device);
-        let net = Self {
-            hidden: linear(6, 10),
-            output: linear(10, 2),
-        };
-        fill(net, 0, 0.25)
-    }
-
-    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.output.forward(self.hidden.forward(x).tanh())
-    }
-
-    /// The bits of all parameters.
-    pub fn values(&self) -> Values {
-        stored(self)
-    }
-}
-
 /// Parameters, bit for bit.
 pub type Values = Vec<(DType, Vec<u8>)>;
 
@@ -61,14 +34,14 @@ pub type Batch = (Tensor<2>, Tensor<1>);
 pub fn batch(step: usize, event: Event, rows: usize) -> Batch {
     let device = Device::default().autodiff();
     let value = |index: usize| ((index * 13 + step * 7) % 32) as f32 / 16.0 - 1.0;
-    let values: Vec<f32> = (0..rows * 6).map(value).collect();
+    let values: Vec<f32> = (0..rows * 8).map(value).collect();
     let factor = match event {
         Event::Nothing => 1.0,
         Event::Overflow => 1e9,
         Event::Nan => f32::NAN,
     };
     (
-        Tensor::<1>::from_floats(values.as_slice(), &device).reshape([rows, 6]),
+        Tensor::<1>::from_floats(values.as_slice(), &device).reshape([rows, 8]),
         Tensor::from_floats([factor], &device),
     )
 }
@@ -110,7 +83,7 @@ pub struct Run<O> {
 
 impl<O: ModuleOptim> Run<O> {
     pub fn new(optim: O) -> Self {
-        Self::of(&Net::new(), optim, config())
+        Self::of(&Net::dense(&device()), optim, config())
     }
 
     pub fn of(net: &Net, optim: O, config: GradScalerConfig) -> Self {
@@ -148,7 +121,7 @@ impl<O: ModuleOptim> Run<O> {
     pub fn step_in(&mut self, dtype: FloatDType, step: usize, overflows: bool) {
         let mut grads = gradients(&self.net, step % 40, dtype);
         if overflows {
-            let id = self.net.output.weight.id;
+            let id = self.net.head.weight.id;
             let grad = grads.remove::<2>(id).unwrap();
             grads.register(id, grad * f32::INFINITY);
         }
@@ -156,7 +129,7 @@ impl<O: ModuleOptim> Run<O> {
     }
 
     pub fn values(&self) -> Values {
-        self.net.values()
+        parameters(&self.net)
     }
 
     /// Goes on from its own record with a new optimizer.

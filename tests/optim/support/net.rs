@@ -18,6 +18,11 @@ impl Net {
         Self::new(Some(stem), true, device)
     }
 
+    /// Ranks 1 and 2.
+    pub fn dense(device: &Device) -> Self {
+        Self::new(None, true, device)
+    }
+
     /// Rank 2 only, which is all that Muon takes.
     pub fn matrices(device: &Device) -> Self {
         Self::new(None, false, device)
@@ -38,8 +43,11 @@ impl Net {
             Some(stem) => stem.forward(input),
             None => input,
         };
-        let hidden = tanh(self.hidden.forward(input.flatten(1, 3)));
-        (self.head.forward(hidden) - target).square().mean()
+        (self.forward(input.flatten(1, 3)) - target).square().mean()
+    }
+
+    pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        self.head.forward(tanh(self.hidden.forward(input)))
     }
 }
 

@@ -36,7 +36,6 @@ struct Layer {
     block: usize,
     activation: usize,
     island: Island,
-    rounds: usize,
     residual: bool,
 }
 
@@ -111,7 +110,7 @@ impl Net {
     fn body(&self, input: Tensor<2>, plan: &Plan, by_hand: Option<FloatDType>) -> Tensor<2> {
         plan.layers.iter().fold(input, |x, layer| {
             let block = &self.blocks[layer.block % self.blocks.len()];
-            (0..layer.rounds).fold(x, |x, _| block.forward(x, layer, by_hand))
+            block.forward(x, layer, by_hand)
         })
     }
 
@@ -132,10 +131,9 @@ prop_compose! {
         block in 0usize..4,
         activation in 0usize..5,
         island in islands(),
-        rounds in 1usize..3,
         residual in any::<bool>(),
     ) -> Layer {
-        Layer { block, activation, island, rounds, residual }
+        Layer { block, activation, island, residual }
     }
 }
 
@@ -145,7 +143,7 @@ prop_compose! {
         rows in 1usize..4,
         width in 1usize..6,
         hidden in prop::collection::vec(1usize..6, 1..3),
-        layers in prop::collection::vec(layers(), 1..5),
+        layers in prop::collection::vec(layers(), 1..7),
         // Of four, the last is bf16 where the device has it.
         dtype in (0usize..4).prop_map(|at| halves()[(at / 3).min(halves().len() - 1)]),
         scale in -10i32..21,

@@ -12,43 +12,6 @@ fn input() -> Tensor<1> {
     vector(&[1.0, 2.0])
 }
 
-impl Chain {
-    /// With something in place of the part between.
-    fn around(
-        &self,
-        amp: &MixedPrecision,
-        weight: f64,
-        inner: impl Fn(Tensor<1>) -> Tensor<1>,
-    ) -> Gradients {
-        self.gradients(weight, |x| amp.autocast(x, |x| self.parts(x, &inner)))
-    }
-
-    /// With a factor for the part between.
-    fn rescaled(&self, amp: &MixedPrecision, k: i32, weight: f64) -> Gradients {
-        let inner = |x: Tensor<1>| {
-            let dtype = x.dtype();
-            let output = by(k, x, |x| {
-                assert_eq!([x.dtype(), self.inner.factor.val().dtype()], [dtype; 2]);
-                self.inner.forward(x)
-            });
-            assert_eq!(output.dtype(), dtype);
-            output
-        };
-        self.around(amp, weight, inner)
-    }
-}
-
-#[test]
-fn the_factor_is_taken_back_on_the_way_out() {
-    let expected = Chain::new().plain(two(-8));
-    for dtype in halves() {
-        for k in [-6, -1, 0, 1, 5, 8] {
-            let amp = scaled(dtype, two(9));
-            assert_eq!(attached(&amp).rescaled(&amp, k, two(-8)), expected);
-        }
-    }
-}
-
 /// What only the factor saves is saved in the part, and only there.
 #[test]
 fn gradients_are_larger_inside_alone() {
@@ -67,41 +30,11 @@ fn gradients_are_larger_inside_alone() {
 #[test]
 fn a_factor_that_is_too_high_overflows() {
     let amp = f16(two(8));
-    let [.., inner, last] = attached(&amp).rescaled(&amp, 22, two(-4));
+    let chain = attached(&amp);
+    let part = |x| by(22, x, |x| chain.inner.forward(x));
+    let [.., inner, last] = chain.around(&amp, two(-4), part);
     assert_eq!(last, Chain::new().plain(two(-4))[3]);
     assert!(inner.iter().all(|value| value.is_infinite()), "{inner:?}");
-}
-
-/// And on other threads, by `Scope::enter`.
-#[test]
-fn parts_in_parts_in_islands_and_in_scopes() {
-    let expected = Chain::new().plain(two(-8));
-    let amp = f16(two(9));
-    let chain = attached(&amp);
-    let inner = |x| chain.inner.forward(x);
-    let elsewhere = |x: Tensor<1>| {
-        let scope = Scope::current();
-        let work = || scope.enter(|| by(2, x, inner));
-        std::thread::scope(|threads| threads.spawn(work).join().unwrap())
-    };
-    let one = |x| by(1, x, inner);
-    let ways: [&dyn Fn(Tensor<1>) -> Tensor<1>; 8] = [
-        &|x| by(3, x, elsewhere),
-        &|x| by(3, x, one),
-        &|x| by(9, x, |x| by(-12, x, inner)),
-        &|x| by(3, x, |x| in_f32(x, inner)),
-        &|x| in_f32(x, |x| by(3, x, inner)),
-        &|x| in_f32(x, |x| by(3, x, |x| amp.autocast(x, inner))),
-        &|x| by(3, x, |x| amp.autocast(x, inner)),
-        &|x| by(3, x, |x| in_f32(x, |x| autocast(x, one))),
-    ];
-    for (index, way) in ways.into_iter().enumerate() {
-        assert_eq!(chain.around(&amp, two(-8), way), expected, "way {index}");
-    }
-    let around = chain.gradients(two(-8), |x| {
-        by(4, x, |x| amp.autocast(x, |x| chain.parts(x, inner)))
-    });
-    assert_eq!(around, expected);
 }
 
 /// The factor that a value has inside: that at which it becomes infinite.
@@ -216,16 +149,6 @@ fn a_leak_over_the_border_of_a_part_is_found_at_any_factor() {
         let found = check(14, two(weight), "none");
         assert!(found.is_ok(), "{weight}: {found:?}");
     }
-}
-
-/// As out of a scope: an f32 tensor that requires gradients would have them without the factor.
-#[test]
-fn what_a_part_refuses_is_told_by_the_scope() {
-    let amp = f16(two(9));
-    let side = vector(&[4.0, 0.5]).require_grad();
-    let result = amp.try_autocast(input(), |x| by(3, x, |_| side.clone() * 2.0));
-    let expected = AmpError::CapturedOutput { dtype: DType::F32 };
-    assert_eq!(result.map(drop).unwrap_err(), expected);
 }
 
 /// In a scope, and outside of one that opens in the part. The largest ones are taken.

@@ -1,6 +1,6 @@
 //! Scopes are of their thread, and of their handle: pools put other work on a thread that waits inside one.
 
-use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
+use rayon::{ThreadPoolBuilder, prelude::*};
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
     thread,
@@ -79,19 +79,17 @@ static STOLEN: AtomicUsize = AtomicUsize::new(0);
 
 impl Job {
     fn new(amp: &MixedPrecision, seed: usize, device: &Device) -> Self {
-        let linear = |seed| {
-            let linear = fill(LinearConfig::new(4, 4).init(device), seed);
-            linear.apply_reparameterization(amp.clone())
-        };
+        let linear = |seed| fill(LinearConfig::new(4, 4).init(device), seed);
+        let (amp, model) = (amp.clone(), [linear(seed), linear(seed + 1)]);
         Self {
-            amp: amp.clone(),
-            model: [linear(seed), linear(seed + 1)],
+            model: amp.attach(model),
+            amp,
             seed,
         }
     }
 
     /// The bits of the output and of the gradients. In the scope, two halves of the work go to the pool.
-    fn run(&self, device: &Device) -> Vec<Vec<u32>> {
+    fn run(&self, device: &Device) -> [Vec<u32>; 3] {
         if inside() {
             STOLEN.fetch_add(1, Ordering::Relaxed);
         }
@@ -115,22 +113,18 @@ impl Job {
             a * b
         });
         let grads = (output.clone().square().mean() * two(-16)).backward();
-        let mut found = vec![bits(output), bits(input.grad(&grads).unwrap())];
+        let of_input = bits(input.grad(&grads).unwrap());
         let grads = GradientsParams::from_grads(grads, &self.model);
-        found.push(gradient_bits(&grads, &self.model));
-        found
+        [bits(output), of_input, gradient_bits(&grads, &self.model)]
     }
-}
-
-fn pool() -> ThreadPool {
-    ThreadPoolBuilder::new().num_threads(2).build().unwrap()
 }
 
 /// Now and then Burn 0.22.1 loses an operation that two threads make on one graph, and panics with "graph tape has already been consumed": see
 /// `docs/upstream/graph-tape-consumed.md`. It was seen on wgpu, never here on Flex.
 #[test]
 fn work_that_is_stolen_into_an_open_scope() {
-    let (device, pool) = (device(), pool());
+    let pool = ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let device = device();
     let (a, b) = (f16(two(16)), f16(two(3)));
     // Of two handles, and of the same one.
     let job = |index: usize| {

@@ -1,9 +1,33 @@
 //! Every optimizer of Burn, and one of a user's own: with a scale that is a power of two, parameters and state
 //! are at every step, bit for bit, those of a plain run of the finite steps.
 
-use burn::optim::{AdaGradConfig, AdafactorConfig, AdanConfig, LambConfig, LionConfig, MuonConfig};
+use burn::optim::{
+    AdaGradConfig, AdafactorConfig, Adam, AdanConfig, LambConfig, LionConfig, MuonConfig,
+};
 
 use crate::support::*;
+
+/// An optimizer that a user of Burn might write: Adam, which maximizes.
+#[derive(Clone)]
+struct Ascent(Adam);
+
+impl Optimizer for Ascent {
+    type State<const D: usize> = <Adam as Optimizer>::State<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<D>, Option<Self::State<D>>) {
+        self.0.step(lr, tensor, -grad, state)
+    }
+
+    fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
+        Adam::to_device(state, device)
+    }
+}
 
 /// Small enough to clip every gradient of the model.
 const CLIP_NORM: GradientClipping = GradientClipping::Norm(0.01);

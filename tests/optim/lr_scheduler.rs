@@ -170,7 +170,8 @@ fn a_scaler_alone_is_followed() {
     assert_eq!(rates, [(1.0, 1.0), (2.0, 2.0), (2.0, 3.0), (3.0, 4.0)]);
 }
 
-/// Two optimizers, each with a schedule of its own: a skip of one leaves the other's alone.
+/// Two optimizers, each with a schedule of its own: a skip of one leaves the other's alone. On two threads, too, that step in their own
+/// time, as the workers of a training on several devices do.
 #[test]
 fn each_optimizer_has_its_own_schedule() {
     let amp = amp();
@@ -182,27 +183,18 @@ fn each_optimizer_has_its_own_schedule() {
     let mut rates = [String::new(), String::new()];
     for step in 0..3 {
         for (index, (run, lr)) in runs.iter_mut().enumerate() {
-            let good = ["+-+", "+++"][index];
-            rates[index] += &steps(run, lr, &good[step..=step]);
+            rates[index] += &steps(run, lr, &["+-+", "+++"][index][step..=step]);
         }
     }
     assert_eq!(rates, ["122", "123"]);
-}
 
-/// Threads that step in their own time, as the workers of a training on several devices do.
-#[test]
-fn each_thread_follows_its_own_steps() {
-    let amp = amp();
     let lr = ScaledLrScheduler::new(Counting(0), &amp);
-    let work = |pattern: &'static str| {
+    let work = ["+-++", "+++-"].map(|calls| {
         let (mut lr, mut run) = (lr.clone(), player(&amp));
-        move || steps(&mut run, &mut lr, pattern)
-    };
-    let work = ["+-++", "+++-"].map(work);
-    let rates = std::thread::scope(|threads| {
-        let threads = work.map(|work| threads.spawn(work));
-        threads.map(|thread| thread.join().unwrap())
+        move || steps(&mut run, &mut lr, calls)
     });
+    let threads = work.map(std::thread::spawn);
+    let rates = threads.map(|thread| thread.join().unwrap());
     assert_eq!(rates, ["1223", "1234"]);
 }
 

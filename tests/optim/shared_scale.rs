@@ -15,13 +15,57 @@ fn train(player: &mut Player, factor: f32) -> bool {
     !player.train(0.1, loss(player, factor))
 }
 
-fn tracker(player: &Player) -> u32 {
-    player.optim.scaler().growth_tracker()
+/// Two on one scale.
+fn pair(amp: &MixedPrecision) -> Vec<Player> {
+    vec![player(amp), player(amp)]
 }
 
-/// Two on one scale.
-fn pair(amp: &MixedPrecision) -> [Player; 2] {
-    [player(amp), player(amp)]
+/// What a step has done: taken it (+), or skipped it for an overflow (-) or for a bad loss (?). Each is skipped for its own gradients alone.
+fn step(player: &mut Player, grads: GradientsParams) -> char {
+    let (before, bad) = (numbers(&player.model), player.counters().bad_losses());
+    let skipped = player.step(0.1, grads);
+    assert_eq!(numbers(&player.model) == before, skipped);
+    match player.counters().bad_losses() - bad {
+        _ if !skipped => '+',
+        0 => '-',
+        _ => '?',
+    }
+}
+
+/// Plays groups of steps: player a's or b's, with a finite loss (.), an overflow (!) or a loss that is NaN (?). In a group all forward
+/// passes come first, and after a `*` all backward passes, too. Returns of each group what its steps have done, the exponent of the scale
+/// after it and the growth tracker.
+fn play(players: &mut [Player], script: &str) -> String {
+    let group = |group: &str| {
+        let calls = group.trim_start_matches('*').as_bytes().chunks(2);
+        let forward = |call: &[u8]| {
+            let who = usize::from(call[0] - b'a');
+            let factor = match call[1] {
+                b'.' => 1.0,
+                b'!' => OVERFLOW,
+                _ => f32::NAN,
+            };
+            (who, loss(&players[who], factor))
+        };
+        let losses: Vec<_> = calls.map(forward).collect();
+        let (mut done, mut early) = (String::new(), Vec::new());
+        for (who, loss) in losses {
+            let grads = players[who].gradients(loss);
+            match group.starts_with('*') {
+                true => early.push((who, grads)),
+                false => done.push(step(&mut players[who], grads)),
+            }
+        }
+        let steps = early.into_iter();
+        done.extend(steps.map(|(who, grads)| step(&mut players[who], grads)));
+        let scaler = players[0].optim.scaler();
+        format!(
+            "{done}{}:{}",
+            scaler.loss_scale().log2(),
+            scaler.growth_tracker()
+        )
+    };
+    script.split(' ').map(group).collect::<Vec<_>>().join(" ")
 }
 
 /// The scale fits the larger gradients of the two, whichever comes first.
@@ -45,130 +89,49 @@ fn a_schedule_sees_the_gradients_of_all_optimizers() {
 /// As in a GAN whose losses come from one forward pass: all graphs are of one scale, and nobody is warned of scopes that are missing.
 #[test]
 fn losses_of_one_forward_pass_are_one_iteration() {
-    let amp = amp(4);
-    let [mut first, mut second] = pair(&amp);
+    let mut players = pair(&amp(4));
     let logged = captured(Level::Warn, || {
-        for scale in [[1024.0; 4], [2048.0; 4]].concat() {
-            assert_eq!(amp.loss_scale(), scale);
-            let losses = (loss(&first, 1.0), loss(&second, 1.0));
-            assert!(!first.train(0.1, losses.0));
-            assert!(!second.train(0.1, losses.1));
-        }
+        let found = play(&mut players, "a.b. a.b. a.b. a.b. a.b. a.b. a.b. a.b.");
+        let expected = "++10:1 ++10:2 ++10:3 ++11:0 ++11:1 ++11:2 ++11:3 ++12:0";
+        assert_eq!(found, expected);
     });
-    assert_eq!(amp.loss_scale(), 4096.0);
     assert_eq!(logged, [""; 0]);
 }
 
 #[test]
-fn an_overflow_in_either_or_in_both_halves_the_scale_once() {
-    for overflows in [[true, false], [false, true], [true, true]] {
-        let amp = amp(100);
-        let mut players = pair(&amp);
-        for player in &mut players {
-            assert!(train(player, 1.0));
-        }
-        let factor = overflows.map(|overflow| if overflow { OVERFLOW } else { 1.0 });
-        let losses = [0, 1].map(|index: usize| loss(&players[index], factor[index]));
-        for ((player, loss), overflow) in players.iter_mut().zip(losses).zip(overflows) {
-            let before = numbers(&player.model);
-            let skipped = player.train(0.1, loss);
-            // Each is skipped for its own gradients alone.
-            let found = (
-                skipped,
-                numbers(&player.model) == before,
-                player.counters().skipped(),
-            );
-            assert_eq!(
-                found,
-                (overflow, overflow, overflow.into()),
-                "{overflows:?}"
-            );
-        }
-        assert_eq!(amp.loss_scale(), 512.0, "{overflows:?}");
-        let trackers = players.each_ref().map(tracker);
-        assert_eq!(trackers, [0; 2], "{overflows:?}");
-        // The next iteration is one of its own.
-        for player in &mut players {
-            assert!(train(player, 1.0));
-        }
-        assert_eq!(tracker(&players[0]), 1);
-        assert!(!train(&mut players[0], OVERFLOW));
-        assert_eq!(amp.loss_scale(), 256.0);
+fn the_scale_moves_once_an_iteration() {
+    for (script, expected) in [
+        // An overflow in either or in both halves it once. The next iteration is one of its own.
+        ("a. b. a!b. a. b. a!", "+10:0 +10:1 -+9:0 +9:0 +9:1 -8:0"),
+        ("a. b. a.b! a. b. a!", "+10:0 +10:1 +-9:0 +9:0 +9:1 -8:0"),
+        ("a. b. a!b! a. b. a!", "+10:0 +10:1 --9:0 +9:0 +9:1 -8:0"),
+        // It must not wait for a generator that steps once in five: the fifth step of the critic and the generator's are one iteration.
+        // Every overflow of a step of its own lowers the scale.
+        (
+            "a. a. a. a. a. b. a. b. a! a! a! b.",
+            "+10:0 +10:1 +10:2 +10:3 +10:4 +10:5 +10:5 +10:6 -9:0 -8:0 -7:0 +7:0",
+        ),
+        // A loss that is not finite says nothing of the scale, and holds no one up.
+        ("a? b. a? b. a? b.", "?10:0 +10:1 ?10:1 +10:2 ?10:2 +10:3"),
+        // Where both backward passes are over before one steps, each skip is blamed on what is to blame. Nor is what was read held against
+        // the next iteration, whose second forward pass is at the lowered scale.
+        ("*a?b? a. b. a! b!", "??10:0 +10:0 +10:1 -9:0 -9:0"),
+        ("*a!b! a. b. a! b!", "--9:0 +9:0 +9:1 -8:0 -8:0"),
+    ] {
+        assert_eq!(play(&mut pair(&amp(100)), script), expected, "{script}");
     }
-}
-
-/// The scale must not wait for a generator that steps once in five.
-#[test]
-fn one_may_step_more_often_than_the_other() {
-    let amp = amp(1000);
-    let [mut critic, mut generator] = pair(&amp);
-    for iteration in 1..=4 {
-        for _ in 0..5 {
-            assert!(train(&mut critic, 1.0));
-        }
-        assert!(train(&mut generator, 1.0));
-        // The fifth step of the critic and the generator's are one iteration.
-        assert_eq!(tracker(&critic), 5 * iteration);
-    }
-    // Every overflow of a step of its own lowers the scale.
-    for scale in [512.0, 256.0, 128.0] {
-        assert!(!train(&mut critic, OVERFLOW));
-        assert_eq!(amp.loss_scale(), scale);
-    }
-    assert!(train(&mut generator, 1.0));
-    assert_eq!((amp.loss_scale(), tracker(&generator)), (128.0, 0));
 }
 
 /// Nor is a clone that is kept aside (for a checkpoint, or to go back to).
 #[test]
 fn a_dropped_optimizer_is_not_waited_for() {
-    let amp = amp(100);
-    let [mut left, mut dropped] = pair(&amp);
-    assert!(train(&mut left, 1.0) && train(&mut dropped, 1.0));
-    assert_eq!(tracker(&left), 1);
-    drop(dropped);
-    let kept = left.clone();
-    for iteration in 2..6 {
-        assert!(train(&mut left, 1.0));
-        assert_eq!(tracker(&left), iteration);
-    }
+    let mut players = pair(&amp(100));
+    assert_eq!(play(&mut players, "a. b."), "+10:0 +10:1");
+    players.truncate(1);
+    let kept = players[0].clone();
+    let found = play(&mut players, "a. a. a. a.");
+    assert_eq!(found, "+10:2 +10:3 +10:4 +10:5");
     assert_eq!(kept.counters().steps(), 1);
-}
-
-/// A loss that is not finite says nothing of the scale, and holds no one up.
-#[test]
-fn a_loss_that_is_not_finite_is_nobody_elses_concern() {
-    let amp = amp(100);
-    let [mut first, mut second] = pair(&amp);
-    for iteration in 1..=3 {
-        assert!(!train(&mut first, f32::NAN));
-        assert!(train(&mut second, 1.0));
-        assert_eq!((amp.loss_scale(), tracker(&second)), (1024.0, iteration));
-    }
-    assert_eq!(first.counters().bad_losses(), 3);
-    assert_eq!(second.counters().skipped(), 0);
-}
-
-/// Where both backward passes are over before one steps, each skip is blamed on what is to blame.
-#[test]
-fn two_losses_that_are_not_finite_leave_the_scale() {
-    for (factor, scale, bad) in [(f32::NAN, 1024.0, 1), (OVERFLOW, 512.0, 0)] {
-        let amp = amp(100);
-        let mut players = pair(&amp);
-        let backward = |player: &Player| player.gradients(loss(player, factor));
-        let grads = players.each_ref().map(backward);
-        for (player, grads) in players.iter_mut().zip(grads) {
-            assert!(player.step(0.1, grads));
-            assert_eq!(amp.loss_scale(), scale);
-            assert_eq!(player.counters().bad_losses(), bad);
-        }
-        // Nor is what was read held against the next iteration.
-        let mut again = |factor: f32| players.each_mut().map(|player| train(player, factor));
-        assert_eq!(again(1.0), [true, true]);
-        assert_eq!(again(OVERFLOW), [false, false]);
-        // The second forward pass was at the lowered scale, and is of the same iteration.
-        assert_eq!(amp.loss_scale(), scale / 2.0);
-    }
 }
 
 /// What was thrown away is the cause of no later skip, nor is an open window that is dropped. But a micro-batch that waits in a window
@@ -210,24 +173,16 @@ fn discarded_gradients_explain_no_later_skip() {
     }
 }
 
-/// A second forward pass in an iteration is at the lowered scale of the first already.
 #[test]
 fn a_state_that_is_loaded_is_that_of_all() {
     let amp = amp(100);
-    let [mut first, mut second] = pair(&amp);
-    assert!(!train(&mut first, OVERFLOW));
-    assert_eq!(amp.loss_scale(), 512.0);
-    assert_eq!(second.optim.scaler().loss_scale(), 512.0);
-    assert!(train(&mut second, 1.0));
-    assert_eq!(amp.loss_scale(), 512.0);
-    assert!(train(&mut first, 1.0) && train(&mut second, 1.0));
-    let record = first.optim.to_record();
-    for _ in 0..3 {
-        assert!(!train(&mut second, OVERFLOW));
-    }
-    assert_eq!(amp.loss_scale(), 64.0);
-    first.optim.load_record(record).unwrap();
-    assert_eq!((amp.loss_scale(), tracker(&second)), (512.0, 1));
+    let mut players = pair(&amp);
+    assert_eq!(play(&mut players, "a! b. a. b."), "-9:0 +9:0 +9:0 +9:1");
+    let record = players[0].optim.to_record();
+    assert_eq!(play(&mut players, "b! b! b!"), "-8:0 -7:0 -6:0");
+    players[0].optim.load_record(record).unwrap();
+    let tracker = players[1].optim.scaler().growth_tracker();
+    assert_eq!((amp.loss_scale(), tracker), (512.0, 1));
 }
 
 /// The warnings of steps with or without a scope.

@@ -34,7 +34,7 @@ prop_compose! {
             consecutive_hysteresis,
             schedule,
             warmup_steps,
-            warmup_scale: init_scale * 2f64.powi(warmup_scale),
+            warmup_scale: init_scale * 2f64.powi(warmup_scale.max(-below.unwrap_or(9))),
             warmup_levels,
             ..Default::default()
         }

@@ -136,6 +136,16 @@ impl Chain {
         [of_input, of(&self.first), of(&self.inner), of(&self.last)]
     }
 
+    /// Those of the parts in a scope, with something in place of the second.
+    pub fn around(
+        &self,
+        amp: &MixedPrecision,
+        weight: f64,
+        inner: impl Fn(Tensor<1>) -> Tensor<1>,
+    ) -> Gradients {
+        self.gradients(weight, |x| amp.autocast(x, |x| self.parts(x, &inner)))
+    }
+
     /// Those without half precision.
     pub fn plain(&self, weight: f64) -> Gradients {
         self.gradients(weight, |x| self.parts(x, |x| self.inner.forward(x)))

@@ -12,20 +12,16 @@ use crate::support::*;
 #[derive(Module, Debug)]
 struct Gpt {
     token: Embedding,
-    position: Embedding,
     blocks: TransformerEncoder,
 }
 
 impl Gpt {
     fn loss(&self, amp: &MixedPrecision, tokens: Tensor<2, Int>) -> Tensor<1> {
-        let [windows, length] = tokens.dims();
-        let device = tokens.device();
+        let ([windows, length], device) = (tokens.dims(), tokens.device());
         let next = tokens.clone().roll_dim(-1, 1).flatten::<1>(0, 1);
         let logits = amp.autocast(tokens, |tokens| {
-            let places = Tensor::<1, Int>::arange(0..length as i64, &device).unsqueeze::<2>();
-            let x = self.token.forward(tokens) + self.position.forward(places);
             let mask = generate_autoregressive_mask(windows, length, &device);
-            let x = TransformerEncoderInput::new(x).mask_attn(mask);
+            let x = TransformerEncoderInput::new(self.token.forward(tokens)).mask_attn(mask);
             let x = self.blocks.forward(x).flatten::<2>(0, 1);
             x.matmul(self.token.weight.val().transpose())
         });
@@ -36,17 +32,15 @@ impl Gpt {
 
 #[test]
 fn a_gpt() {
-    let device = Device::default().autodiff();
+    let device = device();
     let blocks = TransformerEncoderConfig::new(16, 32, 2, 1).with_dropout(0.0);
     let gpt = Gpt {
         token: EmbeddingConfig::new(20, 16).init(&device),
-        position: EmbeddingConfig::new(8, 16).init(&device),
         blocks: blocks.init(&device),
     };
     let parts = || {
         let amp = MixedPrecision::f16();
-        let gpt = gpt.clone().apply_reparameterization(amp.clone());
-        let optim = fused(&amp);
+        let (gpt, optim) = amp.prepare(gpt.clone(), adam());
         (amp, gpt, optim)
     };
     let batch = |step: i64| {

@@ -18,18 +18,14 @@ fn the_host_hears_of_a_step_with_the_next_one() {
     let before = run.values();
     run.step(0, Event::Overflow).unwrap();
     assert_eq!(run.values(), before, "skipped on the device");
-    let counters = |run: &Run<FusedAdam>| {
-        let counters = run.optim.scaler().counters();
-        (counters.steps(), counters.skipped())
-    };
-    assert_eq!(counters(&run), (0, 0));
+    assert_eq!(run.optim.scaler().counters().steps(), 0);
     run.step(1, Event::Nothing).unwrap();
     assert_ne!(run.values(), before);
     run.optim.synchronize().unwrap();
-    assert_eq!(counters(&run), (2, 1));
-    let outcome = run.optim.scaler().last_outcome();
-    assert_eq!(outcome, Some(StepOutcome::Stepped));
-    assert_eq!(run.amp.loss_scale(), 32768.0);
+    let (scaler, scale) = (run.optim.scaler(), run.amp.loss_scale());
+    let (counters, outcome) = (scaler.counters(), scaler.last_outcome());
+    assert_eq!((counters.steps(), counters.skipped()), (2, 1));
+    assert_eq!((outcome, scale), (Some(StepOutcome::Stepped), 32768.0));
 }
 
 /// The same numbers for the same seed.
@@ -90,8 +86,8 @@ fn program<O: ModuleOptim + Clone>(net: &Net, make: impl Fn() -> O, seed: u64) -
         let inner = state(&run.optim.clone().into_inner());
         run.optim.synchronize().unwrap();
         let scaler = run.optim.scaler();
-        let counted = (scaler.counters(), scaler.last_status());
-        (inner, counted.0, counted.1, run.values())
+        let (counters, status) = (scaler.counters(), scaler.last_status());
+        (inner, counters, status, run.values())
     });
     let shown = shown.collect();
     drop(runs);
@@ -128,11 +124,9 @@ fn another_optimizer_takes_the_scale_over() {
         for step in 10..15 {
             run.step(step, Event::Nothing).unwrap();
         }
-        let mut plain = Run {
-            optim: ScaledOptimizer::new(SgdConfig::new().init(), &run.amp),
-            amp: run.amp.clone(),
-            net: run.net.clone(),
-        };
+        let (amp, net) = (run.amp.clone(), run.net.clone());
+        let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+        let mut plain = Run { amp, net, optim };
         let kept = (!is_dropped).then_some(run);
         // The scopes take the scale from where it moves now: in the end nothing overflows.
         for step in 0..40 {
@@ -144,10 +138,15 @@ fn another_optimizer_takes_the_scale_over() {
     }
 }
 
-fn exhausted(skips: u32) -> Run<FusedAdam> {
-    let config = config().with_max_consecutive_skips(Some(skips));
-    let mut run = Run::of(&Net::dense(&device()), adam(), config);
-    for step in 0..=skips as usize {
+/// One that ends with the fourth skip.
+fn limited<O: ModuleOptim>(optim: O) -> Run<O> {
+    let config = config().with_max_consecutive_skips(Some(3));
+    Run::of(&Net::dense(&device()), optim, config)
+}
+
+fn exhausted() -> Run<FusedAdam> {
+    let mut run = limited(adam());
+    for step in 0..4 {
         run.step(step, Event::Overflow).unwrap();
     }
     run
@@ -155,18 +154,15 @@ fn exhausted(skips: u32) -> Run<FusedAdam> {
 
 #[test]
 fn a_clone_has_the_error_that_nobody_was_told_of() {
-    let mut run = exhausted(3);
+    let mut run = exhausted();
     // The outcomes are known from here on.
     run.optim.scaler_mut();
     let mut copy = run.optim.clone();
     let error = copy.synchronize().unwrap_err();
-    let expected = "LossScaleExhausted";
-    assert!(format!("{error:?}").starts_with(expected), "{error:?}");
+    is_error(&error, "LossScaleExhausted", []);
     assert_eq!(run.optim.synchronize(), Err(error));
-    assert_eq!(
-        (copy.synchronize(), run.optim.synchronize()),
-        (Ok(()), Ok(()))
-    );
+    let again = [copy.synchronize(), run.optim.synchronize()];
+    assert_eq!(again, [Ok(()), Ok(())]);
 }
 
 /// It is that of a step that is waited for, and is told once.
@@ -190,21 +186,20 @@ fn the_first_call_after_an_error_is_known_returns_it() {
             run.optim.unscale(grads, &run.net).map(drop)
         }),
     ];
-    let config = config().with_max_consecutive_skips(Some(3));
-    let mut waited = Run::of(&Net::dense(&device()), Waited(adam()), config);
+    let mut waited = limited(Waited(adam()));
     let start = waited.values();
     let expected = (0..4).find_map(|step| waited.step(step, Event::Overflow).err());
-    assert!(matches!(
-        expected,
-        Some(AmpError::LossScaleExhausted { skips: 4, .. })
-    ));
+    is_error(expected.as_ref().unwrap(), "LossScaleExhausted", ["4 "]);
     for (name, call) in calls {
-        let mut run = exhausted(3);
+        let mut run = exhausted();
         assert_eq!(run.values(), start, "{name}");
         assert_eq!(call(&mut run).err(), expected, "{name}");
         assert_eq!(run.values(), start, "{name}");
-        assert_eq!(run.optim.scaler().counters().steps(), 4, "{name}");
-        assert_eq!(run.optim.synchronize(), Ok(()), "{name}");
+        let found = (
+            run.optim.scaler().counters().steps(),
+            run.optim.synchronize(),
+        );
+        assert_eq!(found, (4, Ok(())), "{name}");
         assert_eq!(run.amp.loss_scale(), waited.amp.loss_scale(), "{name}");
     }
 }
@@ -212,12 +207,15 @@ fn the_first_call_after_an_error_is_known_returns_it() {
 /// As of an optimizer that was never called: Burn's own loads it too.
 #[test]
 fn a_record_after_skipped_steps_alone_holds_no_state() {
-    fn record<O: ModuleOptim>(net: &Net, optim: O) -> AmpRecord {
-        let mut run = Run::of(net, optim, config());
+    fn after_three<O: ModuleOptim>(run: &mut Run<O>, event: Event) -> AmpRecord {
         for step in 0..3 {
-            run.step(step, Event::Overflow).unwrap();
+            run.step(step, event).unwrap();
         }
-        let record = run.optim.to_record();
+        run.optim.to_record()
+    }
+
+    fn record<O: ModuleOptim>(net: &Net, optim: O) -> AmpRecord {
+        let record = after_three(&mut Run::of(net, optim, config()), Event::Overflow);
         assert_eq!(record.num_tensors(), 0);
         record
     }
@@ -225,9 +223,7 @@ fn a_record_after_skipped_steps_alone_holds_no_state() {
     fn resumed<O: ModuleOptim>(net: &Net, optim: O, record: AmpRecord) -> Values {
         let mut run = Run::of(net, optim, config());
         run.optim.load_record(record).unwrap();
-        for step in 0..3 {
-            run.step(step, Event::Nothing).unwrap();
-        }
+        after_three(&mut run, Event::Nothing);
         run.values()
     }
 

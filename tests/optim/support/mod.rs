@@ -1,13 +1,11 @@
 //! What the tests of optimizers share: a model, its data, overflows, and comparisons bit by bit.
 
 mod allocations;
-mod ascent;
 mod net;
 mod player;
 mod trajectory;
 
 pub use allocations::live_allocations;
-pub use ascent::Ascent;
 pub use burn_amp_tests::{prelude::*, stored as parameters};
 pub use net::{Net, batch, scaled_step, step, steps};
 pub use player::{Player, loss, player};

@@ -19,29 +19,26 @@ fn other_threads_are_outside_until_they_enter() {
     let amp = f16(two(12));
     let gain = Gain::at(&[2.0], &amp);
     let dtype = || gain.factor.val().dtype();
-    amp.autocast(vector(&[1.0]), |x| {
+    let (half, full) = (DType::F16, DType::F32);
+    amp.autocast((), |()| {
         let scope = Scope::current();
-        let there = thread::scope(|threads| {
-            let thread = threads.spawn(|| {
-                let before = dtype();
-                let during = scope.enter(|| {
-                    let mut island = dtype();
-                    let output = in_f32(gain.forward(amp.cast(vector(&[1.0]))), |x| {
-                        island = dtype();
-                        x
-                    });
-                    [dtype(), island, output.dtype()]
+        let work = || {
+            let before = dtype();
+            let during = scope.enter(|| {
+                let (output, mut island) = (gain.forward(amp.cast(vector(&[1.0]))), half);
+                let output = in_f32(output, |x| {
+                    island = dtype();
+                    x
                 });
-                (before, during, dtype())
+                [dtype(), island, output.dtype()]
             });
-            thread.join().unwrap()
-        });
-        let (half, full) = (DType::F16, DType::F32);
+            (before, during, dtype())
+        };
+        let there = thread::scope(|threads| threads.spawn(work).join().unwrap());
         assert_eq!(there, (full, [half, full, half], full));
         assert_eq!(dtype(), half);
-        x
     });
-    assert_eq!(dtype(), DType::F32);
+    assert_eq!(dtype(), full);
 }
 
 /// What was entered is left again, on a panic too, and what was there before is back.
@@ -56,9 +53,8 @@ fn entering_restores_what_was_there() {
         in_f32((), |()| island = Some(Scope::current()));
         let island = island.unwrap();
         island.enter(|| {
-            assert_eq!(dtype(), DType::F32);
-            half.enter(|| assert_eq!(dtype(), DType::F16));
-            none.enter(|| assert_eq!(dtype(), DType::F32));
+            let found = [half.enter(dtype), none.enter(dtype), dtype()];
+            assert_eq!(found, [DType::F16, DType::F32, DType::F32]);
             let message = panic_message(|| half.enter(|| panic!("{:?}", dtype())));
             assert_eq!((message.as_str(), dtype()), ("F16", DType::F32));
         });

@@ -96,48 +96,32 @@ fn a_skip_before_the_first_step_is_not_its_own() {
     }
 }
 
-/// Burn's schedulers with their groups.
+/// Burn's schedulers with their groups; and in Burn's own scheduler, each group by itself.
 #[test]
 fn groups_wait_too() {
+    let bias = || ParamGroup::from_predicate("bias");
     let schedule = || {
         let base = LinearLrSchedulerConfig::new(0.5, 0.1, 4).into();
-        let bias = ParamGroup::from_predicate("bias");
-        let bias_schedule = CosineAnnealingLrSchedulerConfig::new(0.8, 4);
-        let config = ModuleLrSchedulerConfig::new(base).with_group(bias, bias_schedule);
+        let of_bias = CosineAnnealingLrSchedulerConfig::new(0.8, 4);
+        let config = ModuleLrSchedulerConfig::new(base).with_group(bias(), of_bias);
         config.init().unwrap()
     };
     let (mut run, mut plain) = (player(&amp()), schedule());
     let mut lr = ScaledLrScheduler::new(schedule(), &run.amp);
-    let id = run.model.bias.as_ref().unwrap().id;
-    for good in [true, false, true, true] {
-        let expected = plain.clone().step();
-        let found = lr.step();
-        for path in ["weight", "bias"] {
-            let rate = |of: &ModuleLearningRate| of.lr_from_param(id, Some(path));
-            assert_eq!(rate(&found), rate(&expected));
-        }
+    let counting = |start| ScaledLrScheduler::new(Counting(start), &run.amp);
+    let mut grouped = ModuleLrScheduler::new(counting(0)).with_group(bias(), counting(100));
+    let id = run.model.weight.id;
+    let rates =
+        |lr: &ModuleLearningRate| ["weight", "bias"].map(|path| lr.lr_from_param(id, Some(path)));
+    for (good, counted) in [(true, 1.0), (false, 2.0), (true, 2.0), (true, 3.0)] {
+        let (found, expected) = (lr.step(), plain.clone().step());
+        assert_eq!(rates(&found), rates(&expected));
+        assert_eq!(rates(&grouped.step()), [counted, 100.0 + counted]);
         run.step(found, good_or_bad(&run, good));
         if good {
             plain.step();
         }
     }
-}
-
-/// In Burn's own scheduler, each group by itself.
-#[test]
-fn it_goes_into_burns_scheduler() {
-    let mut run = player(&amp());
-    let wrapped = |start| ScaledLrScheduler::new(Counting(start), &run.amp);
-    let bias = ParamGroup::from_predicate("bias");
-    let mut lr = ModuleLrScheduler::new(wrapped(0)).with_group(bias, wrapped(100));
-    let id = run.model.weight.id;
-    let mut rates = Vec::new();
-    for good in [true, false, true] {
-        let rate = lr.step();
-        rates.push((rate.base(), rate.lr_from_param(id, Some("bias"))));
-        run.step(rate, good_or_bad(&run, good));
-    }
-    assert_eq!(rates, [(1.0, 101.0), (2.0, 102.0), (2.0, 102.0)]);
 }
 
 /// Where only one learning rate can be told, those of groups would be lost.

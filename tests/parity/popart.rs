@@ -4,6 +4,8 @@ use serde_json::Value;
 
 use burn_amp_tests::prelude::*;
 
+use crate::list;
+
 fn float(value: &Value) -> f32 {
     number(value) as f32
 }
@@ -15,10 +17,6 @@ fn of_kind(kind: &str) -> Vec<(String, Value)> {
     assert!(!found.is_empty(), "no {kind}");
     let named = |(name, trace): (String, Value)| (format!("{name}, {}", trace["id"]), trace);
     found.into_iter().map(named).collect()
-}
-
-fn list(value: &Value) -> &[Value] {
-    value.as_array().unwrap()
 }
 
 /// Without bounds PopART doubles to infinity, where ours stays: compared as far as the scale is finite.

@@ -3,7 +3,7 @@
 use burn_amp_tests::prelude::*;
 use serde_json::Value;
 
-use crate::{device_scale::Verdicts, with};
+use crate::{device_scale::Verdicts, list, set, with};
 
 /// Settings, and the events in which ours does as PyTorch, each with what comes of it. From `"stuck": true` on it departs: an
 /// interval below the tracker stops PyTorch's growth for ever, because it compares with `==`; ours grows at the next finite step.
@@ -17,7 +17,7 @@ fn shared(trace: &Value) -> (GradScalerConfig, Vec<(&Value, &Value)>) {
 
 /// All events, each with what comes of it.
 fn both(trace: &Value) -> Vec<(&Value, &Value)> {
-    let [events, expected] = ["events", "expected"].map(|list| trace[list].as_array().unwrap());
+    let [events, expected] = ["events", "expected"].map(|field| list(&trace[field]));
     assert_eq!(events.len(), expected.len());
     events.iter().zip(expected).collect()
 }
@@ -39,7 +39,7 @@ fn follow(schedule: LossScale, event: &Value, stepped: bool) -> LossScale {
             Some(scale) => with(schedule, "/scale", scale),
             None => schedule.adjust(outcome(!stepped)),
         },
-        "set" => match set(event) {
+        "set" => match setting(event) {
             ("growth_interval", steps) => with(schedule, "/config/growth_interval", steps as u32),
             (field, value) => with(schedule, &format!("/config/{field}"), value),
         },
@@ -50,7 +50,7 @@ fn follow(schedule: LossScale, event: &Value, stepped: bool) -> LossScale {
 }
 
 /// The setting that an event changes, and to what.
-fn set(event: &Value) -> (&str, f64) {
+fn setting(event: &Value) -> (&str, f64) {
     let (field, value) = (event["field"].as_str(), event["value"].as_f64());
     (field.unwrap(), value.unwrap())
 }
@@ -185,14 +185,10 @@ fn parity_torch_scale_through_grad_scaler() {
                         None => scaler.update().unwrap(),
                     };
                 }
-                "set" => match set(event) {
-                    ("growth_factor", value) => scaler.set_growth_factor(value).unwrap(),
-                    ("backoff_factor", value) => scaler.set_backoff_factor(value).unwrap(),
-                    ("growth_interval", value) => {
-                        scaler.set_growth_interval(value as u32).unwrap();
-                    }
-                    (other, _) => panic!("unknown field {other}"),
-                },
+                "set" => {
+                    let (field, value) = setting(event);
+                    set(&mut scaler, field, value).unwrap();
+                }
                 _ => {
                     let record = scaler.to_record().with_settings();
                     scaler = config.init().unwrap();

@@ -5,7 +5,7 @@ mod leaves;
 use burn::nn::{Dropout, Embedding, loss::CrossEntropyLossConfig, transformer::TransformerEncoder};
 use std::cell::Cell;
 
-use super::run::{Batch, Event, Run, adam, batch, loss};
+use super::run::{Batch, Event, Run, adam, batch, captured, loss, train};
 use crate::support::*;
 
 /// A network with embeddings, attention and tied weights; its batches are integers.
@@ -48,17 +48,17 @@ fn a_gpt() {
         tokens.reshape([3, 8])
     };
     let (amp, mut eager, mut by_one) = parts();
-    let (other, captured, optim) = parts();
+    let (other, net, optim) = parts();
     let of = |gpt: &Gpt, tokens| gpt.loss(&other, tokens);
-    let mut captured = CapturedStep::new(captured, optim, of).unwrap();
+    let mut recorded = CapturedStep::new(net, optim, of).unwrap();
     for step in 0..20 {
         let expected = eager.loss(&amp, batch(step));
         let grads = GradientsParams::from_grads(expected.clone().backward(), &eager);
         eager = by_one.step(1e-2, eager, grads);
-        let found = captured.step(1e-2, batch(step)).unwrap().into_data();
+        let found = recorded.step(1e-2, batch(step)).unwrap().into_data();
         assert_eq!(found, expected.inner().into_data(), "step {step}");
     }
-    assert!(parameters(&captured.into_parts().0) == parameters(&eager));
+    assert!(parameters(&recorded.into_parts().0) == parameters(&eager));
 }
 
 /// With a layer that draws random numbers.
@@ -75,7 +75,7 @@ fn refusal<M: Module, O: ModuleOptim>(
     loss: impl FnMut(&M, Batch) -> Tensor<1>,
 ) -> Option<AmpError> {
     match CapturedStep::new(net.clone(), optim, loss) {
-        Ok(mut step) => step.step(1e-3, begun().0).err(),
+        Ok(mut step) => step.step(1e-3, here()).err(),
         Err(error) => Some(error),
     }
 }
@@ -84,14 +84,22 @@ fn fused(amp: &MixedPrecision) -> ScaledOptimizer<FusedAdam> {
     ScaledOptimizer::new(adam(), amp)
 }
 
-/// A batch, and a model with what it needs.
-fn begun() -> (Batch, Run<FusedAdam>) {
-    (batch(0, Event::Nothing, 4), Run::begin())
+fn begun() -> Run<FusedAdam> {
+    super::run::begun(adam(), GradScalerConfig::new())
+}
+
+fn parts() -> (MixedPrecision, Net, ScaledOptimizer<FusedAdam>) {
+    let run = begun();
+    (run.amp, run.model, run.optim)
+}
+
+fn here() -> Batch {
+    batch(0, Event::Nothing, 4)
 }
 
 #[test]
 fn optimizers_that_wait_are_refused() {
-    let Run { amp, net, optim } = Run::begin();
+    let (amp, net, optim) = parts();
     let of = |net: &Net, batch| loss(&amp, net, batch);
     let plain = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
     let windowed = optim.with_accumulation(AccumulationConfig::new(2));
@@ -101,7 +109,7 @@ fn optimizers_that_wait_are_refused() {
 
 #[test]
 fn what_a_replay_would_repeat_is_refused() {
-    let Run { amp, net, .. } = Run::begin();
+    let (amp, net, _) = parts();
     let reads = |net: &Net, batch: Batch| {
         let loss = loss(&amp, net, batch);
         let value = loss.clone().into_scalar::<f32>();
@@ -161,16 +169,15 @@ fn where_nothing_is_recorded_dropout_is_warned_of() {
 
 /// Whether the default device records steps.
 pub fn has_graphs() -> bool {
-    let (here, run) = begun();
-    let mut step = run.captured();
-    step.step(1e-3, here).unwrap();
+    let mut step = captured(begun());
+    step.step(1e-3, here()).unwrap();
     step.shapes() > 0
 }
 
 /// After a refusal, model and optimizer are as they were, and train on.
 #[test]
 fn a_refusal_changes_nothing() {
-    let (here, Run { amp, net, optim }) = begun();
+    let (amp, net, optim) = parts();
     let before = parameters(&net);
     let refuse = Cell::new(has_graphs());
     let of = |net: &Net, batch: Batch| {
@@ -182,24 +189,23 @@ fn a_refusal_changes_nothing() {
     };
     let mut step = CapturedStep::new(net, optim, of).unwrap();
     if refuse.get() {
-        let refused = step.step(1e-3, here.clone()).unwrap_err();
+        let refused = step.step(1e-3, here()).unwrap_err();
         is_error(&refused, "CannotCapture", []);
         assert_eq!(parameters(&step.model()), before);
     }
     refuse.set(false);
     for _ in 0..3 {
-        step.step(1e-3, here.clone()).unwrap();
+        step.step(1e-3, here()).unwrap();
     }
     let before = parameters(&step.model());
-    let error = step.step(f64::NAN, here.clone()).unwrap_err();
+    let error = step.step(f64::NAN, here()).unwrap_err();
     is_error(&error, "InvalidValue", ["`lr`"]);
     assert_eq!(parameters(&step.model()), before);
-    step.step(1e-3, here.clone()).unwrap();
+    step.step(1e-3, here()).unwrap();
 
-    let mut expected = Run::begin();
+    let mut expected = begun();
     for _ in 0..4 {
-        let loss = loss(&expected.amp, &expected.net, here.clone());
-        expected.step_on(1e-3, loss).unwrap();
+        train(&mut expected, 1e-3, here());
     }
-    assert_eq!(parameters(&step.model()), expected.values());
+    assert_eq!(parameters(&step.model()), parameters(&expected.model));
 }

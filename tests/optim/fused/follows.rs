@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{gradients, of_batch, records::handed_over, same_steps};
+use super::{by_hand, records::handed_over, same_steps};
 use crate::support::*;
 
 /// A thousand steps beside Burn's; states are compared now and then.
@@ -35,9 +35,9 @@ fn keeps_close<C: Clone>(mut burns: ModuleOptimizer, fused: Fused<C>) {
         let mut fused = fused.clone();
         fused.load_record(burns.to_record()).unwrap();
         let before = snapshot(&net, &burns);
-        let grads = || gradients(&net, number, FloatDType::F32);
-        let stepped = ModuleOptim::step(&mut fused, 0.01.into(), net.clone(), grads());
-        net = burns.step(0.01, net.clone(), grads());
+        let range = number..number + 1;
+        let stepped = steps(&mut fused, 0.01, net.clone(), range.clone(), by_hand);
+        net = steps(&mut burns, 0.01, net, range, by_hand);
         let (found, expected) = (snapshot(&stepped, &fused), snapshot(&net, &burns));
         assert!(found.keys().eq(expected.keys()));
         for (name, found) in &found {

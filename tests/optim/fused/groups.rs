@@ -1,6 +1,6 @@
 //! Groups with learning rates and settings of their own; parameters that are frozen, or used twice.
 
-use super::{of_batch, same_steps, steps_by_hand};
+use super::{by_hand, same_steps};
 use crate::support::*;
 
 fn biases() -> ParamGroup {
@@ -58,7 +58,7 @@ fn frozen_parameters_stay() {
     net.hidden = net.hidden.no_grad();
     let before = parameters(&net);
     let mut fused = FusedAdamW::new(config());
-    let net = steps(&mut fused, net, 0..3);
+    let net = steps(&mut fused, 0.01, net, 0..3, of_batch);
     let (frozen, weight) = (net.hidden.weight.val(), net.head.weight.val());
     assert!(!frozen.is_require_grad() && weight.is_require_grad());
     let strategy = device.gradient_checkpointing_strategy();
@@ -110,8 +110,8 @@ fn parameters_on_several_devices() {
     net.head = net.head.fork(&flex());
     let mut burns = ModuleOptimizer::from(config().build());
     let mut fused = FusedAdamW::new(config());
-    let expected = steps_by_hand(&mut burns, 0.01, net.clone(), 0..4);
-    let stepped = steps_by_hand(&mut fused, 0.01, net.clone(), 0..4);
+    let expected = steps(&mut burns, 0.01, net.clone(), 0..4, by_hand);
+    let stepped = steps(&mut fused, 0.01, net.clone(), 0..4, by_hand);
     assert_eq!(stepped.hidden.weight.device(), net.hidden.weight.device());
     assert_eq!(stepped.head.weight.device(), flex());
     // The head's, on Flex.

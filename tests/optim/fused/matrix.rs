@@ -3,8 +3,10 @@
 
 use super::{
     captured::has_graphs,
+    gradients,
     run::{
-        Event, Executor, Run, Values, adam, batch, config, event, is_flex, learning_rate, nesterov,
+        Event, Executor, Run, Values, adam, batch, begun, captured, config, event, is_flex,
+        learning_rate, nesterov, resume, train,
     },
 };
 use crate::support::*;
@@ -40,12 +42,14 @@ impl Plan {
         }
     }
 
-    fn run<O: ModuleOptim>(&self, net: &Net, optim: O) -> Run<O> {
-        let mut net = net.clone();
+    fn run<O: ModuleOptim>(&self, optim: O) -> Run<O> {
+        let mut net = Net::dense(&device());
         if self.thawed.is_some() {
             net.hidden = net.hidden.no_grad();
         }
-        let mut run = Run::of(&net, optim, self.scaler.unwrap_or_else(config));
+        let scaler = self.scaler.unwrap_or_else(config);
+        let amp = MixedPrecision::f16().with_scaler(scaler).unwrap();
+        let mut run = Run::with(optim, net, &amp);
         for (group, clip) in &self.clips {
             run.optim = match group {
                 None => run.optim.with_clipping(*clip),
@@ -65,13 +69,20 @@ impl Plan {
     fn step<O: ModuleOptim>(&self, executor: &mut Executor<O>, step: usize) -> Option<u32> {
         if self.thawed == Some(step) {
             let run = executor.run();
-            let weight = run.net.hidden.weight.clone().set_require_grad(true);
+            let weight = run.model.hidden.weight.clone().set_require_grad(true);
             // `set_require_grad` leaves the parameter's own value, without its cast.
-            run.net.hidden.weight = run.amp.attach(weight);
+            run.model.hidden.weight = run.amp.attach(weight);
         }
         match self.by_hand {
             Some((from, dtype)) if step * self.steps >= from * self.made() => {
-                executor.run().step_in(dtype, step, step % 40 == 17);
+                let run = executor.run();
+                let mut grads = gradients(&run.model, step % 40, dtype);
+                if step % 40 == 17 {
+                    let id = run.model.head.weight.id;
+                    let grad = grads.remove::<2>(id).unwrap();
+                    grads.register(id, grad * f32::INFINITY);
+                }
+                run.step(1e-3, grads);
                 None
             }
             _ => {
@@ -143,17 +154,16 @@ fn same_bits<A: ModuleOptim, B: ModuleOptim>(
 
 /// Steps that the device decides, beside those that are waited for, and those that are recorded.
 fn pending<O: ModuleOptim + Clone>(name: &str, optim: O, plan: Plan) {
-    let net = Net::dense(&device());
-    let run = || Executor::Run(plan.run(&net, optim.clone()));
-    let mut waited = Executor::Run(plan.run(&net, Waited(optim.clone())));
+    let run = || Executor::Run(plan.run(optim.clone()));
+    let mut waited = Executor::Run(plan.run(Waited(optim.clone())));
     same_bits(name, &plan, &mut run(), &mut waited);
     if plan.is_captured {
-        let mut captured = Executor::Captured(plan.run(&net, optim.clone()).captured());
-        same_bits(name, &plan, &mut run(), &mut captured);
-        let Executor::Captured(captured) = captured else {
+        let mut recorded = Executor::Captured(captured(plan.run(optim.clone())));
+        same_bits(name, &plan, &mut run(), &mut recorded);
+        let Executor::Captured(recorded) = recorded else {
             unreachable!()
         };
-        assert_eq!(captured.shapes(), if has_graphs() { 2 } else { 0 });
+        assert_eq!(recorded.shapes(), if has_graphs() { 2 } else { 0 });
     }
 }
 
@@ -192,23 +202,21 @@ fn sweep_whatever_happens_in_ten_thousand_steps() {
 /// Overflows, NaN losses, batches of two shapes, and records that all go on from, at random.
 fn whatever_happens(steps: usize) {
     let steps = if is_flex() { steps } else { 3 * ELSEWHERE };
-    let net = Net::dense(&device());
-    let mut host = Run::of(&net, Waited(adam()), config());
-    let [mut on_device, recorded] = [(); 2].map(|()| Run::of(&net, adam(), config()));
+    let mut host = begun(Waited(adam()), config());
+    let [mut on_device, recorded] = [(); 2].map(|()| begun(adam(), config()));
     let amp = recorded.amp.clone();
-    let mut recorded = recorded.captured();
+    let mut recorded = captured(recorded);
     let mut records = 0;
     for step in 0..=steps {
         if step == steps || random(step, 2) < 0.005 {
-            let bytes = host.resume(Waited(adam()));
-            let (net, optim) = recorded.into_parts();
-            let amp = amp.clone();
-            let mut by_hand = Run { amp, net, optim };
+            let bytes = resume(&mut host, Waited(adam()));
+            let ((model, optim), amp) = (recorded.into_parts(), amp.clone());
+            let mut by_hand = Run { amp, model, optim };
             for run in [&mut on_device, &mut by_hand] {
-                assert_eq!(run.values(), host.values(), "step {step}");
-                assert!(bytes == run.resume(adam()), "step {step}");
+                assert_eq!(parameters(&run.model), parameters(&host.model), "{step}");
+                assert!(bytes == resume(run, adam()), "step {step}");
             }
-            recorded = by_hand.captured();
+            recorded = captured(by_hand);
             records += 1;
         }
         if step == steps {
@@ -221,8 +229,8 @@ fn whatever_happens(steps: usize) {
         };
         let rows = if random(step, 1) < 0.2 { 3 } else { 4 };
         let lr = learning_rate(step);
-        host.train(lr, batch(step, event, rows));
-        on_device.train(lr, batch(step, event, rows));
+        train(&mut host, lr, batch(step, event, rows));
+        train(&mut on_device, lr, batch(step, event, rows));
         recorded.step(lr, batch(step, event, rows)).unwrap();
     }
     let counters = host.optim.scaler().counters();

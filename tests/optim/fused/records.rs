@@ -1,11 +1,7 @@
 //! Records are Burn's, in both directions, through files and in the middle of a run; others are refused.
 
-use super::{run::adam as plain_adam, steps_by_hand};
+use super::{by_hand, run::adam as plain_adam};
 use crate::support::*;
-
-fn steps<O: ModuleOptim>(optim: &mut O, net: Net, range: std::ops::Range<usize>) -> Net {
-    steps_by_hand(optim, 0.003, net, range)
-}
 
 /// Saves one optimizer and loads the file into another, each with a scaler around it.
 pub fn handed_over<A: ModuleOptim + Clone, B: ModuleOptim>(from: &A, to: B) -> B {
@@ -26,8 +22,8 @@ where
     B: ModuleOptim + Clone,
 {
     let (mut a, mut b) = (fresh_a.clone(), fresh_b.clone());
-    let middle = steps(&mut a, start.clone(), 0..5);
-    assert!(parameters(&steps(&mut b, start, 0..5)) == parameters(&middle));
+    let middle = steps(&mut a, 0.003, start.clone(), 0..5, by_hand);
+    assert!(parameters(&steps(&mut b, 0.003, start, 0..5, by_hand)) == parameters(&middle));
     let (from_a, from_b) = (
         handed_over(&a, fresh_b.clone()),
         handed_over(&b, fresh_a.clone()),
@@ -39,7 +35,7 @@ where
     let twice = handed_over(&from_b, fresh_b);
 
     fn end<O: ModuleOptim>(mut optim: O, middle: &Net) -> (Vec<(DType, Vec<u8>)>, Pack) {
-        let net = steps(&mut optim, middle.clone(), 5..10);
+        let net = steps(&mut optim, 0.003, middle.clone(), 5..10, by_hand);
         (parameters(&net), state(&optim))
     }
     let ([a, b], middle) = ([end(a, &middle), end(b, &middle)], &middle);
@@ -86,18 +82,18 @@ fn master_weights() {
 
 /// Nothing has changed where a record is refused; the error says what does not fit.
 fn refused<O: ModuleOptim>(mut optim: O, record: OptimizerRecord, part: &str) {
-    let net = steps(&mut optim, Net::full(&flex()), 0..2);
+    let net = steps(&mut optim, 0.003, Net::full(&flex()), 0..2, by_hand);
     let before = state(&optim);
     let error = optim.load_record(record).unwrap_err();
     is_error(&error, "ForeignRecord", [part]);
     assert_eq!(state(&optim), before);
-    steps(&mut optim, net, 2..3);
+    steps(&mut optim, 0.003, net, 2..3, by_hand);
 }
 
 #[test]
 fn the_state_of_other_optimizers_and_settings() {
     let record = |mut optim: ModuleOptimizer| {
-        steps(&mut optim, Net::full(&flex()), 0..3);
+        steps(&mut optim, 0.003, Net::full(&flex()), 0..3, by_hand);
         optim.to_record()
     };
     let sgd_state = |momentum| record(sgd(momentum).init());
@@ -124,14 +120,14 @@ fn the_state_of_other_optimizers_and_settings() {
     refused(groups, record(adam(false).init()), "is unknown");
     // And by Burn's, what is ours.
     let mut fused = fused_adam(true);
-    steps(&mut fused, Net::full(&flex()), 0..3);
+    steps(&mut fused, 0.003, Net::full(&flex()), 0..3, by_hand);
     refused(sgd(true).init(), fused.to_record().unwrap(), "is unknown");
 }
 
 #[test]
 fn damaged_states() {
     let mut optim = adam(false).init();
-    steps(&mut optim, Net::full(&flex()), 0..3);
+    steps(&mut optim, 0.003, Net::full(&flex()), 0..3, by_hand);
     let changed = |change: fn(&mut Pack, String)| {
         let mut contents = state(&optim);
         let first = contents.tensors.keys().next().unwrap().clone();

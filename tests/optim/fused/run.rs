@@ -1,6 +1,5 @@
 //! Runs in f16 in which something goes wrong now and then: their steps are decided by the host or by the device, or recorded.
 
-use super::gradients;
 use crate::support::*;
 
 /// What goes wrong in a step.
@@ -74,78 +73,38 @@ pub fn is_flex() -> bool {
 }
 
 /// A network in training, whose steps the host or the device decides, as its optimizer does.
-#[derive(Clone)]
-pub struct Run<O> {
-    pub amp: MixedPrecision,
-    pub net: Net,
-    pub optim: ScaledOptimizer<O>,
+pub type Run<O> = burn_amp_tests::Player<Net, O>;
+
+pub fn begun<O: ModuleOptim>(optim: O, config: GradScalerConfig) -> Run<O> {
+    let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+    Run::with(optim, Net::dense(&device()), &amp)
 }
 
-impl<O: ModuleOptim> Run<O> {
-    pub fn new(optim: O) -> Self {
-        Self::of(&Net::dense(&device()), optim, config())
-    }
+pub fn step<O: ModuleOptim>(run: &mut Run<O>, step: usize, event: Event) -> Result<(), AmpError> {
+    let loss = loss(&run.amp, &run.model, batch(step, event, 4));
+    run.try_step(learning_rate(step), run.gradients(loss))
+}
 
-    pub fn of(net: &Net, optim: O, config: GradScalerConfig) -> Self {
-        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
-        let (net, optim) = amp.prepare(net.clone(), optim);
-        Self { amp, net, optim }
-    }
+/// A step that does not fail. Returns the loss.
+pub fn train<O: ModuleOptim>(run: &mut Run<O>, lr: f64, batch: Batch) -> Tensor<1> {
+    let loss = loss(&run.amp, &run.model, batch);
+    run.train(lr, loss.clone());
+    loss.inner()
+}
 
-    /// With this clipping beside what it has.
-    pub fn clipped(self, clip: GradientClip) -> Self {
-        let optim = self.optim.with_clipping(clip);
-        Self { optim, ..self }
-    }
+/// Goes on from its own record with a new optimizer.
+pub fn resume<O: ModuleOptim>(run: &mut Run<O>, optim: O) -> Bytes {
+    let bytes = run.optim.into_bytes().unwrap();
+    run.optim = ScaledOptimizer::new(optim, &run.amp);
+    run.optim.from_bytes(bytes.clone()).unwrap();
+    bytes
+}
 
-    pub fn step(&mut self, step: usize, event: Event) -> Result<(), AmpError> {
-        let loss = loss(&self.amp, &self.net, batch(step, event, 4));
-        self.step_on(learning_rate(step), loss)
-    }
-
-    pub fn step_on(&mut self, lr: f64, loss: Tensor<1>) -> Result<(), AmpError> {
-        let grads = GradientsParams::from_grads(loss.backward(), &self.net);
-        let stepped = self.optim.try_step(lr, self.net.clone(), grads);
-        self.net = stepped.map_err(|error| error.error)?;
-        Ok(())
-    }
-
-    /// A step that does not fail. Returns the loss.
-    pub fn train(&mut self, lr: f64, batch: Batch) -> Tensor<1> {
-        let loss = loss(&self.amp, &self.net, batch);
-        self.step_on(lr, loss.clone()).unwrap();
-        loss.inner()
-    }
-
-    /// A step on gradients that no backward pass has made.
-    pub fn step_in(&mut self, dtype: FloatDType, step: usize, overflows: bool) {
-        let mut grads = gradients(&self.net, step % 40, dtype);
-        if overflows {
-            let id = self.net.head.weight.id;
-            let grad = grads.remove::<2>(id).unwrap();
-            grads.register(id, grad * f32::INFINITY);
-        }
-        self.net = self.optim.step(1e-3, self.net.clone(), grads);
-    }
-
-    pub fn values(&self) -> Values {
-        parameters(&self.net)
-    }
-
-    /// Goes on from its own record with a new optimizer.
-    pub fn resume(&mut self, optim: O) -> Bytes {
-        let bytes = self.optim.into_bytes().unwrap();
-        self.optim = ScaledOptimizer::new(optim, &self.amp);
-        self.optim.from_bytes(bytes.clone()).unwrap();
-        bytes
-    }
-
-    /// Its next steps are recorded, where the device can.
-    pub fn captured(self) -> Captured<O> {
-        let amp = self.amp;
-        let of = move |net: &Net, batch: Batch| loss(&amp, net, batch);
-        CapturedStep::new(self.net, self.optim, Box::new(of) as Loss).unwrap()
-    }
+/// Its next steps are recorded, where the device can.
+pub fn captured<O: ModuleOptim>(run: Run<O>) -> Captured<O> {
+    let amp = run.amp;
+    let of = move |net: &Net, batch: Batch| loss(&amp, net, batch);
+    CapturedStep::new(run.model, run.optim, Box::new(of) as Loss).unwrap()
 }
 
 type Loss = Box<dyn FnMut(&Net, Batch) -> Tensor<1>>;
@@ -162,14 +121,14 @@ impl<O: ModuleOptim> Executor<O> {
     /// Returns the loss.
     pub fn step(&mut self, lr: f64, batch: Batch) -> Tensor<1> {
         match self {
-            Self::Run(run) => run.train(lr, batch),
+            Self::Run(run) => train(run, lr, batch),
             Self::Captured(step) => step.step(lr, batch).unwrap(),
         }
     }
 
     pub fn net(&self) -> Net {
         match self {
-            Self::Run(run) => run.net.clone(),
+            Self::Run(run) => run.model.clone(),
             Self::Captured(step) => step.model(),
         }
     }

@@ -7,6 +7,6 @@ mod trajectory;
 
 pub use allocations::live_allocations;
 pub use burn_amp_tests::{prelude::*, stored as parameters};
-pub use net::{Net, batch, scaled_step, step, steps};
+pub use net::{Net, batch, of_batch, steps};
 pub use player::{Player, loss, player};
 pub use trajectory::{compare_on_devices, compare_with_plain, multi, scaler};

@@ -48,8 +48,10 @@ fn assert_names(error: &AmpError, shape: &[usize]) {
     says(error, ["`weight`", "[1, 3]", &found]);
 }
 
+type Step = fn(&mut ScaledOptimizer, &Small, &[usize]) -> Result<Small, StepError<Small>>;
+
 /// Burn's gradients, scaled ones, those of a part of several, and those that were put in place of others.
-const STEPS: [fn(&mut ScaledOptimizer, &Small, &[usize]) -> Result<Small, StepError<Small>>; 4] = [
+const STEPS: [Step; 4] = [
     |optim, pair, shape| optim.try_step(0.1, pair.clone(), gradients(pair, shape)),
     |optim, pair, shape| {
         let grads = scaled_by_hand(optim.scaler(), gradients(pair, shape));

@@ -1,6 +1,5 @@
 //! The life of a layer in half precision, beside the same layer in f32.
 
-use burn_pack::Reader;
 use std::collections::BTreeMap;
 
 use super::*;
@@ -232,12 +231,12 @@ fn relative_error(actual: &[f32], expected: &[f32]) -> f32 {
     errors.fold(0.0, worse) / largest
 }
 
-/// Names and dtypes of the tensors in a record, the latter all f32.
+/// Names of the tensors in a record, all of which must be f32.
 fn tensors(bytes: Bytes) -> Vec<String> {
-    let tensors = Reader::from_bytes(bytes).unwrap().into_tensors().unwrap();
-    let name = |tensor: burn_pack::Tensor| {
-        assert_eq!(tensor.dtype, DType::F32, "{}", tensor.name);
-        tensor.name
-    };
-    tensors.into_iter().map(name).collect()
+    let tensors = pack(bytes).tensors.into_iter();
+    let names = tensors.map(|(name, (_, (dtype, ..)))| {
+        assert_eq!(dtype, DType::F32, "{name}");
+        name
+    });
+    names.collect()
 }

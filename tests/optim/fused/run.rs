@@ -112,12 +112,12 @@ type Loss = Box<dyn FnMut(&Net, Batch) -> Tensor<1>>;
 pub type Captured<O> = CapturedStep<Net, Batch, O, Loss>;
 
 /// What makes steps, and what a test compares of it.
-pub enum Executor<O> {
-    Run(Run<O>),
-    Captured(Captured<O>),
+pub enum Executor<'a, O> {
+    Run(&'a mut Run<O>),
+    Captured(&'a mut Captured<O>),
 }
 
-impl<O: ModuleOptim> Executor<O> {
+impl<O: ModuleOptim> Executor<'_, O> {
     /// Returns the loss.
     pub fn step(&mut self, lr: f64, batch: Batch) -> Tensor<1> {
         match self {

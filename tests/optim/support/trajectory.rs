@@ -142,29 +142,29 @@ fn compare<O: ModuleOptim + Clone>(
             Way::Plain | Way::Devices => of(&scaled_net, 1.0, bad),
             _ => of(&scaled_net, scale, bad),
         };
+        let (lr, net) = (lr.clone(), scaled_net);
         scaled_net = match way {
+            Way::Plain => scaled.step(lr, net, grads.remove(0)),
             Way::Devices => {
-                let stepped =
-                    scaled.step_multi(lr.clone(), scaled_net, multi(&Device::flex(), grads));
-                stepped.unwrap()
+                let grads = multi(&Device::flex(), grads);
+                scaled.step_multi(lr, net, grads).unwrap()
             }
-            Way::Plain => scaled.step(lr.clone(), scaled_net, grads.remove(0)),
-            _ => {
-                let grads = match way {
-                    Way::Sum => sum_of_devices(multi(&Device::flex(), grads), &scaled_net),
-                    _ => grads.remove(0),
-                };
-                let grads = scaled_by_hand(scaled.scaler(), grads);
-                if way == Way::Ahead {
-                    let mut grads = scaled.unscale(grads, &scaled_net).unwrap();
-                    assert_eq!(grads.has_overflow(), bad.is_some(), "{at}");
-                    if bad.is_some() {
-                        *grads.params_mut() = of(&scaled_net, 1.0, None).remove(0);
-                    }
-                    scaled.step(lr.clone(), scaled_net, grads)
-                } else {
-                    scaled.step(lr.clone(), scaled_net, grads)
+            Way::Sum => {
+                let sum = sum_of_devices(multi(&Device::flex(), grads), &net);
+                scaled.step(lr, net, scaled_by_hand(scaled.scaler(), sum))
+            }
+            Way::Scaled => {
+                let grads = scaled_by_hand(scaled.scaler(), grads.remove(0));
+                scaled.step(lr, net, grads)
+            }
+            Way::Ahead => {
+                let grads = scaled_by_hand(scaled.scaler(), grads.remove(0));
+                let mut grads = scaled.unscale(grads, &net).unwrap();
+                assert_eq!(grads.has_overflow(), bad.is_some(), "{at}");
+                if bad.is_some() {
+                    *grads.params_mut() = of(&net, 1.0, None).remove(0);
                 }
+                scaled.step(lr, net, grads)
             }
         };
 

@@ -2,7 +2,6 @@
 
 mod every_optimizer;
 mod fused;
-mod given_back;
 mod hand_over;
 mod lr_scheduler;
 mod refused;

@@ -1,5 +1,5 @@
-//! Gradients of another rank or shape than their parameter's, learning rates and settings that no step can be taken with: an
-//! error that names them, and nothing changed.
+//! Gradients of another rank or shape than their parameter's, learning rates and overflows that no step can be taken with: an error that
+//! names them, nothing changed, and the module is given back.
 
 use burn::{lr_scheduler::LrSchedulerConfig, tensor::Shape};
 use burn_amp_tests::small::Small;
@@ -16,15 +16,24 @@ fn pair() -> Small {
 
 /// That of `weight` in this shape.
 fn gradients(pair: &Small, shape: &[usize]) -> GradientsParams {
-    fn register<const D: usize>(grads: &mut GradientsParams, id: ParamId, shape: &[usize]) {
-        let grad = Tensor::<D>::ones(Shape::from(shape.to_vec()), &Device::flex());
-        grads.register(id, grad);
-    }
+    gradients_of(pair, shape, 1.0)
+}
 
+/// Of this value.
+fn gradients_of(pair: &Small, shape: &[usize], value: f32) -> GradientsParams {
     let mut grads = GradientsParams::new();
-    let of_rank = [register::<1>, register::<2>, register::<3>];
-    of_rank[shape.len() - 1](&mut grads, pair.weight.id, shape);
-    register::<1>(&mut grads, pair.bias.id, &[1]);
+    let mut register = |id: ParamId, shape: &[usize]| {
+        let device = Device::flex();
+        let values = Tensor::<1>::full([shape.iter().product::<usize>()], value, &device);
+        match *shape {
+            [_] => grads.register(id, values),
+            [a, b] => grads.register(id, values.reshape([a, b])),
+            [a, b, c] => grads.register(id, values.reshape([a, b, c])),
+            _ => unreachable!("{shape:?}"),
+        }
+    };
+    register(pair.weight.id, shape);
+    register(pair.bias.id, &[1]);
     grads
 }
 
@@ -48,26 +57,24 @@ fn assert_names(error: &AmpError, shape: &[usize]) {
     says(error, ["`weight`", "[1, 3]", &found]);
 }
 
-type Step = fn(&mut ScaledOptimizer, &Small, &[usize]) -> Result<Small, StepError<Small>>;
+type Stepped = Result<Small, StepError<Small>>;
+type Step = fn(&mut ScaledOptimizer, &Small, GradientsParams) -> Stepped;
 
 /// Burn's gradients, scaled ones, those of a part of several, and those that were put in place of others.
 const STEPS: [Step; 4] = [
-    |optim, pair, shape| optim.try_step(0.1, pair.clone(), gradients(pair, shape)),
-    |optim, pair, shape| {
-        let grads = scaled_by_hand(optim.scaler(), gradients(pair, shape));
+    |optim, pair, grads| optim.try_step(0.1, pair.clone(), grads),
+    |optim, pair, grads| {
+        let grads = scaled_by_hand(optim.scaler(), grads);
         optim.try_step(0.1, pair.clone(), grads)
     },
-    |optim, pair, shape| {
-        let grads = multi(
-            &Device::flex(),
-            vec![gradients(pair, RIGHT), gradients(pair, shape)],
-        );
+    |optim, pair, grads| {
+        let grads = multi(&Device::flex(), vec![gradients(pair, RIGHT), grads]);
         optim.step_multi(0.1, pair.clone(), grads)
     },
-    |optim, pair, shape| {
+    |optim, pair, replaced| {
         let grads = scaled_by_hand(optim.scaler(), gradients(pair, RIGHT));
         let mut grads = optim.unscale(grads, pair).unwrap();
-        *grads.params_mut() = gradients(pair, shape);
+        *grads.params_mut() = replaced;
         optim.try_step(0.1, pair.clone(), grads)
     },
 ];
@@ -82,7 +89,7 @@ fn by_every_step_of_an_optimizer() {
                 let mut optim = optimizer(enabled).with_accumulation(window);
                 optim.step(0.1, pair.clone(), gradients(&pair, RIGHT));
                 let record = optim.into_bytes().unwrap();
-                let failed = step(&mut optim, &pair, shape).unwrap_err();
+                let failed = step(&mut optim, &pair, gradients(&pair, shape)).unwrap_err();
                 assert_names(&failed.error, shape);
                 assert_eq!(optim.into_bytes().unwrap(), record);
                 optim.step(0.1, pair.clone(), gradients(&pair, RIGHT));
@@ -163,4 +170,76 @@ fn a_learning_rate_that_is_no_number() {
     let stepped = optimizer(true).try_step(lr, pair.clone(), gradients(&pair, RIGHT));
     let error = stepped.unwrap_err().error;
     is_error(&error, "InvalidValue", ["`lr` is NaN,", "`bias`"]);
+}
+
+/// One that no overflow is left to.
+fn limited() -> ScaledOptimizer {
+    sgd_under(GradScalerConfig::new().with_max_consecutive_skips(Some(0)))
+}
+
+/// A scaler and gradients that overflow, unscaled by it.
+fn by_hand(pair: &Small) -> (GradScaler, UnscaledGradients) {
+    let scaler = limited().scaler().clone();
+    let grads = scaled_by_hand(&scaler, gradients_of(pair, RIGHT, f32::NAN));
+    let grads = scaler.unscale(grads, pair).unwrap();
+    (scaler, grads)
+}
+
+const FAILING: [fn(Small) -> Stepped; 5] = [
+    |pair| {
+        STEPS[0](
+            &mut limited(),
+            &pair,
+            gradients_of(&pair, RIGHT, f32::INFINITY),
+        )
+    },
+    |pair| STEPS[2](&mut limited(), &pair, gradients_of(&pair, RIGHT, f32::NAN)),
+    |pair| STEPS[2](&mut limited(), &pair, gradients(&pair, WRONG[0])),
+    |pair| {
+        let mut optim = limited().with_accumulation(3);
+        let grads = gradients(&pair, RIGHT);
+        let pair = optim.try_step(0.1, pair, grads)?;
+        optim.try_flush(f64::NAN, pair)
+    },
+    |pair| {
+        let (mut scaler, grads) = by_hand(&pair);
+        scaler.try_step(&mut SgdConfig::new().init(), 0.1, pair, grads)
+    },
+];
+
+/// And `?` leaves the error, in this crate's type and in a box.
+#[test]
+fn the_module_comes_back_as_it_was() {
+    type Wide = Box<dyn std::error::Error>;
+    for step in FAILING {
+        let before = stored(&pair());
+        let failed = step(pair()).unwrap_err();
+        let text = format!("{failed:?}");
+        let StepError { module, error } = failed;
+        assert_eq!(stored(&*module), before, "{error}");
+        says(&text, [format!("{error:?}").as_str()]);
+
+        let narrow = || -> Result<Small, AmpError> { Ok(step(pair())?) };
+        assert_eq!(narrow().unwrap_err(), error);
+        let wide = || -> Result<Small, Wide> { Ok(step(pair())?) };
+        assert_eq!(wide().unwrap_err().to_string(), error.to_string());
+
+        // It trains on.
+        let grads = gradients(&module, RIGHT);
+        let stepped = limited().step(0.1, *module, grads);
+        assert_ne!(stored(&stepped), before);
+    }
+}
+
+/// The plain twin panics with the same words.
+#[test]
+fn the_plain_step_panics_with_the_message() {
+    let pair = pair();
+    let message = FAILING[0](pair.clone()).unwrap_err().to_string();
+    let bad = gradients_of(&pair, RIGHT, f32::INFINITY);
+    let panic = panic_message(|| limited().step(0.1, pair.clone(), bad));
+    assert_eq!(panic, message);
+    let (mut scaler, grads) = by_hand(&pair);
+    let panic = panic_message(|| scaler.step(&mut SgdConfig::new().init(), 0.1, pair, grads));
+    assert_eq!(panic, message);
 }

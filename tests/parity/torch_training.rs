@@ -38,36 +38,25 @@ struct Step {
     grad_norm: Value,
 }
 
-#[derive(Module, Debug)]
-struct Mlp {
-    weights: Vec<Param<Tensor<2>>>,
-    biases: Vec<Param<Tensor<1>>>,
-}
-
-impl Mlp {
-    fn new(run: &Run, device: &Device) -> Self {
-        let data = |values: &Vec<f32>, shape: &[usize]| TensorData::new(values.clone(), shape);
-        let weights = run.dims.windows(2).zip(&run.init_weights);
-        let weights = weights.map(|(dims, values)| Param::from_data(data(values, dims), device));
-        let biases = run.init_biases.iter();
-        let biases = biases.map(|v| Param::from_data(data(v, &[v.len()]), device));
-        Self {
-            weights: weights.collect(),
-            biases: biases.collect(),
-        }
-    }
-
-    fn forward(&self, input: Tensor<2>) -> Tensor<2> {
-        let last = self.weights.len() - 1;
-        let layers = self.weights.iter().zip(&self.biases).enumerate();
-        layers.fold(input, |hidden, (index, (weight, bias))| {
-            let output = hidden.matmul(weight.val()) + bias.val().unsqueeze();
-            if index < last { tanh(output) } else { output }
-        })
-    }
+fn forward(layers: &[Linear], input: Tensor<2>) -> Tensor<2> {
+    let (last, hidden) = layers.split_last().unwrap();
+    let layers = hidden.iter();
+    last.forward(layers.fold(input, |x, layer| tanh(layer.forward(x))))
 }
 
 impl Run {
+    fn layers(&self, device: &Device) -> Vec<Linear> {
+        let layer = |(index, dims): (usize, &[usize])| {
+            let weight = TensorData::new(self.init_weights[index].clone(), dims);
+            let bias = TensorData::new(self.init_biases[index].clone(), [dims[1]]);
+            Linear {
+                weight: Param::from_data(weight, device),
+                bias: Some(Param::from_data(bias, device)),
+            }
+        };
+        self.dims.windows(2).enumerate().map(layer).collect()
+    }
+
     fn optimizer(&self) -> (ModuleOptimizer, f64) {
         match self.optimizer.as_str() {
             "sgd" => {
@@ -77,10 +66,8 @@ impl Run {
             }
             "adam" => (AdamConfig::new().with_epsilon(1e-5).init(), 0.01),
             "adamw" => {
-                let config = AdamWConfig::new()
-                    .with_epsilon(1e-5)
-                    .with_weight_decay(0.01);
-                (config.init(), 0.01)
+                let config = AdamWConfig::new().with_epsilon(1e-5);
+                (config.with_weight_decay(0.01).init(), 0.01)
             }
             other => panic!("unknown optimizer {other}"),
         }
@@ -129,7 +116,7 @@ fn replay(run: &Run, border: Option<FloatDType>, tolerance: f64) {
         }
         None => (config.init().unwrap(), MixedPrecision::f32()),
     };
-    let mut model = amp.attach(Mlp::new(run, &device));
+    let mut model = amp.attach(run.layers(&device));
     let (optimizer, lr) = run.optimizer();
     let mut optim = ScaledOptimizer::new(optimizer, scaler);
     let window = AccumulationConfig::new(run.accumulation as u32);
@@ -148,7 +135,7 @@ fn replay(run: &Run, border: Option<FloatDType>, tolerance: f64) {
         let mut loss = 0.0;
         for micro in 0..parts {
             let (input, target) = run.batch(step * parts + micro, &device);
-            let output = amp.autocast(input, |x| model.forward(x));
+            let output = amp.autocast(input, |x| forward(&model, x));
             let part = (output - target).square().mean().div_scalar(parts as f64);
             loss += f64::from(part.clone().into_scalar::<f32>());
             let scaled = match border {
@@ -157,7 +144,7 @@ fn replay(run: &Run, border: Option<FloatDType>, tolerance: f64) {
             };
             let mut grads = GradientsParams::from_grads(scaled.backward(), &model);
             if run.inject_inf_at.contains(&step) && micro == parts - 1 {
-                inject_infinity(&mut grads, model.weights[1].id);
+                inject_infinity(&mut grads, model[1].weight.id);
             }
             model = match border {
                 Some(_) => optim.step(lr, model, grads),
@@ -179,12 +166,19 @@ fn replay(run: &Run, border: Option<FloatDType>, tolerance: f64) {
         assert_eq!(optim.scaler().loss_scale(), expected.scale_after, "{at}");
     }
     assert_eq!(optim.scaler().counters().bad_losses(), 0, "{name}");
-    for layer in 0..run.final_weights.len() {
-        let what = format!("{name}: the end of layer {layer}");
-        let weight: Vec<f64> = model.weights[layer].val().into_data().iter().collect();
-        let bias: Vec<f64> = model.biases[layer].val().into_data().iter().collect();
-        assert_close(&weight, &run.final_weights[layer], tolerance, &what);
-        assert_close(&bias, &run.final_biases[layer], tolerance, &what);
+    for (index, layer) in model.iter().enumerate() {
+        let what = format!("{name}: the end of layer {index}");
+        let weight: Vec<f64> = layer.weight.val().into_data().iter().collect();
+        let bias: Vec<f64> = layer
+            .bias
+            .as_ref()
+            .unwrap()
+            .val()
+            .into_data()
+            .iter()
+            .collect();
+        assert_close(&weight, &run.final_weights[index], tolerance, &what);
+        assert_close(&bias, &run.final_biases[index], tolerance, &what);
     }
 }
 

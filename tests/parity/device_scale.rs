@@ -60,7 +60,7 @@ fn assert_same(schedule: &LossScale, state: &ScaleState) {
 
 #[test]
 fn many_histories() {
-    on_the_host(3000);
+    on_the_host(10_000);
 }
 
 #[test]

@@ -62,24 +62,6 @@ fn a_record_has_the_last_update_after_a_step() {
     }
 }
 
-/// With `valid` called before the save, a resumed run has the same ones, to the last bit.
-#[test]
-fn a_resumed_run_has_the_same() {
-    let amp = MixedPrecision::f16();
-    let trained = |norm: BatchNorm| {
-        for _ in 0..3 {
-            forward(&norm, &amp, input());
-        }
-        norm.valid();
-        norm.into_record().into_bytes().unwrap()
-    };
-    let resumed = |bytes| amp.attach(norm().load_record(ModuleRecord::from_bytes(bytes).unwrap()));
-    let straight = amp.attach(norm());
-    let half = trained(straight.clone());
-    let mean = |bytes| mean_in(ModuleRecord::from_bytes(bytes).unwrap());
-    assert_eq!(mean(trained(resumed(half))), mean(trained(straight)));
-}
-
 /// Two layers, of which the second computes on an input of its own.
 type Loop = Player<[BatchNorm; 2]>;
 

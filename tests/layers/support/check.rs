@@ -13,42 +13,15 @@ pub enum Runs {
     InF32,
 }
 
-/// Trains a layer in f16 and in bf16 and compares all that comes out of it with the layer in f32.
+/// Checks a layer in f16 and in bf16.
 ///
 /// `forward` gets an input of values in (-1, 1). What else it needs it makes on the device it is given.
-pub fn check<M: Module, const D: usize, const E: usize>(
+pub fn each_precision<M: Module, const D: usize, const E: usize>(
     runs: Runs,
     init: impl Fn(&Device) -> M,
     shape: [usize; D],
     forward: impl Fn(&M, Tensor<D>, &Device) -> Tensor<E>,
-) {
-    each_precision(runs, &init, shape, &forward, |layer| {
-        let (plain, model, trained) = layer.compare();
-        if !trained.is_empty() {
-            layer.train(plain, model, trained);
-        }
-    });
-}
-
-/// The same of a layer without parameters. Apart, because all that trains would be compiled for each layer.
-pub fn check_without_parameters<M: Module, const D: usize, const E: usize>(
-    runs: Runs,
-    init: impl Fn(&Device) -> M,
-    shape: [usize; D],
-    forward: impl Fn(&M, Tensor<D>, &Device) -> Tensor<E>,
-) {
-    each_precision(runs, &init, shape, &forward, |layer| {
-        let (.., trained) = layer.compare();
-        assert!(trained.is_empty(), "{trained:?}");
-    });
-}
-
-fn each_precision<M: Module, const D: usize, const E: usize>(
-    runs: Runs,
-    init: &dyn Fn(&Device) -> M,
-    shape: [usize; D],
-    forward: &dyn Fn(&M, Tensor<D>, &Device) -> Tensor<E>,
-    check: impl Fn(Layer<'_, M, D, E>),
+    check: impl Fn(&Layer<'_, M, D, E>),
 ) {
     // Rounding is 2^-11 and 2^-8; layers add it up.
     for (dtype, tolerance) in [(FloatDType::F16, 1e-2), (FloatDType::BF16, 6e-2)] {
@@ -57,16 +30,16 @@ fn each_precision<M: Module, const D: usize, const E: usize>(
             runs,
             amp: amp.unwrap(),
             tolerance,
-            init,
+            init: &init,
             shape,
-            forward,
+            forward: &forward,
         };
         layer.refuse();
-        check(layer);
+        check(&layer);
     }
 }
 
-struct Layer<'a, M, const D: usize, const E: usize> {
+pub struct Layer<'a, M, const D: usize, const E: usize> {
     runs: Runs,
     amp: MixedPrecision,
     tolerance: f32,
@@ -76,6 +49,20 @@ struct Layer<'a, M, const D: usize, const E: usize> {
 }
 
 impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
+    /// Trains it, and compares all that comes out of it with the layer in f32.
+    pub fn lives(&self) {
+        let (plain, model, trained) = self.compare();
+        if !trained.is_empty() {
+            self.train(plain, model, trained);
+        }
+    }
+
+    /// The same without parameters. Apart, because all that trains would be compiled for each layer.
+    pub fn has_no_parameters(&self) {
+        let (.., trained) = self.compare();
+        assert!(trained.is_empty(), "{trained:?}");
+    }
+
     fn input(&self, device: &Device) -> Tensor<D> {
         tensor(self.shape, device)
     }

@@ -30,14 +30,9 @@ struct Plan {
     passes: usize,
 }
 
-/// One use of a block; several uses of one block tie its weights.
-#[derive(Clone, Debug)]
-struct Layer {
-    block: usize,
-    activation: usize,
-    island: Island,
-    residual: bool,
-}
+/// One use of a block, of which several tie its weights: the block's number, its activation, what of it is in f32, and whether its input
+/// is added to its output.
+type Layer = (usize, usize, Island, bool);
 
 #[derive(Clone, Copy, Debug)]
 enum Island {
@@ -61,18 +56,19 @@ struct Net {
 
 impl Block {
     /// In half precision by hand, parameters are cast where they are read. Else the scope around does it.
-    fn forward(&self, input: Tensor<2>, layer: &Layer, by_hand: Option<FloatDType>) -> Tensor<2> {
+    fn forward(&self, input: Tensor<2>, layer: Layer, by_hand: Option<FloatDType>) -> Tensor<2> {
+        let (_, activation, island, residual) = layer;
         let in_full = |x: Tensor<2>, part: &dyn Fn(Tensor<2>) -> Tensor<2>| match by_hand {
             Some(dtype) => part(x.cast(FloatDType::F32)).cast(dtype),
             None => in_f32(x, part),
         };
         let part = |block: &Self, x| {
             let x = block.up.forward(x);
-            let x = match layer.island {
+            let x = match island {
                 Island::Norm => in_full(x, &|x| self.norm.forward(x)),
                 _ => block.norm.forward(x),
             };
-            let x = match layer.activation {
+            let x = match activation {
                 0 => relu(x),
                 1 => tanh(x),
                 2 => gelu(x),
@@ -81,12 +77,12 @@ impl Block {
             };
             block.down.forward(x)
         };
-        let output = match (layer.island, by_hand) {
+        let output = match (island, by_hand) {
             (Island::All, _) => in_full(input.clone(), &|x| part(self, x)),
             (_, Some(dtype)) => part(&self.clone().map(&mut Cast(dtype)), input.clone()),
             _ => part(self, input.clone()),
         };
-        match layer.residual {
+        match residual {
             true => output + input,
             false => output,
         }
@@ -109,8 +105,8 @@ impl Net {
 
     fn body(&self, input: Tensor<2>, plan: &Plan, by_hand: Option<FloatDType>) -> Tensor<2> {
         plan.layers.iter().fold(input, |x, layer| {
-            let block = &self.blocks[layer.block % self.blocks.len()];
-            block.forward(x, layer, by_hand)
+            let block = &self.blocks[layer.0 % self.blocks.len()];
+            block.forward(x, *layer, by_hand)
         })
     }
 
@@ -121,16 +117,11 @@ impl Net {
     }
 }
 
-prop_compose! {
-    fn layers()(
-        block in 0usize..4,
-        activation in 0usize..5,
-        // Most have none.
-        island in prop_oneof![2 => Just(Island::None), 1 => Just(Island::Norm), 1 => Just(Island::All)],
-        residual in any::<bool>(),
-    ) -> Layer {
-        Layer { block, activation, island, residual }
-    }
+/// Most have no part in f32.
+fn layers() -> impl Strategy<Value = Layer> {
+    let kinds = [Island::None, Island::None, Island::Norm, Island::All];
+    let island = prop::sample::select(kinds.to_vec());
+    (0usize..4, 0usize..5, island, any::<bool>())
 }
 
 prop_compose! {

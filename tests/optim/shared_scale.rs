@@ -32,6 +32,15 @@ fn step(player: &mut Player, grads: GradientsParams) -> char {
     }
 }
 
+/// Of a loss that is finite (.), overflows (!) or is NaN (?), as a call ends.
+fn factor(call: impl AsRef<[u8]>) -> f32 {
+    match call.as_ref().last() {
+        Some(b'!') => OVERFLOW,
+        Some(b'?') => f32::NAN,
+        _ => 1.0,
+    }
+}
+
 /// Plays groups of steps: player a's or b's, with a finite loss (.), an overflow (!) or a loss that is NaN (?). In a group all forward
 /// passes come first, and after a `*` all backward passes, too. Returns of each group what its steps have done, the exponent of the scale
 /// after it and the growth tracker.
@@ -40,12 +49,7 @@ fn play(players: &mut [Player], script: &str) -> String {
         let calls = group.trim_start_matches('*').as_bytes().chunks(2);
         let forward = |call: &[u8]| {
             let who = usize::from(call[0] - b'a');
-            let factor = match call[1] {
-                b'.' => 1.0,
-                b'!' => OVERFLOW,
-                _ => f32::NAN,
-            };
-            (who, loss(&players[who], factor))
+            (who, loss(&players[who], factor(call)))
         };
         let losses: Vec<_> = calls.map(forward).collect();
         let (mut done, mut early) = (String::new(), Vec::new());
@@ -138,38 +142,27 @@ fn a_dropped_optimizer_is_not_waited_for() {
 /// for its test is not forgotten with one that is discarded.
 #[test]
 fn discarded_gradients_explain_no_later_skip() {
-    const NAN: f32 = f32::NAN;
-    // One is thrown away, or a window with it; or the first waits while the second is thrown away.
-    for (way, first, second, scale, bad) in [
-        ("discard", OVERFLOW, NAN, 1024.0, 1),
-        ("discard", NAN, OVERFLOW, 512.0, 0),
-        ("drop", OVERFLOW, NAN, 1024.0, 1),
-        ("drop", NAN, OVERFLOW, 512.0, 0),
-        ("keep", NAN, OVERFLOW, 1024.0, 1),
+    // Gradients of a step (s) or that are discarded (d), and windows that are dropped (x). The last step is skipped.
+    for (window, script, scale, bad) in [
+        (1, "d! s?", 1024.0, 1),
+        (1, "d? s!", 512.0, 0),
+        (2, "s! x s. s?", 1024.0, 1),
+        (2, "s? x s. s!", 512.0, 0),
+        (2, "s? d! s.", 1024.0, 1),
     ] {
         let amp = amp(100);
-        let mut player = player(&amp);
-        let window = if way == "discard" { 1 } else { 2 };
+        let (mut player, mut skipped) = (player(&amp), false);
         player.optim = player.optim.with_accumulation(window);
-        let grads = player.gradients(loss(&player, first));
-        match way {
-            "discard" => player.optim.discard(grads).unwrap(),
-            _ => assert!(!player.step(0.1, grads)),
-        }
-        let last = if way == "keep" {
-            let grads = player.gradients(loss(&player, second));
-            player.optim.discard(grads).unwrap();
-            1.0
-        } else {
-            if way == "drop" {
-                player.optim.drop_window();
-                player.train(0.1, loss(&player, 1.0));
+        for call in script.split(' ') {
+            let loss = loss(&player, factor(call));
+            match &call[..1] {
+                "s" => skipped = player.train(0.1, loss),
+                "d" => player.optim.discard(player.gradients(loss)).unwrap(),
+                _ => player.optim.drop_window(),
             }
-            second
-        };
-        assert!(!train(&mut player, last));
-        let found = (amp.loss_scale(), player.counters().bad_losses());
-        assert_eq!(found, (scale, bad), "{way}");
+        }
+        let found = (skipped, amp.loss_scale(), player.counters().bad_losses());
+        assert_eq!(found, (true, scale, bad), "{script}");
     }
 }
 

@@ -17,8 +17,9 @@ const ELSEWHERE: usize = 60;
 /// What stands around a step, and which steps are made.
 #[derive(Default)]
 struct Plan {
-    /// On Flex; elsewhere at most [`ELSEWHERE`].
+    /// On Flex; elsewhere at most [`ELSEWHERE`] where nothing else is said.
     steps: usize,
+    elsewhere: Option<usize>,
     /// `config()` if it is none.
     scaler: Option<GradScalerConfig>,
     /// Of all parameters, or of those of this name.
@@ -37,7 +38,7 @@ impl Plan {
     fn made(&self) -> usize {
         match is_flex() {
             true => self.steps,
-            false => self.steps.min(ELSEWHERE),
+            false => self.steps.min(self.elsewhere.unwrap_or(ELSEWHERE)),
         }
     }
 
@@ -177,6 +178,7 @@ fn decayed_adam() -> FusedAdam {
 fn nothing_around() {
     let plan = Plan {
         steps: 200,
+        elsewhere: Some(200),
         is_captured: true,
         ..Plan::default()
     };
@@ -328,6 +330,7 @@ fn clipping() {
     // Not by hand.
     let clips = vec![(None, GlobalNorm(0.1)), (Some("head"), Value(0.02))];
     let plan = Plan {
+        elsewhere: Some(40),
         clips,
         is_captured: true,
         steps: 100,

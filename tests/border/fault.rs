@@ -12,35 +12,35 @@ const FINE: Verdict = (false, KEPT, 0);
 const LOWERED: Verdict = (true, KEPT / 2.0, 0);
 const BAD: Verdict = (true, KEPT, 1);
 
-fn run(amp: MixedPrecision) -> Run<Gain> {
-    Run::new(Gain::new(&[2.0, 2.0]), amp)
-}
+type Run = Player<Gain>;
 
-impl Run<Gain> {
-    /// The outputs for this input: twice as much, f32.
-    fn forward(&self, input: [f32; 2]) -> Tensor<1> {
-        self.amp.autocast(vector(&input), |x| self.model.forward(x))
-    }
-
-    fn ones(&self) -> Tensor<1> {
-        self.forward(ONES)
-    }
-
-    fn verdict(&mut self, grads: GradientsParams) -> Verdict {
-        let before = numbers(&self.model);
-        let skipped = self.step(0.01, grads);
-        assert_eq!(skipped, numbers(&self.model) == before);
-        (skipped, self.scale(), self.counters().bad_losses())
-    }
-
-    fn step_on(&mut self, loss: impl Fn(&Self) -> Tensor<1>) -> Verdict {
-        self.verdict(self.gradients(loss(self)))
-    }
+fn run(amp: MixedPrecision) -> Run {
+    Player::new(Gain::new(&[2.0, 2.0]), &amp)
 }
 
 const ONES: [f32; 2] = [1.0; 2];
 /// 40000 is in f16, twice that is not.
 const LARGE: [f32; 2] = [1.0, 4e4];
+
+/// The outputs for this input: twice as much, f32.
+fn forward(run: &Run, input: [f32; 2]) -> Tensor<1> {
+    run.amp.autocast(vector(&input), |x| run.model.forward(x))
+}
+
+fn ones(run: &Run) -> Tensor<1> {
+    forward(run, ONES)
+}
+
+fn verdict(run: &mut Run, grads: GradientsParams) -> Verdict {
+    let before = numbers(&run.model);
+    let skipped = run.step(0.01, grads);
+    assert_eq!(skipped, numbers(&run.model) == before);
+    (skipped, run.scale(), run.counters().bad_losses())
+}
+
+fn step_on(run: &mut Run, loss: impl Fn(&Run) -> Tensor<1>) -> Verdict {
+    verdict(run, run.gradients(loss(run)))
+}
 
 /// The loss of an output.
 type Loss = fn(Tensor<1>) -> Tensor<1>;
@@ -60,7 +60,7 @@ fn flat(output: Tensor<1>) -> Tensor<1> {
 }
 
 /// A mask of minus infinity is not caused by the forward pass: its gradients are finite.
-fn masked(run: &Run<Gain>) -> Tensor<1> {
+fn masked(run: &Run) -> Tensor<1> {
     let output = run.amp.autocast(vector(&ONES), |x| {
         let mask = Tensor::<1, Bool>::from_bool([false, true], &device());
         run.model.forward(x).mask_fill(mask, f32::NEG_INFINITY)
@@ -69,7 +69,7 @@ fn masked(run: &Run<Gain>) -> Tensor<1> {
 }
 
 /// Of two outputs of one scope.
-fn exits(run: &Run<Gain>, first: Loss, second: Loss) -> Tensor<1> {
+fn exits(run: &Run, first: Loss, second: Loss) -> Tensor<1> {
     let (a, b) = run.amp.autocast(vector(&ONES), |x| {
         let y = run.model.forward(x);
         (y.clone(), y * 2.0)
@@ -78,30 +78,30 @@ fn exits(run: &Run<Gain>, first: Loss, second: Loss) -> Tensor<1> {
 }
 
 /// Scope, head in f32, scope: what overflows in the second arrives at the exit of the first.
-fn chain(run: &Run<Gain>, factor: f64, input: [f32; 2]) -> Tensor<1> {
-    let hidden = run.forward(input).square();
+fn chain(run: &Run, factor: f64, input: [f32; 2]) -> Tensor<1> {
+    let hidden = forward(run, input).square();
     (run.amp).autocast(hidden, |x| run.model.forward(x) * factor)
 }
 
 /// Two forward passes in one loss: a critic's of the real and of the false.
-fn beside(run: &Run<Gain>, first: Loss, second: Loss) -> Tensor<1> {
-    first(run.ones()) + second(run.ones())
+fn beside(run: &Run, first: Loss, second: Loss) -> Tensor<1> {
+    first(ones(run)) + second(ones(run))
 }
 
 #[test]
 fn whose_fault_it_is() {
-    type Case = (&'static str, fn(&Run<Gain>) -> Tensor<1>);
+    type Case = (&'static str, fn(&Run) -> Tensor<1>);
     let fine: [Case; 5] = [
         ("infinite by design", |run| flat(masked(run))),
         // Below the first value that rounds to infinity, and from it on.
-        ("the last", |run| run.ones().sum() * (65519.0 / KEPT)),
+        ("the last", |run| ones(run).sum() * (65519.0 / KEPT)),
         ("two exits", |run| exits(run, flat, flat)),
         ("a chain", |run| flat(chain(run, 1.0, ONES))),
         ("side by side", |run| beside(run, flat, flat)),
     ];
     let lowered: [Case; 10] = [
-        ("the first one", |run| run.ones().sum() * (65520.0 / KEPT)),
-        ("where the gradient leaves f32", |run| steep(run.ones())),
+        ("the first one", |run| ones(run).sum() * (65520.0 / KEPT)),
+        ("where the gradient leaves f32", |run| steep(ones(run))),
         ("deep inside", |run| {
             let deep = |x| run.model.forward(x) * two(9) * two(-9) * two(9);
             run.amp.autocast(vector(&ONES), deep).sum()
@@ -124,15 +124,15 @@ fn whose_fault_it_is() {
         ("infinite output", |run| flat(chain(run, 1.0, LARGE))),
         ("both bad", |run| beside(run, nan, nan)),
         ("the second output infinite", |run| {
-            flat(run.ones()) + flat(run.forward(LARGE).square())
+            flat(ones(run)) + flat(forward(run, LARGE).square())
         }),
         ("the first output infinite", |run| {
-            flat(run.forward(LARGE).square()) + flat(run.ones())
+            flat(forward(run, LARGE).square()) + flat(ones(run))
         }),
     ];
     for (expected, cases) in [(FINE, &fine[..]), (LOWERED, &lowered), (BAD, &bad)] {
         for (what, loss) in cases {
-            assert_eq!(run(f16(KEPT)).step_on(loss), expected, "{what}");
+            assert_eq!(step_on(&mut run(f16(KEPT)), loss), expected, "{what}");
         }
     }
 }
@@ -141,9 +141,9 @@ fn whose_fault_it_is() {
 fn thirty_bad_batches_leave_the_scale() {
     let config = at_scale(KEPT);
     let config = config.with_max_consecutive_skips(Some(29));
-    type Bad = fn(&Run<Gain>) -> Tensor<1>;
-    let loss: Bad = |run| nan(run.ones());
-    let output: Bad = |run| flat(run.forward(LARGE).square());
+    type Bad = fn(&Run) -> Tensor<1>;
+    let loss: Bad = |run| nan(ones(run));
+    let output: Bad = |run| flat(forward(run, LARGE).square());
     for (bad, finite, message) in [
         (loss, true, "the loss, or its gradient, is infinite or NaN"),
         (output, false, "the model's output is infinite or NaN"),
@@ -152,14 +152,12 @@ fn thirty_bad_batches_leave_the_scale() {
         // A finite step ends the row.
         for step in 1..60 {
             let (expected, loss): (_, Bad) = match step {
-                30 => ((false, KEPT, 29), |run| flat(run.ones())),
+                30 => ((false, KEPT, 29), |run| flat(ones(run))),
                 _ => ((true, KEPT, step - u64::from(step > 30)), bad),
             };
-            assert_eq!(run.step_on(loss), expected);
+            assert_eq!(step_on(&mut run, loss), expected);
         }
-        let grads = run.gradients(bad(&run));
-        let error = run.optim.try_step(0.01, run.model.clone(), grads);
-        let error = error.map(drop).unwrap_err().error;
+        let error = run.try_step(0.01, run.gradients(bad(&run))).unwrap_err();
         let expected = AmpError::LossNotFinite {
             skips: 30,
             output_finite: finite,
@@ -170,31 +168,28 @@ fn thirty_bad_batches_leave_the_scale() {
     }
 }
 
-/// From the third in a row on. At scales that no other test has: the lines are those of all tests.
+/// From the third in a row on.
 #[test]
 fn skips_in_a_row_are_warned_of() {
     let mut run = run(f16(3.0 * two(20)));
-    let lines = logs("overflows in a row", || {
-        for _ in 0..4 {
-            run.step_on(|run| steep(run.ones()));
-        }
+    let mut warned = |loss: Loss, steps: usize| {
+        captured(Level::Warn, || {
+            for _ in 0..steps {
+                step_on(&mut run, |run| loss(ones(run)));
+            }
+        })
+    };
+    let told = [(18, 3), (17, 4)].map(|(exponent, skips)| {
+        let scale = 3.0 * two(exponent);
+        format!("{skips} overflows in a row at loss scale {scale}")
     });
-    let told = [20, 19, 18, 17].map(|exponent| {
-        let end = format!(" overflows in a row at loss scale {}", 3.0 * two(exponent));
-        let skips = lines.iter().filter_map(|line| line.strip_suffix(&end));
-        skips.collect::<Vec<_>>()
-    });
-    assert_eq!(told, [vec![], vec![], vec!["WARN: 3"], vec!["WARN: 4"]]);
-    // A bad loss says whose fault it is, each time.
-    let said =
-        |action: &mut dyn FnMut()| logs("of the loss is infinite or NaN, 3 in a row", action).len();
-    let before = said(&mut || ());
-    let after = said(&mut || {
-        for _ in 0..3 {
-            run.step_on(|run| nan(run.ones()));
-        }
-    });
-    assert!(after > before);
+    assert_eq!(warned(steep, 4), told);
+    // A bad loss says whose fault it is.
+    let bad = warned(nan, 3);
+    says(
+        &bad.concat(),
+        ["of the loss is infinite or NaN, 3 in a row"],
+    );
 }
 
 /// In Burn's own accumulator, which knows nothing of scales: the sum shows what one of four has done, whether or not all
@@ -205,7 +200,7 @@ fn micro_batches_in_burns_accumulator() {
         for (at, forward_first) in (0..4).flat_map(|at| [(at, false), (at, true)]) {
             let mut run = run(f16(KEPT));
             let mut sum = GradientsAccumulator::new();
-            let loss = |micro| if micro == at { odd } else { flat }(run.ones());
+            let loss = |micro| if micro == at { odd } else { flat }(ones(&run));
             let count = if forward_first { 4 } else { 0 };
             let mut ahead: VecDeque<Tensor<1>> = (0..count).map(loss).collect();
             for micro in 0..4 {
@@ -213,9 +208,9 @@ fn micro_batches_in_burns_accumulator() {
                 sum.accumulate(&run.model, run.gradients(loss));
             }
             let at = format!("batch {at}, {forward_first}");
-            assert_eq!(run.verdict(sum.grads()), expected, "{at}");
+            assert_eq!(verdict(&mut run, sum.grads()), expected, "{at}");
             // And the next window is a fresh one.
-            let found = run.step_on(|run| flat(run.ones()));
+            let found = step_on(&mut run, |run| flat(ones(run)));
             assert_eq!(found, (false, expected.1, expected.2), "{at}");
         }
     }

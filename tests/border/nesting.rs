@@ -1,50 +1,106 @@
-//! Scopes in scopes, islands in islands: factors are relative.
+//! Scopes, islands and parts with factors in each other: factors are relative.
 //!
 //! All values are powers of two, so that gradients are exact, unless half precision cannot hold them.
 
 use crate::support::*;
 
-/// A model that has its own `autocast`, inside another's.
-fn nested(outer: &MixedPrecision, inner: &MixedPrecision, weight: f64) -> Gradients {
-    let chain = Chain::new().attach(outer, inner);
-    let own = |x: Tensor<1>| {
-        assert_eq!(x.dtype(), DType::from(outer.dtype()));
-        let output = inner.autocast(x, |x| {
-            assert_eq!(x.dtype(), DType::from(inner.dtype()));
-            chain.inner.forward(x)
-        });
-        assert_eq!(output.dtype(), DType::from(outer.dtype()));
-        output
+/// The second part of a chain, which computes in this dtype.
+fn second(chain: &Chain, dtype: DType) -> impl Fn(Tensor<1>) -> Tensor<1> + Copy {
+    move |x| {
+        assert_eq!([x.dtype(), chain.inner.factor.val().dtype()], [dtype; 2]);
+        chain.inner.forward(x)
+    }
+}
+
+/// A chain in a scope of `a`, whose second part stands in scopes of `a` and `b`, in f32, and in parts with factors, on other threads too.
+fn whatever_is_nested(a: &MixedPrecision, b: &MixedPrecision) {
+    let (weight, [half, own]) = (two(-12), [a, b].map(|amp| DType::from(amp.dtype())));
+    let (chain, other) = (Chain::new().attach(a, a), Chain::new().attach(a, b));
+    let [part, full] = [half, DType::F32].map(|dtype| second(&chain, dtype));
+    let [of_b, b_full] = [own, DType::F32].map(|dtype| second(&other, dtype));
+    let elsewhere = |x: Tensor<1>| {
+        let scope = Scope::current();
+        let work = || scope.enter(|| by(2, x, part));
+        std::thread::scope(|threads| threads.spawn(work).join().unwrap())
     };
-    chain.gradients(weight, |x| outer.autocast(x, |x| chain.parts(x, own)))
+    let one = |x| by(1, x, part);
+    type Way<'a> = &'a dyn Fn(Tensor<1>) -> Tensor<1>;
+    let ways: [(&Chain, Way); 18] = [
+        (&other, &|x| b.autocast(x, of_b)),
+        (&other, &|x| in_f32(x, |x| in_f32(x, b_full))),
+        // And an island in it.
+        (&other, &|x| {
+            in_f32(x, |x| b.autocast(x, |x| in_f32(of_b(x), |x| x)))
+        }),
+        // The free function opens a scope of the nearest `MixedPrecision` that is around it.
+        (&other, &|x| b.autocast(x, |x| autocast(x, of_b))),
+        (&chain, &|x| {
+            autocast(in_f32(x, |x| autocast(x, |x| x)), part)
+        }),
+        (&chain, &|x| by(-6, x, part)),
+        (&chain, &|x| by(-1, x, part)),
+        (&chain, &|x| by(0, x, part)),
+        (&chain, &|x| by(5, x, part)),
+        (&chain, &|x| by(8, x, part)),
+        (&chain, &|x| by(3, x, elsewhere)),
+        (&chain, &|x| by(3, x, one)),
+        (&chain, &|x| by(9, x, |x| by(-12, x, part))),
+        (&chain, &|x| by(3, x, |x| in_f32(x, full))),
+        (&chain, &|x| in_f32(x, |x| by(3, x, full))),
+        (&chain, &|x| {
+            in_f32(x, |x| by(3, x, |x| a.autocast(x, part)))
+        }),
+        (&chain, &|x| by(3, x, |x| a.autocast(x, part))),
+        (&chain, &|x| by(3, x, |x| in_f32(x, |x| autocast(x, one)))),
+    ];
+    let expected = Chain::new().plain(weight);
+    for (index, (chain, way)) in ways.into_iter().enumerate() {
+        let back = |x| {
+            let output = way(x);
+            assert_eq!(output.dtype(), half, "way {index}");
+            output
+        };
+        assert_eq!(chain.around(a, weight, back), expected, "way {index}");
+    }
+    let around = chain.gradients(weight, |x| {
+        by(4, x, |x| a.autocast(x, |x| chain.parts(x, part)))
+    });
+    assert_eq!(around, expected);
 }
 
 #[test]
 fn factors_are_relative() {
-    let expected = Chain::new().plain(two(-10));
     for dtype in halves() {
         for (outer, inner) in [(14, 4), (3, 15), (9, 13)] {
             let (outer, inner) = (f16(two(outer)), scaled(dtype, two(inner)));
-            assert_eq!(nested(&outer, &inner, two(-10)), expected);
-            assert_eq!(nested(&inner, &outer, two(-10)), expected);
+            whatever_is_nested(&outer, &inner);
+            whatever_is_nested(&inner, &outer);
         }
     }
+    // Without a scope around, the free function opens none.
+    let dtypes = |x: Tensor<1>| assert_eq!(x.dtype(), DType::F32);
+    autocast(vector(&[1.0]), |x| dtypes(in_f32(x, |x| x)));
 }
 
 /// Each part has its own scale: what only that can hold is there, and nothing else.
 #[test]
 fn each_scope_has_its_own_scale() {
+    let nested = |outer: i32, inner: i32, weight| {
+        let (outer, inner) = (f16(two(outer)), f16(two(inner)));
+        let chain = Chain::new().attach(&outer, &inner);
+        let own = |x| inner.autocast(x, |x| chain.inner.forward(x));
+        chain.around(&outer, weight, own)
+    };
     // 2^-30 is below f16. The outer scale saves it in the last part, the inner one is too low.
     let weight = two(-30);
-    let [input, first, inner, last] = nested(&f16(two(16)), &f16(two(2)), weight);
+    let [input, first, inner, last] = nested(16, 2, weight);
     assert_eq!(last, Chain::new().plain(weight)[3]);
     assert_eq!([input, first, inner].concat(), [0.0; 6]);
     // With a low scale outside it is lost at once.
-    let grads = nested(&f16(two(2)), &f16(two(16)), weight);
-    assert_eq!(grads.concat(), [0.0; 8]);
+    assert_eq!(nested(2, 16, weight).concat(), [0.0; 8]);
     // 2^-4 times 2^8 fits, times 2^22 it does not.
     let weight = two(-4);
-    let [.., inner, last] = nested(&f16(two(8)), &f16(two(22)), weight);
+    let [.., inner, last] = nested(8, 22, weight);
     assert_eq!(last, Chain::new().plain(weight)[3]);
     assert!(inner.iter().all(|value| value.is_infinite()), "{inner:?}");
 }
@@ -75,62 +131,4 @@ fn f32_in_a_scope_gives_f32_back() {
         x * y
     });
     assert_eq!(values(output), [4.0, 1.0]);
-}
-
-#[test]
-fn islands_in_islands_and_scopes_in_islands() {
-    let expected = Chain::new().plain(two(-8));
-    for dtype in halves() {
-        let (amp, inner) = (f16(two(12)), scaled(dtype, two(3)));
-        let chain = Chain::new().attach(&amp, &inner);
-        let seen = || chain.inner.factor.val().dtype();
-        let island = |x: Tensor<1>| {
-            let output = in_f32(x, |x| chain.inner.forward(x));
-            assert_eq!([seen(), output.dtype()], [DType::F32; 2]);
-            output
-        };
-        let scope = |x: Tensor<1>| {
-            let output = inner.autocast(x, |x| {
-                assert_eq!(seen(), DType::from(dtype));
-                // And an island in it.
-                in_f32(chain.inner.forward(x), |x| x)
-            });
-            assert_eq!([seen(), output.dtype()], [DType::F32; 2]);
-            output
-        };
-        for part in [&island as &dyn Fn(Tensor<1>) -> Tensor<1>, &scope] {
-            let parts = |x| chain.parts(x, |x| in_f32(x, part));
-            let found = chain.gradients(two(-8), |x| amp.autocast(x, parts));
-            assert_eq!(found, expected);
-        }
-    }
-}
-
-/// The free function opens a scope of the `MixedPrecision` that is around it, and none elsewhere.
-#[test]
-fn a_bare_autocast_is_that_of_the_scope_around() {
-    let (a, b) = (f16(two(12)), f16(two(3)));
-    let inside = |x: Tensor<1>| {
-        let mut dtype = x.dtype();
-        let output = autocast(x, |x| {
-            dtype = x.dtype();
-            x
-        });
-        (output, dtype)
-    };
-    let (output, dtype) = inside(vector(&[1.0]));
-    assert_eq!([output.dtype(), dtype], [DType::F32; 2]);
-
-    let chain = Chain::new().attach(&a, &b);
-    let found = chain.gradients(two(-8), |x| {
-        a.autocast(x, |x| {
-            let (output, dtype) = inside(in_f32(x, |x| inside(x).0));
-            assert_eq!([output.dtype(), dtype], [DType::F16; 2]);
-            chain.parts(output, |x| {
-                // `b` is the nearest here.
-                b.autocast(x, |x| autocast(x, |x| chain.inner.forward(x)))
-            })
-        })
-    });
-    assert_eq!(found, Chain::new().plain(two(-8)));
 }

@@ -8,12 +8,12 @@ struct Net {
     last: Gain,
 }
 
-const KEPT: i32 = 10;
+type Run = Player<Net>;
+type Forward = Box<dyn Fn(&Net, Tensor<1>) -> Tensor<1>>;
 
-fn run() -> Run<Net> {
-    let gain = || Gain::new(&[1.0, 1.0]);
-    let (inner, last) = (gain(), gain());
-    Run::new(Net { inner, last }, f16(two(KEPT)))
+fn run() -> Run {
+    let [inner, last] = [(); 2].map(|()| Gain::new(&[1.0, 1.0]));
+    Player::new(Net { inner, last }, &f16(two(10)))
 }
 
 /// A part that begins at 2^k.
@@ -30,32 +30,32 @@ fn one(part: Rescale) -> impl Fn(&Net, Tensor<1>) -> Tensor<1> {
     }
 }
 
-impl Run<Net> {
-    fn output(&self, forward: impl Fn(&Net, Tensor<1>) -> Tensor<1>) -> Tensor<1> {
-        let input = vector(&[1.0, 1.0]);
-        self.amp.autocast(input, |x| forward(&self.model, x))
-    }
+fn output(run: &Run, forward: impl Fn(&Net, Tensor<1>) -> Tensor<1>) -> Tensor<1> {
+    run.amp
+        .autocast(vector(&[1.0, 1.0]), |x| forward(&run.model, x))
+}
 
-    /// Whether a step is skipped, and the exponent of the scale after it.
-    fn step_on(&mut self, loss: Tensor<1>) -> (bool, i32) {
-        let before = numbers(&self.model);
-        // So small a step that the gradients of the next are the same.
-        let skipped = self.step(1e-30, self.gradients(loss));
-        assert_eq!(numbers(&self.model), before);
-        (skipped, exponent(self.amp.loss_scale()))
-    }
+/// Whether a step is taken (+) or skipped (-), the exponent of the scale after it, and those of the parts' factors.
+fn step_on(run: &mut Run, loss: Tensor<1>) -> String {
+    let before = numbers(&run.model);
+    // So small a step that the gradients of the next are the same.
+    let skipped = run.train(1e-30, loss);
+    assert_eq!(numbers(&run.model), before);
+    let sign = if skipped { '-' } else { '+' };
+    let scale = exponent(run.amp.loss_scale());
+    format!("{sign}{scale}: {}", parts(run))
+}
 
-    /// A step with a loss of 2^`weight` times the sum of the outputs.
-    fn take(&mut self, weight: i32, forward: impl Fn(&Net, Tensor<1>) -> Tensor<1>) -> (bool, i32) {
-        self.step_on(self.output(forward).sum() * two(weight))
-    }
+/// A step with a loss of 2^`weight` times the sum of the outputs.
+fn take(run: &mut Run, weight: i32, forward: impl Fn(&Net, Tensor<1>) -> Tensor<1>) -> String {
+    step_on(run, output(run, forward).sum() * two(weight))
+}
 
-    /// The exponents of the parts' factors, after their names.
-    fn parts(&self) -> String {
-        let parts = self.amp.parts().into_iter();
-        let parts = parts.map(|(name, factor)| format!("{name} {}", exponent(factor)));
-        parts.collect::<Vec<_>>().join(", ")
-    }
+/// The exponents of the parts' factors, after their names.
+fn parts(run: &Run) -> String {
+    let parts = run.amp.parts().into_iter();
+    let parts = parts.map(|(name, factor)| format!("{name} {}", exponent(factor)));
+    parts.collect::<Vec<_>>().join(", ")
 }
 
 fn exponent(scale: f32) -> i32 {
@@ -64,84 +64,73 @@ fn exponent(scale: f32) -> i32 {
     exponent as i32
 }
 
-/// Where the gradient comes to the part, deep in it, and where only that of a parameter does so.
+/// Where the gradient comes to a part, which is 2^8 or 2^10, the factor is to blame for an overflow, deep in the part, and in the
+/// gradient of a parameter there; of nested parts the first. Before it comes to the part, in a parameter outside or in the loss, it is not.
 #[test]
 fn an_overflow_in_a_part_lowers_its_factor_alone() {
-    let parts: [fn(&Net, Tensor<1>) -> Tensor<1>; 3] = [
-        |net, x| net.inner.forward(x),
-        |net, x| net.inner.forward(x * two(8)) * two(-8) * two(8) * two(-8),
-        |net, x| net.inner.forward(x * two(8)) * two(-8),
-    ];
-    for (index, part) in parts.into_iter().enumerate() {
-        let mut run = run();
-        let forward = |net: &Net, x: Tensor<1>| {
-            let hidden = rescaled(dynamic("inner", 11), x, |x| part(net, x));
+    fn inner(k: i32, part: fn(&Net, Tensor<1>) -> Tensor<1>) -> Forward {
+        Box::new(move |net, x| {
+            let hidden = rescaled(dynamic("inner", k), x, |x| part(net, x));
             net.last.forward(hidden)
-        };
-        // The gradient that comes is 2^8, and 2^16 is too much.
-        for k in [10, 9, 8, 7] {
-            assert_eq!(run.take(-2, forward), (true, KEPT), "part {index}");
-            assert_eq!(run.parts(), format!("inner {k}"));
-        }
-        assert_eq!(run.take(-2, forward), (false, KEPT));
-        assert_eq!(run.parts(), "inner 7");
-        assert_eq!(run.counters().skipped(), 4);
+        })
     }
-}
 
-/// Before it comes to the part, or in the loss: the factor is not to blame.
-#[test]
-fn an_overflow_outside_leaves_the_part() {
-    let forward = one(dynamic("inner", 3));
-    let mut run = self::run();
-    assert_eq!(run.take(8, &forward), (true, KEPT - 1));
-    assert_eq!(run.parts(), "inner 3");
-    // In the parameter of the last part.
+    fn nested(k: i32, part: Forward) -> Forward {
+        Box::new(move |net, x| rescaled(dynamic("outer", k), x, |x| part(net, x)))
+    }
+
+    let plain = |net: &Net, x| net.inner.forward(x);
+    let deep = |net: &Net, x| net.inner.forward(x * two(8)) * two(-8) * two(8) * two(-8);
     let late = |net: &Net, x: Tensor<1>| {
         let hidden = rescaled(dynamic("inner", 3), x, |x| net.inner.forward(x) * two(12));
         net.last.forward(hidden) * two(-6)
     };
-    assert_eq!(run.take(1, late), (true, KEPT - 2));
-    assert_eq!(run.parts(), "inner 3");
-    // In the loss.
-    let mut run = self::run();
-    let loss = (run.output(&forward) * f32::NAN).sum();
-    assert_eq!(run.step_on(loss), (true, KEPT));
-    assert_eq!(run.parts(), "inner 3");
-    assert_eq!(run.counters().bad_losses(), 1);
-}
-
-#[test]
-fn of_nested_parts_the_first_is_to_blame() {
-    let forward = |outer: i32, inner: i32| {
-        let (outer, inner) = (dynamic("outer", outer), one(dynamic("inner", inner)));
-        move |net: &Net, x: Tensor<1>| rescaled(outer.clone(), x, |x| inner(net, x))
-    };
-    // The gradient that comes is 2^10.
-    let mut run = self::run();
-    assert_eq!(run.take(0, forward(7, 1)), (true, KEPT));
-    assert_eq!(run.parts(), "inner 1, outer 6");
-    let mut run = self::run();
-    for (skipped, parts) in [
-        (true, "inner 4, outer 2"),
-        (true, "inner 3, outer 2"),
-        (false, "inner 3, outer 2"),
-    ] {
-        assert_eq!(run.take(0, forward(2, 5)), (skipped, KEPT));
-        assert_eq!(run.parts(), parts);
+    let floor = Rescale::dynamic("inner").with_scaler(at_scale(4.0).with_min_scale(Some(4.0)));
+    let falling = "-10: inner 10 | -10: inner 9 | -10: inner 8 | -10: inner 7 | +10: inner 7";
+    let both = "-10: inner 4, outer 2 | -10: inner 3, outer 2 | +10: inner 3, outer 2";
+    let cases: [(i32, Forward, &str); 8] = [
+        (-2, inner(11, plain), falling),
+        (-2, inner(11, deep), falling),
+        (
+            -2,
+            inner(11, |net, x| net.inner.forward(x * two(8)) * two(-8)),
+            falling,
+        ),
+        (0, nested(7, inner(1, plain)), "-10: inner 1, outer 6"),
+        (0, nested(2, inner(5, plain)), both),
+        (8, inner(3, plain), "-9: inner 3"),
+        (1, Box::new(late), "-9: inner 3"),
+        // The loss scale backs off in place of a factor that cannot.
+        (5, Box::new(one(floor.unwrap())), "-9: inner 2"),
+    ];
+    for (index, (weight, forward, expected)) in cases.into_iter().enumerate() {
+        let mut run = run();
+        let found = expected
+            .split(" | ")
+            .map(|_| take(&mut run, weight, &forward));
+        assert_eq!(
+            found.collect::<Vec<_>>().join(" | "),
+            expected,
+            "case {index}"
+        );
+        let skipped = expected.matches('-').count() as u64;
+        assert_eq!(run.counters().skipped(), skipped, "case {index}");
     }
+    let mut run = run();
+    let loss = (output(&run, inner(3, plain)) * f32::NAN).sum();
+    assert_eq!(step_on(&mut run, loss), "-10: inner 3");
+    assert_eq!(run.counters().bad_losses(), 1);
 }
 
 /// In f32, a part is that of the scope that opens inside.
 #[test]
 fn a_scope_in_a_part() {
     let mut run = run();
-    for (skipped, parts) in [(true, "all 6"), (true, "all 5"), (false, "all 5")] {
+    for expected in ["-10: all 6", "-10: all 5", "+10: all 5"] {
         let forward = |x| run.model.last.forward(run.model.inner.forward(x));
         let scope = |x| run.amp.autocast(x, forward);
         let output = rescaled(dynamic("all", 7), vector(&[1.0, 1.0]), scope);
-        assert_eq!(run.step_on(output.sum()), (skipped, KEPT));
-        assert_eq!(run.parts(), parts);
+        assert_eq!(step_on(&mut run, output.sum()), expected);
     }
 }
 
@@ -155,28 +144,16 @@ fn clean_steps_let_those_grow_that_were_opened() {
         }
     };
     let mut run = run();
-    for step in 1..=6 {
-        let (skipped, _) = match step % 2 {
-            0 => run.take(-4, both(0)),
-            _ => run.take(-4, one(dynamic("a", 0))),
-        };
-        assert!(!skipped);
+    let mut last = String::new();
+    for _ in 0..3 {
+        take(&mut run, -4, one(dynamic("a", 0)));
+        last = take(&mut run, -4, both(0));
     }
-    assert_eq!(run.parts(), "a 2, b 1");
+    assert_eq!(last, "+10: a 2, b 1");
     // One overflow, and the other part waits.
-    assert_eq!(run.take(5, both(10)), (true, KEPT));
-    assert_eq!(run.parts(), "a 2, b 0");
+    assert_eq!(take(&mut run, 5, both(10)), "-10: a 2, b 0");
     run.optim.scaler_mut().reset();
-    assert_eq!(run.parts(), "a 0, b 0");
-}
-
-/// The loss scale backs off in place of a factor that cannot.
-#[test]
-fn a_part_at_its_floor() {
-    let part = Rescale::dynamic("inner").with_scaler(at_scale(4.0).with_min_scale(Some(4.0)));
-    let mut run = run();
-    assert_eq!(run.take(5, one(part.unwrap())), (true, KEPT - 1));
-    assert_eq!(run.parts(), "inner 2");
+    assert_eq!(parts(&run), "a 0, b 0");
 }
 
 /// 6e-8 / (0.00125 * deviation), rounded down to a power of two.
@@ -198,9 +175,8 @@ fn adaloss_lifts_small_gradients() {
         (share(1e-3), -20, 3),
         (share(1e-2), -20, 2),
     ] {
-        let mut run = run();
-        assert_eq!(run.take(weight - KEPT, one(part)), (false, KEPT));
-        assert_eq!(run.parts(), format!("inner {expected}"), "{weight}");
+        let found = take(&mut run(), weight - 10, one(part));
+        assert_eq!(found, format!("+10: inner {expected}"), "{weight}");
     }
 }
 
@@ -218,11 +194,9 @@ fn adaloss_backs_off_and_comes_back() {
         net.last.forward(rescaled(adaloss.clone(), x, part))
     };
     let mut run = run();
-    let cycle = [(true, "inner 1"), (false, "inner 1"), (false, "inner 2")];
-    let expected = [cycle[2]].into_iter().chain(cycle).chain(cycle);
-    for (step, (skipped, parts)) in expected.enumerate() {
-        assert_eq!(run.take(-17 - KEPT, forward), (skipped, KEPT), "{step}");
-        assert_eq!(run.parts(), parts, "{step}");
+    let cycle = ["-10: inner 1", "+10: inner 1", "+10: inner 2"];
+    for expected in [&cycle[2..], &cycle, &cycle].concat() {
+        assert_eq!(take(&mut run, -27, forward), expected);
     }
 }
 
@@ -234,12 +208,11 @@ fn records_hold_the_parts() {
         rescaled(dynamic("b", 4), hidden, |x| net.last.forward(x))
     };
     let weight = |step: i32| if step % 4 == 1 { 4 } else { -25 };
-    let steps = |run: &mut Run<Net>, steps: std::ops::Range<i32>| -> Vec<_> {
-        let step = |step| (run.take(weight(step), forward), run.parts());
-        steps.map(step).collect()
+    let steps = |run: &mut Run, steps: Range<i32>| -> Vec<String> {
+        steps.map(|step| take(run, weight(step), forward)).collect()
     };
     let seen = steps(&mut run(), 0..12);
-    assert!(seen.iter().any(|((skipped, _), _)| *skipped));
+    assert!(seen.iter().any(|step| step.starts_with('-')));
     for stop in 1..12 {
         let mut run = self::run();
         steps(&mut run, 0..stop);
@@ -248,7 +221,7 @@ fn records_hold_the_parts() {
         assert!(format!("{record:?}").contains("\"b\""), "{record:?}");
         let mut resumed = self::run();
         resumed.optim.load_record(record).unwrap();
-        assert_eq!(resumed.parts(), run.parts());
+        assert_eq!(parts(&resumed), parts(&run));
         let found = steps(&mut resumed, stop..12);
         assert_eq!(found, seen[stop as usize..], "stopped at {stop}");
     }
@@ -262,8 +235,9 @@ fn other_settings_of_one_name_are_warned_of() {
         rescaled(dynamic("twice", 3), hidden, |x| net.last.forward(x))
     };
     let warning = "part `twice` is opened with other settings";
-    let lines = logs(warning, || assert!(!run.take(-4, forward).0));
-    assert_eq!(lines.len(), 1, "{lines:?}");
-    assert_eq!(run.parts(), "twice 2");
+    let lines = logs(warning, || {
+        assert_eq!(take(&mut run, -4, forward), "+10: twice 2");
+    });
+    only(&lines);
     assert!(format!("{:?}", run.amp).contains("(\"twice\", 4.0)"));
 }

@@ -23,12 +23,8 @@ fn half_precision_that_requires_gradients_and_comes_from_outside() {
     let one = || vector(&[1.0]);
     let half = || one().cast(FloatDType::F16).require_grad();
     let expected = AmpError::HalfPrecisionInput { dtype: DType::F16 };
-    let parts = [
-        "F16",
-        "`autocast` from outside",
-        "pass it in f32, or compute it inside",
-    ];
-    says(&expected, parts);
+    says(&expected, ["F16", "`autocast` from outside"]);
+    says(&expected, ["pass it in f32, or compute it inside"]);
     assert_eq!(refused(&amp, half, |x| x), expected);
     // In a structure, behind a tensor that is fine.
     let input = || (one(), Some(vec![half()]));
@@ -49,8 +45,7 @@ fn half_precision_that_requires_gradients_and_comes_from_outside() {
 #[test]
 fn half_precision_parameters_that_require_gradients() {
     let amp = f16(two(12));
-    let gain = to_half(Gain::new(&[2.0]), FloatDType::F16, &[]);
-    let gain = gain.apply_reparameterization(amp.clone());
+    let gain = amp.attach(to_half(Gain::new(&[2.0]), FloatDType::F16, &[]));
     let input = || vector(&[1.0]);
     let error = refused(&amp, input, |x| gain.forward(x));
     let expected = AmpError::HalfPrecisionLeaf {
@@ -58,9 +53,8 @@ fn half_precision_parameters_that_require_gradients() {
         dtype: DType::F16,
     };
     assert_eq!(error, expected);
-    let ways = ["`to_full(model)`", "`GradScaler`", "`MasterWeights`"];
-    says(&error, ways);
-    says(&error, ["`factor` is F16"]);
+    says(&error, ["`factor` is F16", "`to_full(model)`"]);
+    says(&error, ["`GradScaler`", "`MasterWeights`"]);
     // Frozen, or of a model that is not trained, it is data.
     for gain in [gain.clone().no_grad(), gain.valid()] {
         let x = amp.autocast(input(), |x| x);
@@ -74,13 +68,12 @@ fn full_precision_that_requires_gradients_and_is_returned() {
     let (amp, one) = (f16(two(12)), || vector(&[1.0]));
     let captured = || one().require_grad();
     let expected = AmpError::CapturedOutput { dtype: DType::F32 };
-    says(
-        &expected,
-        ["returns a F32 tensor", "Return the half-precision tensor"],
-    );
-    says(&expected, ["outside", "`in_f32`"]);
+    says(&expected, ["returns a F32 tensor", "outside", "`in_f32`"]);
+    says(&expected, ["Return the half-precision tensor"]);
     assert_eq!(refused(&amp, one, |_| captured()), expected);
     assert_eq!(refused(&amp, one, |x| (x, captured())), expected);
+    // Out of a part it would have them without its factor.
+    assert_eq!(refused(&amp, one, |x| by(3, x, |_| captured())), expected);
     // A loss that is widened by hand.
     let gain = Gain::at(&[2.0], &amp);
     let widened = |x| gain.forward(x).cast(FloatDType::F32).sum();
@@ -119,23 +112,25 @@ fn assert_closed(amp: &MixedPrecision, gain: &Gain) {
 #[test]
 fn dtypes_that_clash() {
     let (device, amp) = (device(), f16(two(12)));
-    let stem: Linear = LinearConfig::new(3, 3).init(&device);
+    let linear = || LinearConfig::new(3, 3).init(&device);
     let norm: BatchNorm = BatchNormConfig::new(3).init(&device);
-    let (stem, norm) = (stem, norm).apply_reparameterization(amp.clone());
+    let (bare, pair): (Linear, (Linear, _)) = (linear(), amp.attach((linear(), norm)));
     let input = || random::<2>(1, [4, 3], &device);
-    let clash = |forward: &dyn Fn(Tensor<2>) -> Tensor<2>| {
+    let clash_in = |amp: &MixedPrecision, forward: &dyn Fn(Tensor<2>) -> Tensor<2>| {
         let error = amp.try_autocast(input(), forward).map(drop).unwrap_err();
         let message = error.to_string();
-        match error {
-            AmpError::DTypeClash {
-                dtype: DType::F16,
-                parameter,
-                ..
-            } => (parameter, message),
-            other => panic!("{other:?}"),
-        }
+        let AmpError::DTypeClash {
+            dtype: DType::F16,
+            parameter,
+            ..
+        } = error
+        else {
+            panic!("{error:?}");
+        };
+        (parameter, message)
     };
-    let (parameter, message) = clash(&|x| norm.forward(stem.forward(x)));
+    let clash = |forward: &dyn Fn(Tensor<2>) -> Tensor<2>| clash_in(&amp, forward);
+    let (parameter, message) = clash(&|x| pair.1.forward(pair.0.forward(x)));
     assert!(parameter.unwrap().starts_with("1."), "{message}");
     says(
         &message,
@@ -144,32 +139,30 @@ fn dtypes_that_clash() {
     says(&message, ["in_f32(x, |x| layer.forward(x))"]);
     // A captured tensor, after the last layer.
     let captured = input();
-    let (parameter, _) = clash(&|x| stem.forward(x) + captured.clone());
+    let (parameter, _) = clash(&|x| pair.0.forward(x) + captured.clone());
     assert_eq!(parameter.as_deref(), Some("0.bias"));
     // A model that was given no `MixedPrecision`, or another one: none of its parameters was read in the scope.
-    let bare: Linear = LinearConfig::new(3, 3).init(&device);
-    let other = bare.clone().apply_reparameterization(MixedPrecision::f16());
-    for model in [bare, other] {
-        let (parameter, message) = clash(&|x| model.forward(x));
-        assert_eq!(parameter, None, "{message}");
-        says(&message, ["no parameter was read", "amp.attach(model)"]);
+    let other = MixedPrecision::f16().attach(bare.clone());
+    let none = |(parameter, message): (Option<_>, String), part: &str| {
+        assert_eq!(parameter, None::<String>, "{message}");
+        says(&message, [part]);
+    };
+    for model in [&bare, &other] {
+        let found = clash(&|x| model.forward(x));
+        says(&found.1, ["amp.attach(model)"]);
+        none(found, "no parameter was read");
     }
     // No model was attached at all.
-    let bare: Linear = LinearConfig::new(3, 3).init(&device);
-    let error = f16(two(12)).try_autocast(input(), |x| bare.forward(x));
-    says(
-        &error.map(drop).unwrap_err(),
-        ["(no parameter was read: the model was not attached"],
-    );
+    let found = clash_in(&f16(two(12)), &|x| bare.forward(x));
+    none(found, "(no parameter was read: the model was not attached");
     // A tensor that meets the input before the first layer.
-    let (parameter, message) = clash(&|x| stem.forward(x - captured.clone()));
-    assert_eq!(parameter, None, "{message}");
-    says(&message, ["read before it: an f32 tensor of the program"]);
+    let found = clash(&|x| pair.0.forward(x - captured.clone()));
+    none(found, "read before it: an f32 tensor of the program");
     // A thread of a pool that is not in the scope.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
     let pool = pool.unwrap();
-    let (_, message) = clash(&|x| pool.install(|| stem.forward(x)));
-    assert!(message.contains("Scope::enter"), "{message}");
+    let (_, message) = clash(&|x| pool.install(|| pair.0.forward(x)));
+    says(&message, ["Scope::enter"]);
 
     assert_closed(&amp, &Gain::at(&[2.0], &amp));
 }
@@ -213,12 +206,11 @@ fn other_panics_come_through_unchanged_and_the_scope_closes() {
     };
     let payload = run(&|| panic_any(42u64));
     assert_eq!(payload.downcast_ref::<u64>(), Some(&42));
-    let payload = run(&|| panic!("no such token"));
-    assert_eq!(payload.downcast_ref::<&str>(), Some(&"no such token"));
-    // Of a program that speaks of dtypes too.
-    let payload = run(&|| panic!("the tokens' dtype must be f16"));
-    let message = payload.downcast_ref::<&str>();
-    assert_eq!(message, Some(&"the tokens' dtype must be f16"));
+    // The second is of a program that speaks of dtypes too.
+    for message in ["no such token", "the tokens' dtype must be f16"] {
+        let payload = run(&|| panic_any(message));
+        assert_eq!(payload.downcast_ref::<&str>(), Some(&message));
+    }
     // Burn's own, of shapes.
     let payload = run(&|| drop(vector(&[1.0, 2.0]) + vector(&[1.0, 2.0, 3.0])));
     let message = payload.downcast_ref::<String>().unwrap();

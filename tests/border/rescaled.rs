@@ -8,41 +8,8 @@ fn attached(amp: &MixedPrecision) -> Chain {
     Chain::new().attach(amp, amp)
 }
 
-impl Chain {
-    /// With something in place of the part between.
-    fn around(
-        &self,
-        amp: &MixedPrecision,
-        weight: f64,
-        inner: impl Fn(Tensor<1>) -> Tensor<1>,
-    ) -> Gradients {
-        self.gradients(weight, |x| amp.autocast(x, |x| self.parts(x, &inner)))
-    }
-
-    /// With a factor for the part between.
-    fn rescaled(&self, amp: &MixedPrecision, k: i32, weight: f64) -> Gradients {
-        let inner = |x: Tensor<1>| {
-            let dtype = x.dtype();
-            let output = rescaled(Rescale::power_of_two(k), x, |x| {
-                assert_eq!([x.dtype(), self.inner.factor.val().dtype()], [dtype; 2]);
-                self.inner.forward(x)
-            });
-            assert_eq!(output.dtype(), dtype);
-            output
-        };
-        self.around(amp, weight, inner)
-    }
-}
-
-#[test]
-fn the_factor_is_taken_back_on_the_way_out() {
-    let expected = Chain::new().plain(two(-8));
-    for dtype in halves() {
-        for k in [-6, -1, 0, 1, 5, 8] {
-            let amp = scaled(dtype, two(9));
-            assert_eq!(attached(&amp).rescaled(&amp, k, two(-8)), expected);
-        }
-    }
+fn input() -> Tensor<1> {
+    vector(&[1.0, 2.0])
 }
 
 /// What only the factor saves is saved in the part, and only there.
@@ -52,11 +19,7 @@ fn gradients_are_larger_inside_alone() {
     let chain = attached(&amp);
     // In the part, 2^-20 falls by 2^-20 before it comes to the parameter: 2^10 times that is below f16, and 2^12 times more is not.
     let dip = |x: Tensor<1>| chain.inner.forward(x) * two(-20);
-    let [dipped, saved] = [0, 12].map(|k| {
-        chain.around(&amp, two(-20), |x| {
-            rescaled(Rescale::power_of_two(k), x, dip)
-        })
-    });
+    let [dipped, saved] = [0, 12].map(|k| chain.around(&amp, two(-20), |x| by(k, x, dip)));
     assert_eq!(dipped[2], [0.0; 2]);
     assert_eq!(saved[2], Chain::new().plain(two(-40))[2]);
     // Out of the part it is without the factor again, and below f16 there.
@@ -67,59 +30,11 @@ fn gradients_are_larger_inside_alone() {
 #[test]
 fn a_factor_that_is_too_high_overflows() {
     let amp = f16(two(8));
-    let [.., inner, last] = attached(&amp).rescaled(&amp, 22, two(-4));
+    let chain = attached(&amp);
+    let part = |x| by(22, x, |x| chain.inner.forward(x));
+    let [.., inner, last] = chain.around(&amp, two(-4), part);
     assert_eq!(last, Chain::new().plain(two(-4))[3]);
     assert!(inner.iter().all(|value| value.is_infinite()), "{inner:?}");
-}
-
-/// And on other threads, by `Scope::enter`.
-#[test]
-fn parts_in_parts_in_islands_and_in_scopes() {
-    let expected = Chain::new().plain(two(-8));
-    let amp = f16(two(9));
-    let chain = attached(&amp);
-    let inner = |x| chain.inner.forward(x);
-    let again = |x| {
-        in_f32(x, |x| {
-            autocast(x, |x| rescaled(Rescale::power_of_two(1), x, inner))
-        })
-    };
-    let elsewhere = |x: Tensor<1>| {
-        let scope = Scope::current();
-        let work = || scope.enter(|| rescaled(Rescale::power_of_two(2), x, inner));
-        std::thread::scope(|threads| threads.spawn(work).join().unwrap())
-    };
-    let ways: [&dyn Fn(Tensor<1>) -> Tensor<1>; 8] = [
-        &|x| rescaled(Rescale::power_of_two(3), x, elsewhere),
-        &|x| {
-            rescaled(Rescale::power_of_two(3), x, |x| {
-                rescaled(Rescale::power_of_two(2), x, inner)
-            })
-        },
-        &|x| {
-            rescaled(Rescale::power_of_two(9), x, |x| {
-                rescaled(Rescale::power_of_two(-12), x, inner)
-            })
-        },
-        &|x| rescaled(Rescale::power_of_two(3), x, |x| in_f32(x, inner)),
-        &|x| in_f32(x, |x| rescaled(Rescale::power_of_two(3), x, inner)),
-        &|x| {
-            in_f32(x, |x| {
-                rescaled(Rescale::power_of_two(3), x, |x| amp.autocast(x, inner))
-            })
-        },
-        &|x| rescaled(Rescale::power_of_two(3), x, |x| amp.autocast(x, inner)),
-        &|x| rescaled(Rescale::power_of_two(3), x, again),
-    ];
-    for (index, way) in ways.into_iter().enumerate() {
-        assert_eq!(chain.around(&amp, two(-8), way), expected, "way {index}");
-    }
-    let around = chain.gradients(two(-8), |x| {
-        rescaled(Rescale::power_of_two(4), x, |x| {
-            amp.autocast(x, |x| chain.parts(x, inner))
-        })
-    });
-    assert_eq!(around, expected);
 }
 
 /// The factor that a value has inside: that at which it becomes infinite.
@@ -135,29 +50,18 @@ fn exponent(way: &dyn Fn(Tensor<1>) -> Tensor<1>) -> i32 {
 #[test]
 fn factors_are_multiplied() {
     let amp = f16(two(5));
-    let four = |x: Tensor<1>| rescaled(Rescale::power_of_two(4), x, |x| x);
-    let scope_in_three =
-        |x: Tensor<1>| rescaled(Rescale::power_of_two(3), x, |x| autocast(x, |x| x));
-    let scope_in_four =
-        |x: Tensor<1>| rescaled(Rescale::power_of_two(4), x, |x| autocast(x, |x| x));
+    let four = |x: Tensor<1>| by(4, x, |x| x);
+    let scope_in = |k, x: Tensor<1>| by(k, x, |x| autocast(x, |x| x));
     let ways: [(i32, &dyn Fn(Tensor<1>) -> Tensor<1>); 7] = [
         (5, &|x| amp.autocast(x, |x| x)),
         (9, &|x| amp.autocast(x, four)),
-        (9, &|x| {
-            rescaled(Rescale::power_of_two(4), x, |x| amp.autocast(x, |x| x))
-        }),
-        (12, &|x| {
-            amp.autocast(x, |x| rescaled(Rescale::power_of_two(3), x, four))
-        }),
+        (9, &|x| by(4, x, |x| amp.autocast(x, |x| x))),
+        (12, &|x| amp.autocast(x, |x| by(3, x, four))),
         // A scope in a part, around which another part lies.
-        (12, &|x| {
-            rescaled(Rescale::power_of_two(4), x, |x| {
-                amp.autocast(x, scope_in_three)
-            })
-        }),
+        (12, &|x| by(4, x, |x| amp.autocast(x, |x| scope_in(3, x)))),
         // f32 needs no factor, but what is in half precision in it has that.
         (5, &|x| amp.autocast(x, |x| in_f32(x, four))),
-        (9, &|x| amp.autocast(x, |x| in_f32(x, scope_in_four))),
+        (9, &|x| amp.autocast(x, |x| in_f32(x, |x| scope_in(4, x)))),
     ];
     for (index, (expected, way)) in ways.into_iter().enumerate() {
         assert_eq!(exponent(way), expected, "way {index}");
@@ -165,9 +69,7 @@ fn factors_are_multiplied() {
     // Without half precision there is nothing to multiply.
     let plain = MixedPrecision::f32();
     let input = vector(&[1.0]).require_grad();
-    let output = plain.autocast(input.clone(), |x| {
-        rescaled(Rescale::power_of_two(100), x, |x| x)
-    });
+    let output = plain.autocast(input.clone(), |x| by(100, x, |x| x));
     let grads = (output.sum() * two(100)).backward();
     assert_eq!(values(input.grad(&grads).unwrap()), [two(100) as f32]);
 }
@@ -176,16 +78,10 @@ fn factors_are_multiplied() {
 fn a_part_in_f32_stays_f32_and_a_panic_leaves_the_part() {
     let amp = f16(two(9));
     let chain = attached(&amp);
-    let fails = |x| {
-        rescaled(Rescale::power_of_two(3), x, |_| -> Tensor<1> {
-            panic!("here")
-        })
-    };
-    panic_message(|| amp.autocast(vector(&[1.0, 2.0]), fails));
+    let fails = |x| by(3, x, |_| -> Tensor<1> { panic!("here") });
+    panic_message(|| amp.autocast(input(), fails));
     assert_eq!(chain.inner.factor.val().dtype(), DType::F32);
-    let output = rescaled(Rescale::power_of_two(3), vector(&[1.0, 2.0]), |x| {
-        chain.inner.forward(x)
-    });
+    let output = by(3, input(), |x| chain.inner.forward(x));
     assert_eq!(output.dtype(), DType::F32);
 }
 
@@ -193,25 +89,18 @@ fn a_part_in_f32_stays_f32_and_a_panic_leaves_the_part() {
 #[test]
 fn captured_tensors() {
     let amp = f16(two(9));
-    let chain = attached(&amp);
-    let side = vector(&[4.0, 0.5]).require_grad();
-    let captured = |m: &Chain, x: Tensor<1>| {
-        rescaled(Rescale::power_of_two(3), x, |x| {
-            m.inner.forward(x) * amp.cast(side.clone())
-        })
+    let of_side = |chain: &Chain, amp: &MixedPrecision| {
+        let side = vector(&[4.0, 0.5]).require_grad();
+        let captured = |m: &Chain, x| by(3, x, |x| m.inner.forward(x) * amp.cast(side.clone()));
+        let loss = |m: &Chain| {
+            let forward = |x| m.parts(x, |x| captured(m, x));
+            amp.autocast(input(), forward).sum() * two(-8)
+        };
+        amp.check(chain, loss).unwrap();
+        values(side.grad(&loss(chain).backward()).unwrap())
     };
-    let loss = |m: &Chain| {
-        let forward = |x| m.parts(x, |x| captured(m, x));
-        amp.autocast(vector(&[1.0, 2.0]), forward).sum() * two(-8)
-    };
-    amp.check(&chain, loss).unwrap();
-    let grads = loss(&chain).backward();
-    let plain = Chain::new();
-    let own = vector(&[4.0, 0.5]).require_grad();
-    let forward = |x| plain.inner.forward(x) * own.clone();
-    let output = plain.parts(vector(&[1.0, 2.0]), forward);
-    let expected = (output.sum() * two(-8)).backward();
-    let [found, expected] = [side.grad(&grads), own.grad(&expected)].map(|g| values(g.unwrap()));
+    let plain = MixedPrecision::f32();
+    let [found, expected] = [amp, plain].map(|amp| of_side(&attached(&amp), &amp));
     assert_eq!(found, expected);
 }
 
@@ -225,28 +114,23 @@ fn a_leak_over_the_border_of_a_part_is_found_at_any_factor() {
         let forward = |m: &Chain, x: Tensor<1>| {
             let first = m.first.forward(x);
             let (mut carried, captured) = (None, first.clone());
-            let hidden = rescaled(
-                Rescale::power_of_two(k),
-                (first.clone(), first),
-                |(x, given)| {
-                    let hidden = m.inner.forward(x);
-                    carried = Some(hidden.clone());
-                    match leak {
-                        "given" => hidden.tanh() * given,
-                        "in" => hidden.tanh() * captured,
-                        _ => hidden.tanh() * weight,
-                    }
-                },
-            );
+            let hidden = by(k, (first.clone(), first), |(x, given)| {
+                let hidden = m.inner.forward(x);
+                carried = Some(hidden.clone());
+                match leak {
+                    "given" => hidden.tanh() * given,
+                    "in" => hidden.tanh() * captured,
+                    _ => hidden.tanh() * weight,
+                }
+            });
             let output = m.last.forward(hidden);
             match leak {
                 "out" => output + carried.unwrap(),
                 _ => output,
             }
         };
-        let input = vector(&[1.0, 2.0]);
         amp.check(&chain, |m| {
-            amp.autocast(input.clone(), |x| forward(m, x)).sum() * two(-12)
+            amp.autocast(input(), |x| forward(m, x)).sum() * two(-12)
         })
     };
     for k in [-12, -8, -5, -4, -3, 1, 2, 3, 4, 5, 8, 12] {
@@ -255,13 +139,10 @@ fn a_leak_over_the_border_of_a_part_is_found_at_any_factor() {
         }
         for leak in ["out", "in"] {
             let found = check(k, 1.0, leak);
-            let is_found = match &found {
-                Err(AmpError::BorderLeak { parameter, .. }) if k == 3 => {
-                    parameter == "first.factor"
-                }
-                found => matches!(found, Err(AmpError::BorderLeak { .. })),
+            let Err(AmpError::BorderLeak { parameter, .. }) = found else {
+                panic!("{leak} at {k}: {found:?}");
             };
-            assert!(is_found, "{leak} at {k}: {found:?}");
+            assert!(k != 3 || parameter == "first.factor", "{leak}: {parameter}");
         }
     }
     for weight in [-16, -18, -20, -22] {
@@ -270,29 +151,12 @@ fn a_leak_over_the_border_of_a_part_is_found_at_any_factor() {
     }
 }
 
-/// As out of a scope: an f32 tensor that requires gradients would have them without the factor.
-#[test]
-fn what_a_part_refuses_is_told_by_the_scope() {
-    let amp = f16(two(9));
-    let side = vector(&[4.0, 0.5]).require_grad();
-    let result = amp.try_autocast(vector(&[1.0, 2.0]), |x| {
-        rescaled(Rescale::power_of_two(3), x, |_| side.clone() * 2.0)
-    });
-    let expected = AmpError::CapturedOutput { dtype: DType::F32 };
-    assert_eq!(result.map(drop).unwrap_err(), expected);
-}
-
 /// In a scope, and outside of one that opens in the part. The largest ones are taken.
 #[test]
 fn an_exponent_out_of_range_is_refused_by_the_scope() {
     let amp = f16(two(9));
-    let input = || vector(&[1.0, 2.0]);
-    let inside = |k| amp.try_autocast(input(), |x| rescaled(Rescale::power_of_two(k), x, |x| x));
-    let outside = |k| {
-        rescaled(Rescale::power_of_two(k), input(), |x| {
-            amp.try_autocast(x, |x| x)
-        })
-    };
+    let inside = |k| amp.try_autocast(input(), |x| by(k, x, |x| x));
+    let outside = |k| by(k, input(), |x| amp.try_autocast(x, |x| x));
     for (k, refused) in [(126, false), (-126, false), (127, true), (i32::MIN, true)] {
         let expected = format!("`power_of_two` is {k}, but must be between -126 and 126");
         for error in [inside(k).err(), outside(k).err()] {

@@ -1,6 +1,6 @@
 //! Scopes are of their thread, and of their handle: pools put other work on a thread that waits inside one.
 
-use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
+use rayon::{ThreadPoolBuilder, prelude::*};
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
     thread,
@@ -19,29 +19,26 @@ fn other_threads_are_outside_until_they_enter() {
     let amp = f16(two(12));
     let gain = Gain::at(&[2.0], &amp);
     let dtype = || gain.factor.val().dtype();
-    amp.autocast(vector(&[1.0]), |x| {
+    let (half, full) = (DType::F16, DType::F32);
+    amp.autocast((), |()| {
         let scope = Scope::current();
-        let there = thread::scope(|threads| {
-            let thread = threads.spawn(|| {
-                let before = dtype();
-                let during = scope.enter(|| {
-                    let mut island = dtype();
-                    let output = in_f32(gain.forward(amp.cast(vector(&[1.0]))), |x| {
-                        island = dtype();
-                        x
-                    });
-                    [dtype(), island, output.dtype()]
+        let work = || {
+            let before = dtype();
+            let during = scope.enter(|| {
+                let (output, mut island) = (gain.forward(amp.cast(vector(&[1.0]))), half);
+                let output = in_f32(output, |x| {
+                    island = dtype();
+                    x
                 });
-                (before, during, dtype())
+                [dtype(), island, output.dtype()]
             });
-            thread.join().unwrap()
-        });
-        let (half, full) = (DType::F16, DType::F32);
+            (before, during, dtype())
+        };
+        let there = thread::scope(|threads| threads.spawn(work).join().unwrap());
         assert_eq!(there, (full, [half, full, half], full));
         assert_eq!(dtype(), half);
-        x
     });
-    assert_eq!(dtype(), DType::F32);
+    assert_eq!(dtype(), full);
 }
 
 /// What was entered is left again, on a panic too, and what was there before is back.
@@ -56,9 +53,8 @@ fn entering_restores_what_was_there() {
         in_f32((), |()| island = Some(Scope::current()));
         let island = island.unwrap();
         island.enter(|| {
-            assert_eq!(dtype(), DType::F32);
-            half.enter(|| assert_eq!(dtype(), DType::F16));
-            none.enter(|| assert_eq!(dtype(), DType::F32));
+            let found = [half.enter(dtype), none.enter(dtype), dtype()];
+            assert_eq!(found, [DType::F16, DType::F32, DType::F32]);
             let message = panic_message(|| half.enter(|| panic!("{:?}", dtype())));
             assert_eq!((message.as_str(), dtype()), ("F16", DType::F32));
         });
@@ -79,19 +75,17 @@ static STOLEN: AtomicUsize = AtomicUsize::new(0);
 
 impl Job {
     fn new(amp: &MixedPrecision, seed: usize, device: &Device) -> Self {
-        let linear = |seed| {
-            let linear = fill(LinearConfig::new(4, 4).init(device), seed);
-            linear.apply_reparameterization(amp.clone())
-        };
+        let linear = |seed| fill(LinearConfig::new(4, 4).init(device), seed);
+        let (amp, model) = (amp.clone(), [linear(seed), linear(seed + 1)]);
         Self {
-            amp: amp.clone(),
-            model: [linear(seed), linear(seed + 1)],
+            model: amp.attach(model),
+            amp,
             seed,
         }
     }
 
     /// The bits of the output and of the gradients. In the scope, two halves of the work go to the pool.
-    fn run(&self, device: &Device) -> Vec<Vec<u32>> {
+    fn run(&self, device: &Device) -> [Vec<u32>; 3] {
         if inside() {
             STOLEN.fetch_add(1, Ordering::Relaxed);
         }
@@ -115,22 +109,18 @@ impl Job {
             a * b
         });
         let grads = (output.clone().square().mean() * two(-16)).backward();
-        let mut found = vec![bits(output), bits(input.grad(&grads).unwrap())];
+        let of_input = bits(input.grad(&grads).unwrap());
         let grads = GradientsParams::from_grads(grads, &self.model);
-        found.push(gradient_bits(&grads, &self.model));
-        found
+        [bits(output), of_input, gradient_bits(&grads, &self.model)]
     }
-}
-
-fn pool() -> ThreadPool {
-    ThreadPoolBuilder::new().num_threads(2).build().unwrap()
 }
 
 /// Now and then Burn 0.22.1 loses an operation that two threads make on one graph, and panics with "graph tape has already been consumed": see
 /// `docs/upstream/graph-tape-consumed.md`. It was seen on wgpu, never here on Flex.
 #[test]
 fn work_that_is_stolen_into_an_open_scope() {
-    let (device, pool) = (device(), pool());
+    let pool = ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let device = device();
     let (a, b) = (f16(two(16)), f16(two(3)));
     // Of two handles, and of the same one.
     let job = |index: usize| {

@@ -1,11 +1,6 @@
 //! The folder `activation` of burn-nn.
 
-use burn::nn::activation::{
-    ActivationConfig, CeluConfig, EluConfig, GLU, Gelu, HardShrinkConfig, HardSigmoidConfig,
-    HardSwish, HardtanhConfig, LeakyReluConfig, LogSigmoid, Mish, PReluConfig, RReluConfig, Relu,
-    Relu6, Selu, ShrinkConfig, SiLU, Sigmoid, SoftShrinkConfig, SoftplusConfig, Softsign,
-    SwiGluConfig, Tanh, Tanhshrink, ThresholdConfig, ThresholdedReluConfig,
-};
+use burn::nn::activation::*;
 
 use super::support::*;
 

@@ -15,20 +15,19 @@ const PARTS: [&str; 2] = ["GateController", "TransformerDecoderLayer"];
 
 /// Where the sources of burn-nn are: Burn says so where it panics.
 fn sources() -> PathBuf {
-    let place = Arc::new(Mutex::new(None));
-    let (seen, outer) = (place.clone(), Arc::new(panic::take_hook()));
+    static PLACE: Mutex<Option<PathBuf>> = Mutex::new(None);
+    let outer = Arc::new(panic::take_hook());
     let hook = outer.clone();
     panic::set_hook(Box::new(move |info| {
-        let location = info.location();
-        let file = location.map(|location| PathBuf::from(location.file()));
+        let file = info.location().map(|location| location.file());
         match file.filter(|file| file.ends_with("src/modules/dropout.rs")) {
-            Some(file) => *seen.lock().unwrap() = Some(file),
+            Some(file) => *PLACE.lock().unwrap() = Some(file.into()),
             None => hook(info),
         }
     }));
     panic::catch_unwind(|| DropoutConfig::new(2.0).init()).unwrap_err();
     panic::set_hook(Box::new(move |info| outer(info)));
-    let place = place.lock().unwrap().take();
+    let place = PLACE.lock().unwrap().take();
     let place = place.expect("Dropout panics in a file of its own");
     place.ancestors().nth(2).unwrap().to_path_buf()
 }
@@ -47,12 +46,11 @@ fn types(folder: &Path, found: &mut BTreeSet<String>) {
         for line in source.lines() {
             is_module |= line.starts_with("#[derive(") && line.contains("Module");
             let name = (line.strip_prefix("pub struct ")).or(line.strip_prefix("pub enum "));
-            let Some(name) = name.filter(|_| is_module) else {
-                continue;
-            };
-            let name = name.split(|c: char| !c.is_alphanumeric()).next();
-            found.extend(name.map(String::from));
-            is_module = false;
+            if let Some(name) = name.filter(|_| is_module) {
+                let name = name.split(|c: char| !c.is_alphanumeric()).next();
+                found.extend(name.map(String::from));
+                is_module = false;
+            }
         }
     }
 }

@@ -1,26 +1,7 @@
 //! The folder `modules` of burn-nn.
 
 use burn::nn::{
-    BiGruConfig, BiLstmConfig, BiRnnConfig, CosineSimilarityConfig, Fold4dConfig,
-    GaussianNoiseConfig, GroupNormConfig, GruConfig, Identity, InstanceNormConfig,
-    LocalResponseNormConfig, LstmConfig, PairwiseDistanceConfig, PixelShuffleConfig,
-    PixelUnshuffleConfig, PositionalEncodingConfig, RmsNormConfig, RnnConfig, RotaryEncodingConfig,
-    Unfold4dConfig,
-    attention::{CrossAttentionConfig, MhaInput, MultiHeadAttentionConfig},
-    conv::{
-        Conv1dConfig, Conv3dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
-        ConvTranspose3dConfig, DeformConv2dConfig,
-    },
-    interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode},
-    norm::NormalizationConfig,
-    pool::{
-        AdaptiveAvgPool1dConfig, AdaptiveAvgPool2dConfig, AdaptiveAvgPool3dConfig, AvgPool1dConfig,
-        AvgPool2dConfig, MaxPool1dConfig, MaxPool2dConfig,
-    },
-    transformer::{
-        PositionWiseFeedForwardConfig, TransformerDecoderConfig, TransformerDecoderInput,
-        TransformerEncoderLayer,
-    },
+    attention::*, conv::*, interpolate::*, norm::NormalizationConfig, pool::*, transformer::*, *,
 };
 
 use super::support::*;

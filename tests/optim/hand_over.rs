@@ -2,23 +2,26 @@
 
 use crate::support::*;
 
-const LR: f64 = 0.01;
-
 fn adam() -> ModuleOptimizer {
     AdamConfig::new().init()
 }
 
-fn scaled() -> ScaledOptimizer<ModuleOptimizer> {
-    ScaledOptimizer::new(adam(), scaler())
+fn scaled<O: ModuleOptim>(optim: O) -> ScaledOptimizer<O> {
+    ScaledOptimizer::new(optim, scaler())
 }
 
 fn net() -> Net {
     Net::full(&flex())
 }
 
-/// The loss of a step, times `factor`.
-fn loss(net: &Net, step: usize, factor: f64) -> Tensor<1> {
-    net.loss(batch(step, &flex())).mul_scalar(factor)
+/// Without scaling.
+fn plain_step(optim: &mut ModuleOptimizer, net: Net, number: usize) -> Net {
+    steps(optim, 0.01, net, number..number + 1, of_batch)
+}
+
+fn scaled_step<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>, net: Net, number: usize) -> Net {
+    let grads = optim.backward(net.loss(batch(number, &flex())), &net);
+    optim.step(0.01, net, grads)
 }
 
 /// Before a loss is scaled, or after: gradients know the scale of their own loss.
@@ -26,16 +29,16 @@ fn loss(net: &Net, step: usize, factor: f64) -> Tensor<1> {
 fn scaler_mut_changes_the_scale_and_not_the_trajectory() {
     let mut net = net();
     let mut expected = net.clone();
-    let (mut plain, mut optim) = (adam(), scaled());
+    let (mut plain, mut optim) = (adam(), scaled(adam()));
     for (number, scale) in [256.0, 1.0, 0.25, 16777216.0].into_iter().enumerate() {
         optim.scaler_mut().set_loss_scale(scale).unwrap();
-        let grads = optim.backward(loss(&net, number, 1.0), &net);
+        let grads = optim.backward(net.loss(batch(number, &flex())), &net);
         assert_eq!(grads.loss_scale(), scale as f32);
         if number % 2 == 1 {
             optim.scaler_mut().set_loss_scale(2.0).unwrap();
         }
-        net = optim.step(LR, net, grads);
-        expected = step(&mut plain, LR, expected, number);
+        net = optim.step(0.01, net, grads);
+        expected = plain_step(&mut plain, expected, number);
         assert!(parameters(&net) == parameters(&expected), "scale {scale}");
     }
     assert_eq!(optim.scaler().counters().stepped(), 4);
@@ -43,11 +46,11 @@ fn scaler_mut_changes_the_scale_and_not_the_trajectory() {
 
 #[test]
 fn optimizer_mut_reaches_the_inner_optimizer() {
-    let mut optim = scaled();
+    let mut optim = scaled(adam());
     let net = scaled_step(&mut optim, net(), 0);
     let mut clipped = adam().with_grad_clipping(GradientClipping::Value(1e-3));
     *optim.optimizer_mut() = clipped.clone();
-    let expected = step(&mut clipped, LR, net.clone(), 1);
+    let expected = plain_step(&mut clipped, net.clone(), 1);
     let net = scaled_step(&mut optim, net, 1);
 
     assert!(optim.optimizer().has_gradient_clipping());
@@ -58,7 +61,7 @@ fn optimizer_mut_reaches_the_inner_optimizer() {
 #[test]
 fn a_clone_is_a_fork() {
     fn check<O: ModuleOptim + Clone>(optim: O) {
-        let mut optim = ScaledOptimizer::new(optim, scaler());
+        let mut optim = scaled(optim);
         let net = scaled_step(&mut optim, net(), 0);
         let before = state(optim.optimizer());
 

@@ -2,13 +2,11 @@
 
 mod every_optimizer;
 mod fused;
-mod given_back;
 mod hand_over;
 mod lr_scheduler;
 mod refused;
 mod several_devices;
 mod shared_scale;
-mod skipped_step;
 mod support;
 mod unsupported;
 mod wrapped;

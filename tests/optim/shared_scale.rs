@@ -10,33 +10,66 @@ fn amp(growth_interval: u32) -> MixedPrecision {
     MixedPrecision::f16().with_scaler(config).unwrap()
 }
 
-impl Player {
-    fn step(&mut self, loss: Tensor<1>) -> StepOutcome {
-        self.step_on(self.gradients(loss))
-    }
-
-    fn step_on(&mut self, grads: GradientsParams) -> StepOutcome {
-        self.step_at(0.1, grads);
-        self.optim.scaler().last_outcome().unwrap()
-    }
-
-    /// Forward, backward and step; whether it was not skipped.
-    fn train(&mut self, factor: f32) -> bool {
-        self.step(self.loss(factor)).is_stepped()
-    }
-
-    fn tracker(&self) -> u32 {
-        self.optim.scaler().growth_tracker()
-    }
-
-    fn counters(&self) -> StepCounters {
-        self.optim.scaler().counters()
-    }
+/// Forward, backward and step; whether it was not skipped.
+fn train(player: &mut Player, factor: f32) -> bool {
+    !player.train(0.1, loss(player, factor))
 }
 
 /// Two on one scale.
-fn pair(amp: &MixedPrecision) -> [Player; 2] {
-    [Player::new(amp), Player::new(amp)]
+fn pair(amp: &MixedPrecision) -> Vec<Player> {
+    vec![player(amp), player(amp)]
+}
+
+/// What a step has done: taken it (+), or skipped it for an overflow (-) or for a bad loss (?). Each is skipped for its own gradients alone.
+fn step(player: &mut Player, grads: GradientsParams) -> char {
+    let (before, bad) = (numbers(&player.model), player.counters().bad_losses());
+    let skipped = player.step(0.1, grads);
+    assert_eq!(numbers(&player.model) == before, skipped);
+    match player.counters().bad_losses() - bad {
+        _ if !skipped => '+',
+        0 => '-',
+        _ => '?',
+    }
+}
+
+/// Of a loss that is finite (.), overflows (!) or is NaN (?), as a call ends.
+fn factor(call: impl AsRef<[u8]>) -> f32 {
+    match call.as_ref().last() {
+        Some(b'!') => OVERFLOW,
+        Some(b'?') => f32::NAN,
+        _ => 1.0,
+    }
+}
+
+/// Plays groups of steps: player a's or b's, with a finite loss (.), an overflow (!) or a loss that is NaN (?). In a group all forward
+/// passes come first, and after a `*` all backward passes, too. Returns of each group what its steps have done, the exponent of the scale
+/// after it and the growth tracker.
+fn play(players: &mut [Player], script: &str) -> String {
+    let group = |group: &str| {
+        let calls = group.trim_start_matches('*').as_bytes().chunks(2);
+        let forward = |call: &[u8]| {
+            let who = usize::from(call[0] - b'a');
+            (who, loss(&players[who], factor(call)))
+        };
+        let losses: Vec<_> = calls.map(forward).collect();
+        let (mut done, mut early) = (String::new(), Vec::new());
+        for (who, loss) in losses {
+            let grads = players[who].gradients(loss);
+            match group.starts_with('*') {
+                true => early.push((who, grads)),
+                false => done.push(step(&mut players[who], grads)),
+            }
+        }
+        let steps = early.into_iter();
+        done.extend(steps.map(|(who, grads)| step(&mut players[who], grads)));
+        let scaler = players[0].optim.scaler();
+        format!(
+            "{done}{}:{}",
+            scaler.loss_scale().log2(),
+            scaler.growth_tracker()
+        )
+    };
+    script.split(' ').map(group).collect::<Vec<_>>().join(" ")
 }
 
 /// The scale fits the larger gradients of the two, whichever comes first.
@@ -46,10 +79,10 @@ fn a_schedule_sees_the_gradients_of_all_optimizers() {
         let config = at_scale(64.0);
         let config = config.with_schedule(Schedule::log_max());
         let amp = MixedPrecision::f16().with_scaler(config).unwrap();
-        let mut players = factors.map(|_| Player::new(&amp));
+        let mut players = factors.map(|_| player(&amp));
         for _ in 0..20 {
             for (player, factor) in players.iter_mut().zip(factors) {
-                assert!(player.train(factor));
+                assert!(train(player, factor));
             }
         }
         // A gradient of 32, which is 65536 at 2048.
@@ -60,227 +93,126 @@ fn a_schedule_sees_the_gradients_of_all_optimizers() {
 /// As in a GAN whose losses come from one forward pass: all graphs are of one scale, and nobody is warned of scopes that are missing.
 #[test]
 fn losses_of_one_forward_pass_are_one_iteration() {
-    let amp = amp(4);
-    let [mut first, mut second] = pair(&amp);
-    let logged = warnings(|| {
-        for scale in [[1024.0; 4], [2048.0; 4]].concat() {
-            assert_eq!(amp.loss_scale(), scale);
-            let losses = (first.loss(1.0), second.loss(1.0));
-            assert!(first.step(losses.0).is_stepped());
-            assert!(second.step(losses.1).is_stepped());
-        }
+    let mut players = pair(&amp(4));
+    let logged = captured(Level::Warn, || {
+        let found = play(&mut players, "a.b. a.b. a.b. a.b. a.b. a.b. a.b. a.b.");
+        let expected = "++10:1 ++10:2 ++10:3 ++11:0 ++11:1 ++11:2 ++11:3 ++12:0";
+        assert_eq!(found, expected);
     });
-    assert_eq!(amp.loss_scale(), 4096.0);
     assert_eq!(logged, [""; 0]);
 }
 
 #[test]
-fn an_overflow_in_either_or_in_both_halves_the_scale_once() {
-    for overflows in [[true, false], [false, true], [true, true]] {
-        let amp = amp(100);
-        let mut players = pair(&amp);
-        for player in &mut players {
-            assert!(player.train(1.0));
-        }
-        let factor = overflows.map(|overflow| if overflow { OVERFLOW } else { 1.0 });
-        let losses = [0, 1].map(|index: usize| players[index].loss(factor[index]));
-        for ((player, loss), overflow) in players.iter_mut().zip(losses).zip(overflows) {
-            let before = player.model.weight.val().to_data();
-            assert_eq!(player.step(loss).is_skipped(), overflow, "{overflows:?}");
-            // Each is skipped for its own gradients alone.
-            let same = player.model.weight.val().to_data() == before;
-            assert_eq!(same, overflow, "{overflows:?}");
-            let skipped = player.counters().skipped();
-            assert_eq!(skipped, u64::from(overflow), "{overflows:?}");
-        }
-        assert_eq!(amp.loss_scale(), 512.0, "{overflows:?}");
-        let trackers = players.each_ref().map(Player::tracker);
-        assert_eq!(trackers, [0; 2], "{overflows:?}");
-        // The next iteration is one of its own.
-        for player in &mut players {
-            assert!(player.train(1.0));
-        }
-        assert_eq!(players[0].tracker(), 1);
-        assert!(!players[0].train(OVERFLOW));
-        assert_eq!(amp.loss_scale(), 256.0);
+fn the_scale_moves_once_an_iteration() {
+    for (script, expected) in [
+        // An overflow in either or in both halves it once. The next iteration is one of its own.
+        ("a. b. a!b. a. b. a!", "+10:0 +10:1 -+9:0 +9:0 +9:1 -8:0"),
+        ("a. b. a.b! a. b. a!", "+10:0 +10:1 +-9:0 +9:0 +9:1 -8:0"),
+        ("a. b. a!b! a. b. a!", "+10:0 +10:1 --9:0 +9:0 +9:1 -8:0"),
+        // It must not wait for a generator that steps once in five: the fifth step of the critic and the generator's are one iteration.
+        // Every overflow of a step of its own lowers the scale.
+        (
+            "a. a. a. a. a. b. a. b. a! a! a! b.",
+            "+10:0 +10:1 +10:2 +10:3 +10:4 +10:5 +10:5 +10:6 -9:0 -8:0 -7:0 +7:0",
+        ),
+        // A loss that is not finite says nothing of the scale, and holds no one up.
+        ("a? b. a? b. a? b.", "?10:0 +10:1 ?10:1 +10:2 ?10:2 +10:3"),
+        // Where both backward passes are over before one steps, each skip is blamed on what is to blame. Nor is what was read held against
+        // the next iteration, whose second forward pass is at the lowered scale.
+        ("*a?b? a. b. a! b!", "??10:0 +10:0 +10:1 -9:0 -9:0"),
+        ("*a!b! a. b. a! b!", "--9:0 +9:0 +9:1 -8:0 -8:0"),
+    ] {
+        assert_eq!(play(&mut pair(&amp(100)), script), expected, "{script}");
     }
-}
-
-/// The scale must not wait for a generator that steps once in five.
-#[test]
-fn one_may_step_more_often_than_the_other() {
-    let amp = amp(1000);
-    let [mut critic, mut generator] = pair(&amp);
-    for iteration in 1..=4 {
-        for _ in 0..5 {
-            assert!(critic.train(1.0));
-        }
-        assert!(generator.train(1.0));
-        // The fifth step of the critic and the generator's are one iteration.
-        assert_eq!(critic.tracker(), 5 * iteration);
-    }
-    // Every overflow of a step of its own lowers the scale.
-    for scale in [512.0, 256.0, 128.0] {
-        assert!(!critic.train(OVERFLOW));
-        assert_eq!(amp.loss_scale(), scale);
-    }
-    assert!(generator.train(1.0));
-    assert_eq!((amp.loss_scale(), generator.tracker()), (128.0, 0));
 }
 
 /// Nor is a clone that is kept aside (for a checkpoint, or to go back to).
 #[test]
 fn a_dropped_optimizer_is_not_waited_for() {
-    let amp = amp(100);
-    let [mut left, mut dropped] = pair(&amp);
-    assert!(left.train(1.0) && dropped.train(1.0));
-    assert_eq!(left.tracker(), 1);
-    drop(dropped);
-    let kept = left.clone();
-    for iteration in 2..6 {
-        assert!(left.train(1.0));
-        assert_eq!(left.tracker(), iteration);
-    }
+    let mut players = pair(&amp(100));
+    assert_eq!(play(&mut players, "a. b."), "+10:0 +10:1");
+    players.truncate(1);
+    let kept = players[0].clone();
+    let found = play(&mut players, "a. a. a. a.");
+    assert_eq!(found, "+10:2 +10:3 +10:4 +10:5");
     assert_eq!(kept.counters().steps(), 1);
 }
 
-/// A loss that is not finite says nothing of the scale, and holds no one up.
-#[test]
-fn a_loss_that_is_not_finite_is_nobody_elses_concern() {
-    let amp = amp(100);
-    let [mut first, mut second] = pair(&amp);
-    for iteration in 1..=3 {
-        assert!(!first.train(f32::NAN));
-        assert!(second.train(1.0));
-        assert_eq!((amp.loss_scale(), second.tracker()), (1024.0, iteration));
-    }
-    assert_eq!(first.counters().bad_losses(), 3);
-    assert_eq!(second.counters().skipped(), 0);
-}
-
-/// Where both backward passes are over before one steps, each skip is blamed on what is to blame.
-#[test]
-fn two_losses_that_are_not_finite_leave_the_scale() {
-    for (factor, scale, bad) in [(f32::NAN, 1024.0, 1), (OVERFLOW, 512.0, 0)] {
-        let amp = amp(100);
-        let mut players = pair(&amp);
-        let backward = |player: &Player| player.gradients(player.loss(factor));
-        let grads = players.each_ref().map(backward);
-        for (player, grads) in players.iter_mut().zip(grads) {
-            assert!(player.step_on(grads).is_skipped());
-            assert_eq!(amp.loss_scale(), scale);
-            assert_eq!(player.counters().bad_losses(), bad);
-        }
-        // Nor is what was read held against the next iteration.
-        let mut again = |factor: f32| players.each_mut().map(|player| player.train(factor));
-        assert_eq!(again(1.0), [true, true]);
-        assert_eq!(again(OVERFLOW), [false, false]);
-        // The second forward pass was at the lowered scale, and is of the same iteration.
-        assert_eq!(amp.loss_scale(), scale / 2.0);
-    }
-}
-
-/// What was thrown away is the cause of no later skip, nor is an open window that is dropped.
+/// What was thrown away is the cause of no later skip, nor is an open window that is dropped. But a micro-batch that waits in a window
+/// for its test is not forgotten with one that is discarded.
 #[test]
 fn discarded_gradients_explain_no_later_skip() {
-    for (discarded, factor, scale, bad) in [
-        (OVERFLOW, f32::NAN, 1024.0, 1),
-        (f32::NAN, OVERFLOW, 512.0, 0),
+    // Gradients of a step (s) or that are discarded (d), and windows that are dropped (x). The last step is skipped.
+    for (window, script, scale, bad) in [
+        (1, "d! s?", 1024.0, 1),
+        (1, "d? s!", 512.0, 0),
+        (2, "s! x s. s?", 1024.0, 1),
+        (2, "s? x s. s!", 512.0, 0),
+        (2, "s? d! s.", 1024.0, 1),
     ] {
-        for window in [1, 2] {
-            let amp = amp(100);
-            let mut player = Player::new(&amp);
-            player.optim = player.optim.with_accumulation(window);
-            let grads = player.gradients(player.loss(discarded));
-            if window == 1 {
-                player.optim.discard(grads).unwrap();
-            } else {
-                player.step_on(grads);
-                player.optim.drop_window();
-                player.step(player.loss(1.0));
+        let amp = amp(100);
+        let (mut player, mut skipped) = (player(&amp), false);
+        player.optim = player.optim.with_accumulation(window);
+        for call in script.split(' ') {
+            let loss = loss(&player, factor(call));
+            match &call[..1] {
+                "s" => skipped = player.train(0.1, loss),
+                "d" => player.optim.discard(player.gradients(loss)).unwrap(),
+                _ => player.optim.drop_window(),
             }
-            assert!(!player.train(factor));
-            let counters = player.counters();
-            assert_eq!(
-                (amp.loss_scale(), counters.bad_losses()),
-                (scale, bad),
-                "{window}"
-            );
         }
+        let found = (skipped, amp.loss_scale(), player.counters().bad_losses());
+        assert_eq!(found, (true, scale, bad), "{script}");
     }
 }
 
-/// A micro-batch that waits in a window for its test is not forgotten with one that is discarded.
-#[test]
-fn a_micro_batch_explains_the_skip_of_its_window() {
-    let amp = amp(100);
-    let mut player = Player::new(&amp);
-    player.optim = player.optim.with_accumulation(2);
-    player.step(player.loss(f32::NAN));
-    let grads = player.gradients(player.loss(OVERFLOW));
-    player.optim.discard(grads).unwrap();
-    assert!(!player.train(1.0));
-    let counters = player.counters();
-    assert_eq!((amp.loss_scale(), counters.bad_losses()), (1024.0, 1));
-}
-
-/// A second forward pass in an iteration is at the lowered scale of the first already.
 #[test]
 fn a_state_that_is_loaded_is_that_of_all() {
     let amp = amp(100);
-    let [mut first, mut second] = pair(&amp);
-    assert!(!first.train(OVERFLOW));
-    assert_eq!(amp.loss_scale(), 512.0);
-    assert_eq!(second.optim.scaler().loss_scale(), 512.0);
-    assert!(second.train(1.0));
-    assert_eq!(amp.loss_scale(), 512.0);
-    assert!(first.train(1.0) && second.train(1.0));
-    let record = first.optim.to_record();
-    for _ in 0..3 {
-        assert!(!second.train(OVERFLOW));
-    }
-    assert_eq!(amp.loss_scale(), 64.0);
-    first.optim.load_record(record).unwrap();
-    assert_eq!((amp.loss_scale(), second.tracker()), (512.0, 1));
+    let mut players = pair(&amp);
+    assert_eq!(play(&mut players, "a! b. a. b."), "-9:0 +9:0 +9:0 +9:1");
+    let record = players[0].optim.to_record();
+    assert_eq!(play(&mut players, "b! b! b!"), "-8:0 -7:0 -6:0");
+    players[0].optim.load_record(record).unwrap();
+    let tracker = players[1].optim.scaler().growth_tracker();
+    assert_eq!((amp.loss_scale(), tracker), (512.0, 1));
 }
 
-/// The warnings of some steps.
-fn warnings(steps: impl FnOnce()) -> Vec<String> {
-    captured(Level::Warn, steps)
-}
-
-/// Those of steps with or without a scope.
+/// The warnings of steps with or without a scope.
 fn warned(player: &mut Player, scopes: &[bool]) -> Vec<String> {
-    warnings(|| {
+    captured(Level::Warn, || {
         for in_scope in scopes {
             let loss = match in_scope {
-                true => player.loss(1.0),
+                true => loss(player, 1.0),
                 false => player.model.weight.val().mean(),
             };
-            assert!(player.step(loss).is_stepped());
+            assert!(!player.train(0.1, loss));
         }
     })
 }
 
 #[test]
 fn an_optimizer_whose_handle_opens_no_scope_is_warned_of_once() {
-    let mut player = Player::new(&amp(100));
-    assert_eq!(warned(&mut player, &[true; 2]), [""; 0]);
-    only(&warned(&mut player, &[false]));
+    let mut one = player(&amp(100));
+    assert_eq!(warned(&mut one, &[true; 2]), [""; 0]);
+    only(&warned(&mut one, &[false]));
 
     // As with two calls of `MixedPrecision::f16()`: the scopes are another's.
-    player.optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp(100));
-    let parts = [
-        "no `autocast`",
-        "`MixedPrecision`",
-        "make one, and clone it",
-    ];
-    says(only(&warned(&mut player, &[true; 3])), parts);
+    one.optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp(100));
+    let warning = warned(&mut one, &[true; 3]);
+    says(
+        only(&warning),
+        [
+            "no `autocast`",
+            "`MixedPrecision`",
+            "make one, and clone it",
+        ],
+    );
 
     // In bf16 too, although it has no scale. WGSL has no bf16.
     for (amp, count) in [(MixedPrecision::bf16(), 1), (MixedPrecision::f32(), 0)] {
         if amp.check_device(&Device::default()).is_ok() {
-            let logged = warned(&mut Player::new(&amp), &[false; 2]);
+            let logged = warned(&mut player(&amp), &[false; 2]);
             assert_eq!(logged.len(), count, "{amp:?}: {logged:?}");
         }
     }

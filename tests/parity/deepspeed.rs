@@ -1,28 +1,30 @@
 //! DeepSpeed's `DynamicLossScaler`: growth, both hysteresis modes and the error at the floor.
 
-use burn_amp::schedule::LossScale;
 use burn_amp_tests::prelude::*;
 use serde_json::Value;
 
-use crate::{settings, steps, with};
+use crate::{list, settings, steps, with};
 
 /// Where DeepSpeed raises its error, the scaler ends the run.
 fn ends(scale: &LossScale, overflow: bool) -> bool {
     overflow && scale.is_at_floor() && scale.config().raise_error_at_min_scale
 }
 
+/// Ours, and theirs in both kinds of traces.
+const NAMES: [(&str, &str); 5] = [
+    ("init_scale", "init_scale"),
+    ("growth_interval", "scale_window"),
+    ("min_scale", "min_scale"),
+    ("raise_error_at_min_scale", "raise_error_at_min_scale"),
+    ("consecutive_hysteresis", "consecutive_hysteresis"),
+];
+
 #[test]
 fn parity_deepspeed() {
     for (name, trace) in traces::<Value>("deepspeed_traces") {
-        let names = [
-            ("init_scale", "init_scale"),
-            ("growth_interval", "scale_window"),
-            ("min_scale", "min_scale"),
-            ("raise_error_at_min_scale", "raise_error_at_min_scale"),
-            ("hysteresis", "delayed_shift"),
-            ("consecutive_hysteresis", "consecutive_hysteresis"),
-        ];
-        let mut scale = settings(&trace["config"], &names).schedule().unwrap();
+        let own = [("hysteresis", "delayed_shift")];
+        let config = settings(&trace["config"], &[&NAMES[..], &own].concat());
+        let mut scale = config.schedule().unwrap();
         for (step, (overflow, expected)) in steps(&trace).enumerate() {
             let at = format!("{name}, step {step}");
             let ends = ends(&scale, overflow);
@@ -42,16 +44,11 @@ fn parity_deepspeed() {
 fn parity_deepspeed_dynamic() {
     'traces: for (name, trace) in traces::<Value>("deepspeed_dynamic") {
         let name = format!("{name}, {}", trace["id"]);
-        let names = [
-            ("init_scale", "init_scale"),
+        let own = [
             ("growth_factor", "scale_factor"),
-            ("growth_interval", "scale_window"),
-            ("min_scale", "min_scale"),
-            ("raise_error_at_min_scale", "raise_error_at_min_scale"),
             ("hysteresis", "hysteresis"),
-            ("consecutive_hysteresis", "consecutive_hysteresis"),
         ];
-        let config = settings(&trace["params"], &names);
+        let config = settings(&trace["params"], &[&NAMES[..], &own].concat());
         let window = config.growth_interval;
         let Ok(mut scale) = config.with_growth_interval(window + 1).schedule() else {
             // The scale starts below the floor, or is no f32.
@@ -60,7 +57,7 @@ fn parity_deepspeed_dynamic() {
             continue;
         };
         let mut first_growth = None;
-        for (step, overflow) in trace["overflow"].as_array().unwrap().iter().enumerate() {
+        for (step, overflow) in list(&trace["overflow"]).iter().enumerate() {
             let at = format!("{name}, step {step}");
             let overflow = *overflow == 1;
             let ends = ends(&scale, overflow);

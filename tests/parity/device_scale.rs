@@ -2,6 +2,9 @@
 
 use burn_amp_kernels::{DeviceScale, ScaleState, Status, TensorList, inspect};
 use burn_amp_tests::prelude::*;
+use proptest::{prelude::*, test_runner::TestRunner};
+
+use crate::schedule::settings;
 
 /// What gradients that overflow, or do not, have shown.
 pub struct Verdicts([Status; 2]);
@@ -22,54 +25,29 @@ impl Verdicts {
     }
 }
 
-/// Numbers that look random (Knuth's MMIX).
-struct Random(u64);
+/// A schedule that a device can move, and the state that it begins in.
+fn schedules() -> impl Strategy<Value = (LossScale, ScaleState)> {
+    let on_device = |config: GradScalerConfig| {
+        let schedule = config.schedule().ok()?;
+        let state = schedule.on_device()?;
+        Some((schedule, state))
+    };
+    settings(true).prop_filter_map("the host's alone", on_device)
+}
 
-impl Random {
-    fn below(&mut self, end: u32) -> u32 {
-        let next = self.0.wrapping_mul(6364136223846793005);
-        self.0 = next.wrapping_add(1442695040888963407);
-        ((self.0 >> 33) % u64::from(end)) as u32
-    }
-
-    fn settings(&mut self) -> GradScalerConfig {
-        let init_scale = 2f64.powi(self.below(40) as i32 - 20);
-        let bound = |present: bool, scale: f64| present.then_some(scale);
-        let (below, above) = (self.below(8) as i32, self.below(8) as i32);
-        GradScalerConfig {
-            init_scale,
-            growth_factor: [2.0, 4.0, 1024.0][self.below(3) as usize],
-            backoff_factor: [0.5, 0.25, 0.125][self.below(3) as usize],
-            growth_interval: 1 + self.below(6),
-            dynamic: self.below(16) > 0,
-            min_scale: bound(self.below(2) == 0, init_scale / 2f64.powi(below)),
-            max_scale: bound(self.below(2) == 0, init_scale * 2f64.powi(above)),
-            hysteresis: 1 + self.below(4),
-            consecutive_hysteresis: self.below(2) == 0,
-            schedule: match self.below(3) {
-                0 => Schedule::AdaptiveInterval {
-                    min_interval: 1 + self.below(3),
-                    max_interval: 4 + self.below(20),
-                },
-                _ => Schedule::GrowthInterval,
-            },
-            warmup_steps: [0, 0, 1, 7, 12][self.below(5) as usize],
-            warmup_scale: init_scale * [1.0, 2.0, 0.5][self.below(3) as usize] / 4.0,
-            warmup_levels: 1 + self.below(8),
-            ..Default::default()
-        }
-    }
-
-    /// Settings that are valid, and the state that they begin in.
-    fn schedule(&mut self) -> (LossScale, ScaleState) {
-        loop {
-            if let Ok(schedule) = self.settings().schedule()
-                && let Some(state) = schedule.on_device()
-            {
-                return (schedule, state);
-            }
-        }
-    }
+/// Calls `check` with such schedules, and with so many steps at most, which are skipped or not.
+fn histories(
+    cases: u32,
+    steps: usize,
+    check: impl Fn((LossScale, ScaleState), Vec<bool>) -> Result<(), TestCaseError>,
+) {
+    let mut runner = TestRunner::new(ProptestConfig {
+        source_file: Some(file!()),
+        ..ProptestConfig::with_cases(cases)
+    });
+    let steps = prop::collection::vec(prop::bool::weighted(0.3), 0..steps);
+    let result = runner.run(&(schedules(), steps), |(start, steps)| check(start, steps));
+    result.unwrap_or_else(|error| panic!("{error}"));
 }
 
 fn assert_same(schedule: &LossScale, state: &ScaleState) {
@@ -82,64 +60,60 @@ fn assert_same(schedule: &LossScale, state: &ScaleState) {
 
 #[test]
 fn many_histories() {
-    histories(1, 30_000);
+    on_the_host(10_000);
 }
 
 #[test]
 #[ignore = "slow"]
 fn sweep_a_million_histories() {
-    histories(3, 1_000_000);
+    on_the_host(1_000_000);
 }
 
-fn histories(seed: u64, count: usize) {
-    let mut random = Random(seed);
-    for _ in 0..count {
-        let (mut schedule, mut state) = random.schedule();
-        let overflows = 1 + random.below(9);
-        for _ in 0..random.below(24) {
-            let skipped = random.below(10) < overflows;
+fn on_the_host(cases: u32) {
+    histories(cases, 24, |(mut schedule, mut state), steps| {
+        for skipped in steps {
             schedule = schedule.adjust(outcome(skipped));
             state.advance(skipped, false);
             assert_same(&schedule, &state);
         }
-    }
+        Ok(())
+    });
 }
 
 #[test]
 fn the_device_moves_it_as_the_host_does() {
     let device = Device::default();
     let verdicts = Verdicts::new(&device);
-    let mut random = Random(2);
-    for _ in 0..40 {
-        let (mut schedule, state) = random.schedule();
+    histories(40, 25, |(mut schedule, state), steps| {
         let mut state = state.upload(&device);
-        let mut skips = 0;
-        for step in 1..=25 {
-            let skipped = random.below(3) == 0;
-            skips += u32::from(skipped);
-            schedule = schedule.adjust(outcome(skipped));
-            state = verdicts.advance(state, skipped);
-            if step % 5 > 0 {
-                continue;
-            }
-            let found = state.read();
-            assert_same(&schedule, &found);
-            assert_eq!((found.steps, found.skipped), (step, skips));
-            assert_eq!(found.found_inf, f32::from(skipped));
+        for skipped in &steps {
+            schedule = schedule.adjust(outcome(*skipped));
+            state = verdicts.advance(state, *skipped);
         }
-    }
+        let found = state.read();
+        assert_same(&schedule, &found);
+        let skips = steps.iter().filter(|skipped| **skipped).count();
+        let counted = (found.steps as usize, found.skipped as usize);
+        assert_eq!(counted, (steps.len(), skips));
+        let last = steps.last().is_some_and(|skipped| *skipped);
+        assert_eq!(found.found_inf, f32::from(last));
+        Ok(())
+    });
 }
 
 #[test]
 fn what_only_the_host_knows() {
-    let on_device = |config: GradScalerConfig| config.schedule().unwrap().on_device();
     let config = GradScalerConfig::new();
-    assert!(on_device(config).is_some());
-    assert!(on_device(config.with_growth_factor(1.5)).is_none());
-    assert!(on_device(config.with_backoff_factor(0.3)).is_none());
-    assert!(on_device(config.with_init_scale(1000.0)).is_none());
-    assert!(on_device(config.with_min_scale(Some(3.0))).is_none());
-    assert!(on_device(config.with_schedule(Schedule::log_max())).is_none());
+    let found = [
+        config,
+        config.with_growth_factor(1.5),
+        config.with_backoff_factor(0.3),
+        config.with_init_scale(1000.0),
+        config.with_min_scale(Some(3.0)),
+        config.with_schedule(Schedule::log_max()),
+    ]
+    .map(|config| config.schedule().unwrap().on_device().is_some());
+    assert_eq!(found, [true, false, false, false, false, false]);
 }
 
 #[test]

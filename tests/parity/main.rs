@@ -28,7 +28,7 @@ fn settings(params: &Value, names: &[(&str, &str)]) -> GradScalerConfig {
 
 /// Whether each step of a trace overflows, and what is expected of it.
 fn steps(trace: &Value) -> impl Iterator<Item = (bool, &Value)> {
-    let [overflow, expected] = ["overflow", "expected"].map(|list| trace[list].as_array().unwrap());
+    let [overflow, expected] = ["overflow", "expected"].map(|field| list(&trace[field]));
     assert_eq!(overflow.len(), expected.len());
     let overflow = overflow.iter().map(|overflow| overflow.as_bool().unwrap());
     overflow.zip(expected)
@@ -39,6 +39,20 @@ fn with(scale: LossScale, place: &str, value: impl Into<Value>) -> LossScale {
     let mut state = serde_json::to_value(scale).unwrap();
     *state.pointer_mut(place).unwrap() = value.into();
     serde_json::from_value(state).unwrap()
+}
+
+/// Sets what a trace names.
+fn set(scaler: &mut GradScaler, field: &str, value: f64) -> Result<(), AmpError> {
+    match field {
+        "growth_factor" => scaler.set_growth_factor(value),
+        "backoff_factor" => scaler.set_backoff_factor(value),
+        "growth_interval" => scaler.set_growth_interval(value as u32),
+        other => panic!("unknown field {other}"),
+    }
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().expect("a list")
 }
 
 /// What a scaler makes of a parameter's gradient that is scaled already.

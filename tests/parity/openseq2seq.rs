@@ -3,13 +3,14 @@
 use burn_amp_tests::prelude::*;
 use serde::Deserialize;
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 use crate::{settings, with};
 
 #[derive(Deserialize)]
 struct LogMax {
     id: String,
-    params: LogMaxParams,
+    params: Value,
     init_scale: f64,
     rel_dev_own_f32_port: f64,
     amax: Vec<Value>,
@@ -17,36 +18,25 @@ struct LogMax {
     scale: Vec<Value>,
 }
 
-#[derive(Deserialize)]
-struct LogMaxParams {
-    scale_min: f64,
-    scale_max: f64,
-    log_max: f64,
-    beta1: f64,
-    beta2: f64,
-    overflow_std_dev: f64,
-}
-
 impl LogMax {
-    fn config(&self, schedule: Schedule) -> GradScalerConfig {
-        GradScalerConfig {
-            init_scale: self.init_scale.max(self.params.scale_min),
-            min_scale: Some(self.params.scale_min),
-            max_scale: Some(self.params.scale_max),
-            schedule,
-            ..Default::default()
-        }
+    fn start(&self, schedule: Schedule) -> GradScalerConfig {
+        let bounds = [("min_scale", "scale_min"), ("max_scale", "scale_max")];
+        let config = settings(&self.params, &bounds).with_schedule(schedule);
+        config.with_init_scale(self.init_scale.max(config.min_scale.unwrap()))
+    }
+
+    /// A schedule with parameters of the trace.
+    fn with_own(&self, kind: &str, fields: &[&str]) -> LossScale {
+        let own = fields.iter().map(|field| (*field, &self.params[field]));
+        let own: BTreeMap<_, _> = own.collect();
+        let schedule = serde_json::to_value(BTreeMap::from([(kind, own)])).unwrap();
+        let config = self.start(serde_json::from_value(schedule).unwrap());
+        config.schedule().unwrap()
     }
 
     fn original(&self) -> LossScale {
-        let params = &self.params;
-        let schedule = Schedule::OpenSeq2SeqLogMax {
-            beta1: params.beta1,
-            beta2: params.beta2,
-            overflow_std_dev: params.overflow_std_dev,
-            log_max: params.log_max,
-        };
-        self.config(schedule).schedule().unwrap()
+        let fields = ["beta1", "beta2", "overflow_std_dev", "log_max"];
+        self.with_own("OpenSeq2SeqLogMax", &fields)
     }
 
     /// The scale after each step.
@@ -96,7 +86,7 @@ fn log_max_recovers_from_an_overflow_where_the_original_stays_down() {
     assert!(original[at..].iter().all(|scale| *scale == 1.0));
 
     let ours = |interval, trace: &LogMax| {
-        let config = trace.config(Schedule::log_max());
+        let config = trace.start(Schedule::log_max());
         trace.run(config.with_growth_interval(interval).schedule().unwrap())
     };
     let scales = ours(20, &trace);
@@ -118,7 +108,7 @@ fn log_max_ignores_a_zero_gradient_where_the_original_is_lost() {
     let original = trace.run(trace.original());
     assert!(original[at..].iter().all(|scale| scale.is_nan()));
 
-    let start = trace.config(Schedule::log_max()).schedule().unwrap();
+    let start = trace.start(Schedule::log_max()).schedule().unwrap();
     let ours = trace.run(start.clone());
     let mut without = trace;
     without.amax.remove(at);
@@ -137,14 +127,9 @@ fn log_max_follows_the_original_in_powers_of_two() {
         if !clean || trace.amax.iter().any(|amax| number(amax).is_infinite()) {
             continue;
         }
-        let params = &trace.params;
-        let schedule = Schedule::LogMax {
-            beta1: params.beta1,
-            beta2: params.beta2,
-            overflow_std_dev: params.overflow_std_dev,
-        };
-        let ours = trace.run(trace.config(schedule).schedule().unwrap());
-        let mut before = trace.init_scale.max(params.scale_min) as f32;
+        let start = trace.with_own("LogMax", &["beta1", "beta2", "overflow_std_dev"]);
+        let bounds = [start.config().min_scale, start.config().max_scale];
+        let (mut before, ours) = (start.scale(), trace.run(start));
         for (step, (ours, expected)) in ours.iter().zip(&trace.scale).enumerate() {
             let ratio = f64::from(*ours) / number(expected);
             let at = format!("{name}, {}, step {step}: {ours}, {expected}", trace.id);
@@ -152,9 +137,8 @@ fn log_max_follows_the_original_in_powers_of_two() {
             let is_rising = *ours == 2.0 * before;
             before = *ours;
             assert!(ratio <= 1.01 && (ratio >= 0.49 || is_rising), "{at}");
-            let bounds = [params.scale_min, params.scale_max];
             let is_power = ours.to_bits() << 9 == 0;
-            assert!(is_power || bounds.contains(&f64::from(*ours)), "{at}");
+            assert!(is_power || bounds.contains(&Some((*ours).into())), "{at}");
         }
     }
 }

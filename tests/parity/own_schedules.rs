@@ -4,7 +4,7 @@ use burn_amp_tests::prelude::*;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-use crate::settings;
+use crate::{list, settings};
 
 const FACTORS: [(&str, &str); 4] = [
     ("init_scale", "init_scale"),
@@ -30,10 +30,6 @@ fn start(trace: &Value) -> LossScale {
         };
     }
     config.schedule().unwrap()
-}
-
-fn list(value: &Value) -> &[Value] {
-    value.as_array().expect("a list")
 }
 
 /// What a trace has of a step.

@@ -35,17 +35,11 @@ fn compare(trace: &Value) {
     let mut model = Param::from_tensor(Tensor::<1>::ones([1], &device).require_grad());
     let mut unscaled = Vec::new();
     for (t, iteration) in trace["iterations"].as_array().unwrap().iter().enumerate() {
-        if let Some(interval) = iteration["set_growth_interval"].as_u64() {
-            let set = move |scaler: &mut GradScaler| scaler.set_growth_interval(interval as u32);
-            optim.queue(set).unwrap();
-        }
-        if let Some(factor) = iteration["set_growth_factor"].as_f64() {
-            let set = move |scaler: &mut GradScaler| scaler.set_growth_factor(factor);
-            optim.queue(set).unwrap();
-        }
-        if let Some(factor) = iteration["set_backoff_factor"].as_f64() {
-            let set = move |scaler: &mut GradScaler| scaler.set_backoff_factor(factor);
-            optim.queue(set).unwrap();
+        for field in ["growth_interval", "growth_factor", "backoff_factor"] {
+            if let Some(value) = iteration[format!("set_{field}")].as_f64() {
+                let set = move |scaler: &mut GradScaler| crate::set(scaler, field, value);
+                optim.queue(set).unwrap();
+            }
         }
         if let Some(scale) = iteration["new_scale"].as_f64() {
             optim.set_loss_scale(scale).unwrap();

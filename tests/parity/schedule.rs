@@ -4,57 +4,66 @@ use burn_amp_tests::prelude::*;
 use proptest::prelude::*;
 
 prop_compose! {
-    /// With a schedule of ours, and a warm-up or none.
-    fn settings()(
-        init_scale in (-40i32..40, 1.0f64..2.0).prop_map(|(exponent, mantissa)| mantissa * 2f64.powi(exponent)),
+    /// With a schedule of ours, and a warm-up or none. Where it is `exact`, scales and factors are powers of two, and the schedule is one
+    /// that a device moves.
+    pub fn settings(exact: bool)(
+        exponent in -40i32..40,
+        mantissa in 1.0f64..2.0,
         growth_factor in 1.01f64..8.0,
         backoff_factor in 0.01f64..0.99,
         growth_interval in 1u32..8,
+        dynamic in prop::bool::weighted(0.9),
         below in prop::option::of(0i32..20),
         above in prop::option::of(0i32..20),
-        hysteresis in 1u32..5,
-        consecutive_hysteresis: bool,
-        (schedule, warmup_steps) in schedules(),
+        (hysteresis, consecutive_hysteresis) in (1u32..5, any::<bool>()),
+        schedule in schedules(exact),
+        warmup_steps in prop_oneof![Just(0), 1u32..50],
+        (warmup_scale, warmup_levels) in (-3i32..2, 1u32..9),
     ) -> GradScalerConfig {
+        let rounded = |value: f64| if exact { 2f64.powf(value.log2().ceil()) } else { value };
+        let init_scale = if exact { 1.0 } else { mantissa } * 2f64.powi(exponent);
         GradScalerConfig {
             init_scale,
-            growth_factor,
-            backoff_factor,
+            growth_factor: rounded(growth_factor),
+            backoff_factor: 1.0 / rounded(1.0 / backoff_factor),
             growth_interval,
+            dynamic,
             min_scale: below.map(|exponent| init_scale / 2f64.powi(exponent)),
             max_scale: above.map(|exponent| init_scale * 2f64.powi(exponent)),
             hysteresis,
             consecutive_hysteresis,
             schedule,
             warmup_steps,
-            warmup_scale: init_scale,
+            warmup_scale: init_scale * 2f64.powi(warmup_scale.max(-below.unwrap_or(9))),
+            warmup_levels,
             ..Default::default()
         }
     }
 }
 
-/// A schedule of ours, and a warm-up or none.
-fn schedules() -> impl Strategy<Value = (Schedule, u32)> {
-    let schedule = prop_oneof![
-        Just(Schedule::GrowthInterval),
-        (1u32..9, 9u32..40).prop_map(|(min_interval, max_interval)| Schedule::AdaptiveInterval {
-            min_interval,
-            max_interval,
-        }),
-        (0.0f64..1.0, 0.0f64..1.0, 0.0f64..9.0).prop_map(|(beta1, beta2, overflow_std_dev)| {
-            Schedule::LogMax {
-                beta1,
-                beta2,
-                overflow_std_dev,
-            }
-        }),
-        (0.0f64..=1.0, 0.0f64..=1.0, 1u32..5).prop_map(|(edge, share, period)| Schedule::NearTop {
-            edge,
-            share,
-            period,
-        }),
-    ];
-    (schedule, prop_oneof![Just(0), 1u32..50])
+/// A schedule of ours.
+fn schedules(exact: bool) -> impl Strategy<Value = Schedule> {
+    let interval = (1u32..9, 9u32..40);
+    let log_max = (0.0f64..1.0, 0.0f64..1.0, 0.0f64..9.0);
+    let near_top = (0.0f64..=1.0, 0.0f64..=1.0, 1u32..5);
+    let all = (0..if exact { 3 } else { 5 }, interval, log_max, near_top);
+    all.prop_map(|(kind, interval, log_max, near_top)| match kind {
+        0 | 1 => Schedule::GrowthInterval,
+        2 => Schedule::AdaptiveInterval {
+            min_interval: interval.0,
+            max_interval: interval.1,
+        },
+        3 => Schedule::LogMax {
+            beta1: log_max.0,
+            beta2: log_max.1,
+            overflow_std_dev: log_max.2,
+        },
+        _ => Schedule::NearTop {
+            edge: near_top.0,
+            share: near_top.1,
+            period: near_top.2,
+        },
+    })
 }
 
 /// Iterations with measures of every kind, impossible ones too.
@@ -83,7 +92,7 @@ fn followed(scale: LossScale, seen: &[(StepOutcome, GradientStatus)]) -> LossSca
 
 proptest! {
     #[test]
-    fn every_schedule_stays_finite_and_in_its_bounds(settings in settings(), seen in seen()) {
+    fn every_schedule_stays_finite_and_in_its_bounds(settings in settings(false), seen in seen()) {
         let mut scale = settings.schedule().unwrap();
         for (outcome, status) in &seen {
             let before = scale.scale();
@@ -100,7 +109,7 @@ proptest! {
 
     #[test]
     fn every_schedule_goes_on_from_a_saved_state(
-        settings in settings(), before in seen(), after in seen()
+        settings in settings(false), before in seen(), after in seen()
     ) {
         let middle = followed(settings.schedule().unwrap(), &before);
         let json = serde_json::to_string(&middle).unwrap();

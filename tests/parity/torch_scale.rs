@@ -3,7 +3,7 @@
 use burn_amp_tests::prelude::*;
 use serde_json::Value;
 
-use crate::{device_scale::Verdicts, with};
+use crate::{device_scale::Verdicts, list, set, with};
 
 /// Settings, and the events in which ours does as PyTorch, each with what comes of it. From `"stuck": true` on it departs: an
 /// interval below the tracker stops PyTorch's growth for ever, because it compares with `==`; ours grows at the next finite step.
@@ -17,19 +17,13 @@ fn shared(trace: &Value) -> (GradScalerConfig, Vec<(&Value, &Value)>) {
 
 /// All events, each with what comes of it.
 fn both(trace: &Value) -> Vec<(&Value, &Value)> {
-    let [events, expected] = ["events", "expected"].map(|list| trace[list].as_array().unwrap());
+    let [events, expected] = ["events", "expected"].map(|field| list(&trace[field]));
     assert_eq!(events.len(), expected.len());
     events.iter().zip(expected).collect()
 }
 
 fn scale_bits(expected: &Value) -> u32 {
     u32::from_str_radix(expected["scale_hex"].as_str().unwrap(), 16).unwrap()
-}
-
-/// PyTorch backs off to scales that have no inverse in f32, and to zero. So does the schedule; a scaler stays above them.
-fn leaves_f32(expected: &Value) -> bool {
-    let scale = f64::from(f32::from_bits(scale_bits(expected)));
-    (1.0 / scale) as f32 == f32::INFINITY
 }
 
 /// What an event does to a schedule. A step is taken, or else skipped.
@@ -39,14 +33,10 @@ fn follow(schedule: LossScale, event: &Value, stepped: bool) -> LossScale {
             Some(scale) => with(schedule, "/scale", scale),
             None => schedule.adjust(outcome(!stepped)),
         },
-        "set" => {
-            let (field, value) = set(event);
-            let place = format!("/config/{field}");
-            match field {
-                "growth_interval" => with(schedule, &place, value as u32),
-                _ => with(schedule, &place, value),
-            }
-        }
+        "set" => match setting(event) {
+            ("growth_interval", steps) => with(schedule, "/config/growth_interval", steps as u32),
+            (field, value) => with(schedule, &format!("/config/{field}"), value),
+        },
         // Saves the state and loads it into a new value.
         "resume" => serde_json::from_str(&serde_json::to_string(&schedule).unwrap()).unwrap(),
         other => panic!("unknown event {other}"),
@@ -54,7 +44,7 @@ fn follow(schedule: LossScale, event: &Value, stepped: bool) -> LossScale {
 }
 
 /// The setting that an event changes, and to what.
-fn set(event: &Value) -> (&str, f64) {
+fn setting(event: &Value) -> (&str, f64) {
     let (field, value) = (event["field"].as_str(), event["value"].as_f64());
     (field.unwrap(), value.unwrap())
 }
@@ -72,10 +62,8 @@ fn assert_state(schedule: &LossScale, expected: &Value, at: &str) {
         ("growth_interval", config.growth_interval.into()),
         ("_growth_tracker", tracker.into()),
     ] {
-        assert!(
-            saved.is_null() || saved[field] == found,
-            "{at}: {field} is {found}"
-        );
+        let is_same = saved.is_null() || saved[field] == found;
+        assert!(is_same, "{at}: {field} is {found}");
     }
 }
 
@@ -88,11 +76,12 @@ fn parity_torch_scale_schedule() {
     for (name, trace) in traces::<Value>("torch_scale_traces") {
         let (config, events) = shared(&trace);
         let mut schedule = config.schedule().unwrap();
+        // No scope uses smaller ones than normal, and GPUs have no smaller floats.
         let mut is_normal = true;
         for (step, (event, expected)) in events.into_iter().enumerate() {
             let at = format!("{name}, event {step}");
             let stepped = expected["stepped"] == true;
-            is_normal &= !leaves_normal(expected);
+            is_normal &= f32::from_bits(scale_bits(expected)) >= f32::MIN_POSITIVE;
             if event["op"] == "step" {
                 assert_eq!(expected["stepped"], event["grads"] == "finite", "{at}");
                 if is_normal && event["new_scale"].is_null() {
@@ -146,35 +135,19 @@ fn are_powers_of_two(schedule: &LossScale) -> bool {
     values.iter().all(|value| value.log2().fract() == 0.0)
 }
 
-/// No scope uses smaller ones, and GPUs have no smaller floats.
-fn leaves_normal(expected: &Value) -> bool {
-    f32::from_bits(scale_bits(expected)) < f32::MIN_POSITIVE
-}
-
-type Two = Vec<Param<Tensor<1>>>;
-
 /// One value of the parameter with number `bad` is not finite, if it is to be so.
-fn gradients(module: &Two, event: &Value, scale: f32) -> GradientsParams {
+fn gradients(module: &[Param<Tensor<1>>; 2], event: &Value, scale: f32) -> GradientsParams {
     let mut grads = GradientsParams::new();
     for (index, param) in module.iter().enumerate() {
         let mut values = [scale, -scale, 0.5 * scale];
-        if event["where"] == index {
-            values[1] = match event["grads"].as_str().unwrap() {
-                "finite" => values[1],
-                bad => bad.parse().unwrap(),
-            };
+        let grad = event["grads"].as_str().unwrap();
+        if event["where"] == index && grad != "finite" {
+            values[1] = grad.parse().unwrap();
         }
-        grads.register(
-            param.id,
-            Tensor::<1>::from_floats(values, &Device::default()),
-        );
+        let grad = Tensor::<1>::from_floats(values, &Device::default());
+        grads.register(param.id, grad);
     }
     grads
-}
-
-/// A copy: on some devices Burn's `TensorData` is the tensor's own memory, which a step may overwrite.
-fn values(param: &Param<Tensor<1>>) -> Vec<f32> {
-    param.val().try_to_vec_as().unwrap()
 }
 
 /// The same traces with tensors: real gradients through `unscale`, `step` and `update`.
@@ -182,14 +155,12 @@ fn values(param: &Param<Tensor<1>>) -> Vec<f32> {
 /// Up to where PyTorch's scale has no inverse in f32: it goes on to zero, where it steps on infinite gradients.
 #[test]
 fn parity_torch_scale_through_grad_scaler() {
-    let device = Device::default().autodiff();
-    let param = || Param::from_tensor(Tensor::ones([3], &device));
     for (name, trace) in traces::<Value>("torch_scale_traces") {
         let (config, events) = shared(&trace);
         let config = config.with_max_consecutive_skips(None);
         let mut scaler = config.init().unwrap();
         let mut optim = SgdConfig::new().init();
-        let mut module: Two = vec![param(), param()];
+        let mut module = [(); 2].map(|()| Param::from_tensor(Tensor::ones([3], &device())));
         for (step, (event, expected)) in events.into_iter().enumerate() {
             let at = format!("{name}, event {step}");
             match event["op"].as_str().unwrap() {
@@ -197,32 +168,30 @@ fn parity_torch_scale_through_grad_scaler() {
                     let grads = gradients(&module, event, scaler.loss_scale());
                     let grads = scaled_by_hand(&scaler, grads);
                     let grads = scaler.unscale(grads, &module).unwrap();
-                    let before = values(&module[0]);
+                    let before = numbers(&module);
                     module = scaler.step(&mut optim, 0.1, module, grads);
                     let stepped = &expected["stepped"];
                     let applied = scaler.last_outcome().unwrap().is_stepped();
                     assert_eq!(applied, *stepped, "{at}");
-                    assert_eq!(values(&module[0]) != before, *stepped, "{at}");
+                    assert_eq!(numbers(&module) != before, *stepped, "{at}");
                     match event["new_scale"].as_f64() {
                         Some(scale) => scaler.update_to(scale).unwrap(),
                         None => scaler.update().unwrap(),
                     };
                 }
-                "set" => match set(event) {
-                    ("growth_factor", value) => scaler.set_growth_factor(value).unwrap(),
-                    ("backoff_factor", value) => scaler.set_backoff_factor(value).unwrap(),
-                    ("growth_interval", value) => {
-                        scaler.set_growth_interval(value as u32).unwrap();
-                    }
-                    (other, _) => panic!("unknown field {other}"),
-                },
+                "set" => {
+                    let (field, value) = setting(event);
+                    set(&mut scaler, field, value).unwrap();
+                }
                 _ => {
                     let record = scaler.to_record().with_settings();
                     scaler = config.init().unwrap();
                     scaler.load_record(record.with_settings()).unwrap();
                 }
             }
-            if leaves_f32(expected) {
+            // PyTorch backs off to scales that have no inverse in f32, and to zero. So does the schedule; a scaler stays above them.
+            let scale = f64::from(f32::from_bits(scale_bits(expected)));
+            if (1.0 / scale) as f32 == f32::INFINITY {
                 assert!(scaler.loss_scale() > 0.0, "{at}");
                 break;
             }

@@ -45,7 +45,7 @@ fn smallest_normal(dtype: FloatDType) -> f32 {
 fn check(case: &Value, parameter_dtype: bool, at: &str) -> bool {
     let (device, dtype) = (Device::default(), dtype(case));
     let scale = case["scale"].as_f64().unwrap();
-    let [input, output] = ["input", "output"].map(|list| case[list].as_array().unwrap());
+    let [input, output] = ["input", "output"].map(|field| crate::list(&case[field]));
     let inverse = (1.0 / f64::from(scale as f32)) as f32;
     assert_eq!(inverse.to_bits(), bits(&case["inv_scale_hex"]), "{at}");
 

@@ -7,6 +7,7 @@ mod fill;
 mod log_max_again;
 mod logs;
 mod panics;
+mod player;
 pub mod prelude;
 pub mod run;
 mod says;
@@ -24,6 +25,7 @@ pub use fill::{address, device, fill, fill_with_ids, flex, gradients, random, wa
 pub use log_max_again::LogMaxAgain;
 pub use logs::{captured, logs};
 pub use panics::{panic_message, quietly};
+pub use player::Player;
 pub use run::{Run, Snapshot, resumed};
 pub use says::{is_error, no_warning, only, says, warns_once};
 pub use waited::Waited;

@@ -38,14 +38,13 @@ pub struct Gain {
 
 impl Gain {
     pub fn new(values: &[f32]) -> Self {
-        Self {
-            factor: Param::from_tensor(vector(values)),
-        }
+        let factor = Param::from_tensor(vector(values));
+        Self { factor }
     }
 
     /// Cast inside the scopes of this handle.
     pub fn at(values: &[f32], amp: &MixedPrecision) -> Self {
-        Self::new(values).apply_reparameterization(amp.clone())
+        amp.attach(Self::new(values))
     }
 
     pub fn forward(&self, input: Tensor<1>) -> Tensor<1> {
@@ -56,47 +55,6 @@ impl Gain {
 /// The gradients of a loss.
 pub fn backward<M: Module>(loss: Tensor<1>, model: &M) -> GradientsParams {
     GradientsParams::from_grads(loss.backward(), model)
-}
-
-pub fn sgd(amp: &MixedPrecision) -> ScaledOptimizer<ModuleOptimizer> {
-    ScaledOptimizer::new(SgdConfig::new().init(), amp)
-}
-
-/// A model, its optimizer, and the loss scale between them.
-pub struct Run<M> {
-    pub amp: MixedPrecision,
-    pub optim: ScaledOptimizer<ModuleOptimizer>,
-    pub model: M,
-}
-
-impl<M: Module> Run<M> {
-    /// With SGD.
-    pub fn new(model: M, amp: MixedPrecision) -> Self {
-        Self {
-            optim: sgd(&amp),
-            model: model.apply_reparameterization(amp.clone()),
-            amp,
-        }
-    }
-
-    /// The gradients of a loss.
-    pub fn gradients(&self, loss: Tensor<1>) -> GradientsParams {
-        backward(loss, &self.model)
-    }
-
-    /// Whether the step was skipped.
-    pub fn step(&mut self, lr: f64, grads: GradientsParams) -> bool {
-        self.model = self.optim.step(lr, self.model.clone(), grads);
-        self.optim.scaler().last_outcome() == Some(StepOutcome::Skipped)
-    }
-
-    pub fn scale(&self) -> f64 {
-        self.amp.loss_scale().into()
-    }
-
-    pub fn counters(&self) -> StepCounters {
-        self.optim.scaler().counters()
-    }
 }
 
 /// The bits of an f32 tensor; those of every NaN are the same.
@@ -119,11 +77,16 @@ pub fn gradient(grads: &GradientsParams, id: ParamId) -> Vec<f32> {
 /// The bits of all gradients, which must be f32, in the module's order.
 pub fn gradient_bits<M: Module>(grads: &GradientsParams, module: &M) -> Vec<u32> {
     let found = gradients_by_path(grads, module).into_iter();
-    let values = found.flat_map(|(path, dtype, values)| {
+    let of_f32 = |(path, dtype, values)| {
         assert_eq!(dtype, DType::F32, "{path}");
         values
-    });
-    values.map(bits_of).collect()
+    };
+    found.flat_map(of_f32).map(bits_of).collect()
+}
+
+/// A power of two for each part: by how much the loss scale is raised in it.
+pub fn by<T: CastFloat, R: CastFloat>(k: i32, x: T, part: impl FnOnce(T) -> R) -> R {
+    rescaled(Rescale::power_of_two(k), x, part)
 }
 
 /// The same module, with parameters that look random.
@@ -155,9 +118,9 @@ impl Chain {
     /// `outer` computes the first and the last part, `inner` the one between.
     pub fn attach(self, outer: &MixedPrecision, inner: &MixedPrecision) -> Self {
         Self {
-            first: self.first.apply_reparameterization(outer.clone()),
-            inner: self.inner.apply_reparameterization(inner.clone()),
-            last: self.last.apply_reparameterization(outer.clone()),
+            first: outer.attach(self.first),
+            inner: inner.attach(self.inner),
+            last: outer.attach(self.last),
         }
     }
 
@@ -171,6 +134,16 @@ impl Chain {
         let grads = GradientsParams::from_grads(grads, self);
         let of = |gain: &Gain| gradient(&grads, gain.factor.id);
         [of_input, of(&self.first), of(&self.inner), of(&self.last)]
+    }
+
+    /// Those of the parts in a scope, with something in place of the second.
+    pub fn around(
+        &self,
+        amp: &MixedPrecision,
+        weight: f64,
+        inner: impl Fn(Tensor<1>) -> Tensor<1>,
+    ) -> Gradients {
+        self.gradients(weight, |x| amp.autocast(x, |x| self.parts(x, &inner)))
     }
 
     /// Those without half precision.

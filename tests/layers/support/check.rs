@@ -1,6 +1,5 @@
 //! The life of a layer in half precision, beside the same layer in f32.
 
-use burn_pack::Reader;
 use std::collections::BTreeMap;
 
 use super::*;
@@ -14,61 +13,33 @@ pub enum Runs {
     InF32,
 }
 
-/// Trains a layer in f16 and in bf16 and compares all that comes out of it with the layer in f32.
+/// Checks a layer in f16 and in bf16.
 ///
 /// `forward` gets an input of values in (-1, 1). What else it needs it makes on the device it is given.
-pub fn check<M: Module, const D: usize, const E: usize>(
+pub fn each_precision<M: Module, const D: usize, const E: usize>(
     runs: Runs,
     init: impl Fn(&Device) -> M,
     shape: [usize; D],
     forward: impl Fn(&M, Tensor<D>, &Device) -> Tensor<E>,
+    check: impl Fn(&Layer<'_, M, D, E>),
 ) {
-    each_precision(runs, &init, shape, &forward, |layer| {
-        let (plain, model, trained) = layer.compare();
-        if !trained.is_empty() {
-            layer.train(plain, model, trained);
-        }
-    });
-}
-
-/// The same of a layer without parameters. Apart, because all that trains would be compiled for each layer.
-pub fn check_without_parameters<M: Module, const D: usize, const E: usize>(
-    runs: Runs,
-    init: impl Fn(&Device) -> M,
-    shape: [usize; D],
-    forward: impl Fn(&M, Tensor<D>, &Device) -> Tensor<E>,
-) {
-    each_precision(runs, &init, shape, &forward, |layer| {
-        let (.., trained) = layer.compare();
-        assert!(trained.is_empty(), "{trained:?}");
-    });
-}
-
-fn each_precision<M: Module, const D: usize, const E: usize>(
-    runs: Runs,
-    init: &dyn Fn(&Device) -> M,
-    shape: [usize; D],
-    forward: &dyn Fn(&M, Tensor<D>, &Device) -> Tensor<E>,
-    check: impl Fn(Layer<'_, M, D, E>),
-) {
-    let config = at_scale(1024.0);
     // Rounding is 2^-11 and 2^-8; layers add it up.
     for (dtype, tolerance) in [(FloatDType::F16, 1e-2), (FloatDType::BF16, 6e-2)] {
-        let amp = MixedPrecision::new(dtype).with_scaler(config).unwrap();
+        let amp = MixedPrecision::new(dtype).with_scaler(at_scale(1024.0));
         let layer = Layer {
             runs,
-            amp,
+            amp: amp.unwrap(),
             tolerance,
-            init,
+            init: &init,
             shape,
-            forward,
+            forward: &forward,
         };
         layer.refuse();
-        check(layer);
+        check(&layer);
     }
 }
 
-struct Layer<'a, M, const D: usize, const E: usize> {
+pub struct Layer<'a, M, const D: usize, const E: usize> {
     runs: Runs,
     amp: MixedPrecision,
     tolerance: f32,
@@ -78,6 +49,20 @@ struct Layer<'a, M, const D: usize, const E: usize> {
 }
 
 impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
+    /// Trains it, and compares all that comes out of it with the layer in f32.
+    pub fn lives(&self) {
+        let (plain, model, trained) = self.compare();
+        if !trained.is_empty() {
+            self.train(plain, model, trained);
+        }
+    }
+
+    /// The same without parameters. Apart, because all that trains would be compiled for each layer.
+    pub fn has_no_parameters(&self) {
+        let (.., trained) = self.compare();
+        assert!(trained.is_empty(), "{trained:?}");
+    }
+
     fn input(&self, device: &Device) -> Tensor<D> {
         tensor(self.shape, device)
     }
@@ -112,24 +97,22 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         if self.runs == Runs::AsItIs {
             return;
         }
-        let device = Device::flex().autodiff();
-        let model = (self.init)(&device).apply_reparameterization(self.amp.clone());
-        let forward = |x| (self.forward)(&model, x, &device);
-        let error = self.amp.try_autocast(self.input(&device), forward);
+        let model = self.amp.attach((self.init)(&flex()));
+        let forward = |x| (self.forward)(&model, x, &flex());
+        let error = self.amp.try_autocast(self.input(&flex()), forward);
         let error = error.map(drop).expect_err("it runs as it is: list it so");
-        assert!(matches!(error, AmpError::DTypeClash { .. }), "{error}");
+        is_error(&error, "DTypeClash", []);
     }
 
     /// The layer in f32 and in half precision, whose outputs and gradients are close, and the parameters that have gradients.
     fn compare(&self) -> (M, M, Vec<String>) {
-        let device = Device::flex().autodiff();
-        let plain = fill((self.init)(&device), 0, 0.6);
-        let model = plain.clone().apply_reparameterization(self.amp.clone());
+        let plain = fill((self.init)(&flex()), 0, 0.6);
+        let model = self.amp.attach(plain.clone());
 
         // Forward and backward: the output, and the paths and values of all gradients. The largest of all is the measure for those that
         // are zero but for rounding.
         let run = |model: &M, forward: &dyn Fn(&M, Tensor<D>) -> Tensor<E>| {
-            let input = self.input(&device).require_grad();
+            let input = self.input(&flex()).require_grad();
             let output = forward(model, input.clone());
             let grads = output.clone().square().mean().backward();
             let of_input = input.grad(&grads).map(values);
@@ -151,7 +134,7 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
             // A power of two only moves the exponent, of which bf16 has as many bits as f32: without a loss scale all is the same.
             let amp = MixedPrecision::bf16();
             assert_eq!([amp.loss_scale(), self.amp.loss_scale()], [1.0, 1024.0]);
-            let model = plain.clone().apply_reparameterization(amp.clone());
+            let model = amp.attach(plain.clone());
             let unscaled = Self { amp, ..*self };
             let found = run(&model, &|model, x| unscaled.scoped(model, x));
             assert_eq!(found, (output.clone(), paths.clone(), grads.clone()));
@@ -160,23 +143,22 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         assert!(!grads.is_empty(), "nothing to compare");
         self.assert_close(&grads.concat(), &grads_of_plain.concat(), 2.0, "gradients");
         // Outside, it is the plain layer.
-        let outside_of = |model| values(self.plain(model, self.input(&device)));
+        let outside_of = |model| values(self.plain(model, self.input(&flex())));
         assert_eq!(outside_of(&model), outside_of(&plain));
         (plain, model, trained)
     }
 
     /// Steps, validation, records.
-    fn train(&self, plain: M, mut model: M, trained: Vec<String>) {
-        let (device, outside) = (Device::flex().autodiff(), Device::flex());
-        let start = parameters(&plain);
-        let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &self.amp);
-        let loss = |model: &M| self.scoped(model, self.input(&device)).square().mean();
-        let before: f32 = loss(&model).into_scalar();
+    fn train(&self, plain: M, model: M, trained: Vec<String>) {
+        let (start, outside) = (parameters(&plain), Device::flex());
+        let mut run = Player::with(AdamConfig::new().init(), model, &self.amp);
+        let loss = |model: &M| self.scoped(model, self.input(&flex())).square().mean();
+        let before: f32 = loss(&run.model).into_scalar();
         for _ in 0..4 {
-            let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
-            model = optim.step(1e-3, model, grads);
-            assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Stepped));
+            assert!(!run.train(1e-3, loss(&run.model)));
         }
+        assert_eq!(run.counters().stepped(), 4);
+        let model = run.model;
         let after: f32 = loss(&model).into_scalar();
         assert!(after < before, "loss went from {before} to {after}");
         let after = parameters(&model);
@@ -196,14 +178,13 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         let of_plain = plain.into_record().into_bytes().unwrap();
         assert_eq!(tensors(bytes.clone()), tensors(of_plain));
         let record = ModuleRecord::from_bytes(bytes).unwrap();
-        let loaded = (self.init)(&device).load_record(record.clone());
+        let loaded = (self.init)(&flex()).load_record(record.clone());
         assert_eq!(parameters(&loaded), parameters(&model));
         let again = self.plain(&loaded.valid(), self.input(&outside));
         assert_eq!(values(again), expected);
 
         // And into the layer in half precision, where nothing at all may differ.
-        let resumed = (self.init)(&device).apply_reparameterization(self.amp.clone());
-        let resumed = resumed.load_record(record);
+        let resumed = self.amp.attach((self.init)(&flex())).load_record(record);
         assert_eq!(parameters(&resumed), parameters(&model));
         let again = self.scoped(&resumed.valid(), self.input(&outside));
         assert_eq!(values(again), values(output));
@@ -211,11 +192,8 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
 
     fn assert_close(&self, actual: &[f32], expected: &[f32], share: f32, what: &str) {
         let (error, tolerance) = (relative_error(actual, expected), share * self.tolerance);
-        assert!(
-            error < tolerance,
-            "{what}: off by {error} in {:?}",
-            self.amp
-        );
+        let amp = &self.amp;
+        assert!(error < tolerance, "{what}: off by {error} in {amp:?}");
     }
 }
 
@@ -240,12 +218,12 @@ fn relative_error(actual: &[f32], expected: &[f32]) -> f32 {
     errors.fold(0.0, worse) / largest
 }
 
-/// Names and dtypes of the tensors in a record, the latter all f32.
+/// Names of the tensors in a record, all of which must be f32.
 fn tensors(bytes: Bytes) -> Vec<String> {
-    let tensors = Reader::from_bytes(bytes).unwrap().into_tensors().unwrap();
-    let name = |tensor: burn_pack::Tensor| {
-        assert_eq!(tensor.dtype, DType::F32, "{}", tensor.name);
-        tensor.name
-    };
-    tensors.into_iter().map(name).collect()
+    let tensors = pack(bytes).tensors.into_iter();
+    let names = tensors.map(|(name, (_, (dtype, ..)))| {
+        assert_eq!(dtype, DType::F32, "{name}");
+        name
+    });
+    names.collect()
 }

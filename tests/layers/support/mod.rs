@@ -4,7 +4,7 @@ mod check;
 
 pub use burn_amp_tests::prelude::*;
 
-pub use check::{Runs, check, check_without_parameters};
+pub use check::{Runs, each_precision};
 
 /// A tensor of values in (-1, 1).
 pub fn tensor<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
@@ -22,8 +22,9 @@ macro_rules! layers {
         $(
             #[test]
             fn $name() {
-                use $crate::layers::support::{Runs, check_of, forward};
-                check_of!($device)(Runs::$runs, |$device| $init, $shape, forward!($($forward)?));
+                use $crate::layers::support::{Runs, check_of, each_precision, forward};
+                let runs = Runs::$runs;
+                each_precision(runs, |$device| $init, $shape, forward!($($forward)?), check_of!($device));
             }
         )*
     };
@@ -31,10 +32,10 @@ macro_rules! layers {
 
 macro_rules! check_of {
     (_) => {
-        $crate::layers::support::check_without_parameters
+        |layer| layer.has_no_parameters()
     };
     ($device:ident) => {
-        $crate::layers::support::check
+        |layer| layer.lives()
     };
 }
 

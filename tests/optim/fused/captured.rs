@@ -5,27 +5,23 @@ mod leaves;
 use burn::nn::{Dropout, Embedding, loss::CrossEntropyLossConfig, transformer::TransformerEncoder};
 use std::cell::Cell;
 
-use super::run::{Batch, Event, Net, Run, adam, batch, loss};
+use super::run::{Batch, Event, Run, adam, batch, captured, loss, train};
 use crate::support::*;
 
 /// A network with embeddings, attention and tied weights; its batches are integers.
 #[derive(Module, Debug)]
 struct Gpt {
     token: Embedding,
-    position: Embedding,
     blocks: TransformerEncoder,
 }
 
 impl Gpt {
     fn loss(&self, amp: &MixedPrecision, tokens: Tensor<2, Int>) -> Tensor<1> {
-        let [windows, length] = tokens.dims();
-        let device = tokens.device();
+        let ([windows, length], device) = (tokens.dims(), tokens.device());
         let next = tokens.clone().roll_dim(-1, 1).flatten::<1>(0, 1);
         let logits = amp.autocast(tokens, |tokens| {
-            let places = Tensor::<1, Int>::arange(0..length as i64, &device).unsqueeze::<2>();
-            let x = self.token.forward(tokens) + self.position.forward(places);
             let mask = generate_autoregressive_mask(windows, length, &device);
-            let x = TransformerEncoderInput::new(x).mask_attn(mask);
+            let x = TransformerEncoderInput::new(self.token.forward(tokens)).mask_attn(mask);
             let x = self.blocks.forward(x).flatten::<2>(0, 1);
             x.matmul(self.token.weight.val().transpose())
         });
@@ -36,17 +32,15 @@ impl Gpt {
 
 #[test]
 fn a_gpt() {
-    let device = Device::default().autodiff();
+    let device = device();
     let blocks = TransformerEncoderConfig::new(16, 32, 2, 1).with_dropout(0.0);
     let gpt = Gpt {
         token: EmbeddingConfig::new(20, 16).init(&device),
-        position: EmbeddingConfig::new(8, 16).init(&device),
         blocks: blocks.init(&device),
     };
     let parts = || {
         let amp = MixedPrecision::f16();
-        let gpt = gpt.clone().apply_reparameterization(amp.clone());
-        let optim = fused(&amp);
+        let (gpt, optim) = amp.prepare(gpt.clone(), adam());
         (amp, gpt, optim)
     };
     let batch = |step: i64| {
@@ -54,23 +48,17 @@ fn a_gpt() {
         tokens.reshape([3, 8])
     };
     let (amp, mut eager, mut by_one) = parts();
-    let (other, captured, optim) = parts();
+    let (other, net, optim) = parts();
     let of = |gpt: &Gpt, tokens| gpt.loss(&other, tokens);
-    let mut captured = CapturedStep::new(captured, optim, of).unwrap();
+    let mut recorded = CapturedStep::new(net, optim, of).unwrap();
     for step in 0..20 {
         let expected = eager.loss(&amp, batch(step));
         let grads = GradientsParams::from_grads(expected.clone().backward(), &eager);
         eager = by_one.step(1e-2, eager, grads);
-        let found = captured.step(1e-2, batch(step)).unwrap();
-        assert_eq!(
-            found.into_data(),
-            expected.inner().into_data(),
-            "step {step}"
-        );
+        let found = recorded.step(1e-2, batch(step)).unwrap().into_data();
+        assert_eq!(found, expected.inner().into_data(), "step {step}");
     }
-    let (found, _) = captured.into_parts();
-    let values = |gpt: Gpt| gpt.into_record().into_bytes().unwrap();
-    assert!(values(found) == values(eager));
+    assert!(parameters(&recorded.into_parts().0) == parameters(&eager));
 }
 
 /// With a layer that draws random numbers.
@@ -80,15 +68,14 @@ struct Dropped {
     dropout: Dropout,
 }
 
-/// Takes what a closure needs, and says why it cannot be captured; nothing if it can.
-fn refusal<B: CaptureInput, M: Module, O: ModuleOptim>(
-    net: M,
+/// Why a closure cannot be captured; nothing if it can.
+fn refusal<M: Module, O: ModuleOptim>(
+    net: &M,
     optim: ScaledOptimizer<O>,
-    batch: B,
-    loss: impl FnMut(&M, B) -> Tensor<1>,
+    loss: impl FnMut(&M, Batch) -> Tensor<1>,
 ) -> Option<AmpError> {
-    match CapturedStep::new(net, optim, loss) {
-        Ok(mut step) => step.step(1e-3, batch).err(),
+    match CapturedStep::new(net.clone(), optim, loss) {
+        Ok(mut step) => step.step(1e-3, here()).err(),
         Err(error) => Some(error),
     }
 }
@@ -97,60 +84,70 @@ fn fused(amp: &MixedPrecision) -> ScaledOptimizer<FusedAdam> {
     ScaledOptimizer::new(adam(), amp)
 }
 
-/// A batch, and a model with what it needs.
-fn begun() -> (Batch, Run<FusedAdam>) {
-    (batch(0, Event::Nothing, 4), Run::begin())
+fn begun() -> Run<FusedAdam> {
+    super::run::begun(adam(), GradScalerConfig::new())
+}
+
+fn parts() -> (MixedPrecision, Net, ScaledOptimizer<FusedAdam>) {
+    let run = begun();
+    (run.amp, run.model, run.optim)
+}
+
+fn here() -> Batch {
+    batch(0, Event::Nothing, 4)
 }
 
 #[test]
 fn optimizers_that_wait_are_refused() {
-    let (here, Run { amp, net, optim }) = begun();
+    let (amp, net, optim) = parts();
     let of = |net: &Net, batch| loss(&amp, net, batch);
     let plain = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
     let windowed = optim.with_accumulation(AccumulationConfig::new(2));
-    let plain = refusal(net.clone(), plain, here.clone(), of);
-    says(&plain.unwrap(), ["not a fused one"]);
-    says(&refusal(net, windowed, here, of).unwrap(), ["accumulates"]);
+    says(&refusal(&net, plain, of).unwrap(), ["not a fused one"]);
+    says(&refusal(&net, windowed, of).unwrap(), ["accumulates"]);
 }
 
 #[test]
 fn what_a_replay_would_repeat_is_refused() {
-    let (here, Run { amp, net, .. }) = begun();
-    let refused = |error: Option<AmpError>, with: &str| match error {
-        Some(error) => says(&error, [with]),
-        None => assert!(!has_graphs(), "{with}"),
-    };
-
+    let (amp, net, _) = parts();
     let reads = |net: &Net, batch: Batch| {
         let loss = loss(&amp, net, batch);
         let value = loss.clone().into_scalar::<f32>();
         if value > 1e9 { loss * 0.5 } else { loss }
     };
-    let error = refusal(net.clone(), fused(&amp), here.clone(), reads);
-    refused(error, "reads a tensor");
-
     let sends = |net: &Net, batch: Batch| {
         let loss = loss(&amp, net, batch);
         let factor = Tensor::<1>::from_floats([0.5], &loss.device());
         loss * factor
     };
-    let error = refusal(net.clone(), fused(&amp), here.clone(), sends);
-    refused(error, "values of the host");
-
     let mut kept = Vec::new();
     let keeps = |net: &Net, (x, factor): Batch| {
         kept.push(x.clone());
         loss(&amp, net, (x, factor))
     };
-    let error = refusal(net.clone(), fused(&amp), here.clone(), keeps);
-    refused(error, "keeps a tensor of the batch");
-
     let dropout = DropoutConfig::new(0.5).init();
+    let dropped = Dropped {
+        net: net.clone(),
+        dropout,
+    };
     let draws = |model: &Dropped, (x, factor): Batch| {
         loss(&amp, &model.net, (model.dropout.forward(x), factor))
     };
-    let error = refusal(Dropped { net, dropout }, fused(&amp), here, draws);
-    refused(error, "draws random numbers (`dropout`)");
+    let optim = || fused(&amp);
+    for (error, with) in [
+        (refusal(&net, optim(), reads), "reads a tensor"),
+        (refusal(&net, optim(), sends), "values of the host"),
+        (refusal(&net, optim(), keeps), "keeps a tensor of the batch"),
+        (
+            refusal(&dropped, optim(), draws),
+            "draws random numbers (`dropout`)",
+        ),
+    ] {
+        match error {
+            Some(error) => says(&error, [with]),
+            None => assert!(!has_graphs(), "{with}"),
+        }
+    }
 }
 
 /// It trains there: a device that records would refuse it, so its layer is named.
@@ -158,29 +155,30 @@ fn what_a_replay_would_repeat_is_refused() {
 fn where_nothing_is_recorded_dropout_is_warned_of() {
     let lines = logs("draw random numbers", || {
         let model = Dropped {
-            net: Net::new().fork(&flex()),
+            net: Net::dense(&flex()),
             dropout: DropoutConfig::new(0.5).init(),
         };
         let of = |model: &Dropped, x: Tensor<2>| model.net.forward(x).mean();
         CapturedStep::new(model, fused(&MixedPrecision::f16()), of).unwrap();
     });
-    assert_eq!(lines.len(), 1, "{lines:?}");
-    says(&lines[0], ["WARN", "because `dropout` draw random numbers"]);
+    says(
+        only(&lines),
+        ["WARN", "because `dropout` draw random numbers"],
+    );
 }
 
 /// Whether the default device records steps.
 pub fn has_graphs() -> bool {
-    let (here, run) = begun();
-    let mut step = run.captured();
-    step.step(1e-3, here).unwrap();
+    let mut step = captured(begun());
+    step.step(1e-3, here()).unwrap();
     step.shapes() > 0
 }
 
 /// After a refusal, model and optimizer are as they were, and train on.
 #[test]
 fn a_refusal_changes_nothing() {
-    let (here, Run { amp, net, optim }) = begun();
-    let before = net.values();
+    let (amp, net, optim) = parts();
+    let before = parameters(&net);
     let refuse = Cell::new(has_graphs());
     let of = |net: &Net, batch: Batch| {
         let loss = loss(&amp, net, batch);
@@ -191,27 +189,23 @@ fn a_refusal_changes_nothing() {
     };
     let mut step = CapturedStep::new(net, optim, of).unwrap();
     if refuse.get() {
-        let refused = step.step(1e-3, here.clone());
-        assert!(matches!(refused, Err(AmpError::CannotCapture { .. })));
-        assert_eq!(step.model().values(), before);
+        let refused = step.step(1e-3, here()).unwrap_err();
+        is_error(&refused, "CannotCapture", []);
+        assert_eq!(parameters(&step.model()), before);
     }
     refuse.set(false);
     for _ in 0..3 {
-        step.step(1e-3, here.clone()).unwrap();
+        step.step(1e-3, here()).unwrap();
     }
-    let before = step.model().values();
-    let error = step.step(f64::NAN, here.clone()).unwrap_err();
-    assert!(
-        matches!(error, AmpError::InvalidValue { field: "lr", .. }),
-        "{error}"
-    );
-    assert_eq!(step.model().values(), before);
-    step.step(1e-3, here.clone()).unwrap();
+    let before = parameters(&step.model());
+    let error = step.step(f64::NAN, here()).unwrap_err();
+    is_error(&error, "InvalidValue", ["`lr`"]);
+    assert_eq!(parameters(&step.model()), before);
+    step.step(1e-3, here()).unwrap();
 
-    let mut expected = Run::begin();
+    let mut expected = begun();
     for _ in 0..4 {
-        let loss = loss(&expected.amp, &expected.net, here.clone());
-        expected.step_on(1e-3, loss).unwrap();
+        train(&mut expected, 1e-3, here());
     }
-    assert_eq!(step.model().values(), expected.values());
+    assert_eq!(parameters(&step.model()), parameters(&expected.model));
 }

@@ -1,44 +1,22 @@
 //! Every configuration gives what Burn's optimizer gives: bit for bit on Flex, closely elsewhere.
 
-use burn_pack::DType as Stored;
 use std::collections::BTreeMap;
 
-use super::{gradients, records::handed_over, same_steps};
+use super::{by_hand, records::handed_over, same_steps};
 use crate::support::*;
 
-const STEPS: usize = 1000;
-
-/// A long run beside Burn's; states are compared now and then.
-fn follows<C>(mut burns: ModuleOptimizer, mut fused: Fused<C>) {
-    let mut expected = Net::matrices(&flex());
-    let mut net = expected.clone();
-    for number in 0..STEPS {
-        let lr = 0.02 / (1.0 + number as f64 / 100.0);
+/// A thousand steps beside Burn's; states are compared now and then.
+fn follows<C: Clone>(mut burns: ModuleOptimizer, mut fused: Fused<C>) {
+    let mut net = Net::matrices(&flex());
+    for hundred in 0..10 {
         let before = parameters(&net);
-        let loss = net.loss(batch(number, &flex()));
-        let grads = GradientsParams::from_grads(loss.backward(), &net);
-        // They are those of the other net too, which has the same values.
-        let mut same = GradientsParams::new();
-        for weight in [&net.hidden.weight, &net.head.weight] {
-            same.register(weight.id, grads.get::<2>(weight.id).unwrap());
-        }
-        expected = burns.step(lr, expected, same);
-        net = fused.step(lr, net, grads);
+        let (steps, lr) = (100 * hundred, 0.02 / (1 + hundred) as f64);
+        let range = steps..steps + 100;
+        net = same_steps((&mut burns, &mut fused), lr, &net, range, of_batch);
         let after = parameters(&net);
-        assert!(after == parameters(&expected), "step {number}");
         let stands = before.iter().zip(&after).any(|(a, b)| a == b);
-        assert!(number > 3 || !stands, "step {number} did nothing");
-        if number % 100 == 0 || number + 1 == STEPS {
-            assert_eq!(state(&fused), state(&burns), "step {number}");
-        }
+        assert!(!stands, "steps from {steps} on did nothing");
     }
-}
-
-/// With overflows between, which are skipped: where Burn's optimizer is then, by `ScaledOptimizer` too.
-fn skips<C: Clone>(burns: ModuleOptimizer, fused: Fused<C>) {
-    let net = Net::full(&flex());
-    let expected = compare_with_plain(Plan::new(&net, burns));
-    assert!(compare_with_plain(Plan::new(&net, fused)) == expected);
 }
 
 /// Each step from Burn's own state, on the device that `BURN_DEVICE` names. A device may contract operations, and rounds divisions and roots
@@ -50,37 +28,36 @@ fn keeps_close<C: Clone>(mut burns: ModuleOptimizer, fused: Fused<C>) {
         let mut fused = fused.clone();
         fused.load_record(burns.to_record()).unwrap();
         let before = snapshot(&net, &burns);
-        let grads = || gradients(&net, number, FloatDType::F32);
-        let stepped = ModuleOptim::step(&mut fused, 0.01.into(), net.clone(), grads());
-        let expected = burns.step(0.01, net.clone(), grads());
-        let (actual, expected_values) = (snapshot(&stepped, &fused), snapshot(&expected, &burns));
-        assert_eq!(actual.len(), expected_values.len());
-        for (name, expected) in &expected_values {
-            for (index, expected) in expected.iter().enumerate() {
-                let start = before.get(name).map_or(0.0, |values| values[index]);
-                let actual = actual[name][index];
-                let (larger, changed) = (start.abs().max(expected.abs()), (start - expected).abs());
-                let limit = match Device::default() == Device::flex() {
-                    true => 0.0,
-                    false => f32::EPSILON * (2.0 * larger + 8.0 * changed),
-                };
-                let distance = (actual - expected).abs();
-                let at = format!("step {number}, `{name}`: {actual} for {expected}");
-                assert!(distance <= limit, "{at}");
-            }
+        let range = number..number + 1;
+        let stepped = steps(&mut fused, 0.01, net.clone(), range.clone(), by_hand);
+        net = steps(&mut burns, 0.01, net, range, by_hand);
+        let (found, expected) = (snapshot(&stepped, &fused), snapshot(&net, &burns));
+        assert!(found.keys().eq(expected.keys()));
+        for (name, found) in &found {
+            let (start, expected) = (before.get(name).unwrap_or(&0.0), expected[name]);
+            let (larger, changed) = (start.abs().max(expected.abs()), (start - expected).abs());
+            let limit = match Device::default() == Device::flex() {
+                true => 0.0,
+                false => f32::EPSILON * (2.0 * larger + 8.0 * changed),
+            };
+            let at = format!("step {number}, {name:?}: {found} for {expected}");
+            assert!((found - expected).abs() <= limit, "{at}");
         }
-        net = expected;
     }
 }
 
-/// Parameters and states as numbers, by name.
-fn snapshot<O: ModuleOptim>(net: &Net, optim: &O) -> BTreeMap<String, Vec<f32>> {
-    let numbers = |(dtype, bytes): (Stored, Vec<u8>)| f32s(dtype, &bytes);
-    let parameters = parameters(net).into_iter().enumerate();
-    let parameters = parameters.map(|(index, values)| (index.to_string(), numbers(values)));
+/// Each number of parameters and states, by name and place.
+fn snapshot<O: ModuleOptim>(net: &Net, optim: &O) -> BTreeMap<(String, usize), f32> {
+    let parameters = burn_amp_tests::parameters(net).into_iter();
+    let parameters = parameters.map(|(path, (_, values))| (path, values));
     let states = state(optim).tensors.into_iter();
-    let states = states.map(|(name, (_, (dtype, _, bytes)))| (name, numbers((dtype, bytes))));
-    parameters.chain(states).collect()
+    let states = states.map(|(name, (_, values))| (name, values));
+    let numbers = parameters.chain(states).flat_map(|(name, values)| {
+        let (dtype, _, bytes) = values;
+        let numbers = f32s(dtype, &bytes).into_iter().enumerate();
+        numbers.map(move |(index, number)| ((name.clone(), index), number))
+    });
+    numbers.collect()
 }
 
 fn sgd() -> SgdConfig {
@@ -106,26 +83,16 @@ fn value() -> Option<GradientClippingConfig> {
 
 macro_rules! every_configuration {
     ($($name:ident: $fused:ident, $config:expr;)+) => {
-        $(mod $name {
-            use super::*;
-
-            #[test]
-            fn follows() {
-                let config = $config;
-                super::follows(config.init(), $fused::new(config));
-            }
-
-            #[test]
-            fn skips() {
-                let config = $config;
-                super::skips(config.init(), $fused::new(config));
-            }
-
-            #[test]
-            fn keeps_close() {
-                let config = $config;
-                super::keeps_close(config.init(), $fused::new(config));
-            }
+        $(#[test]
+        fn $name() {
+            let config = $config;
+            let (burns, fused) = (config.init(), $fused::new(config));
+            follows(burns.clone(), fused.clone());
+            // With overflows between, which are skipped: where Burn's optimizer is then, by `ScaledOptimizer` too.
+            let net = Net::full(&flex());
+            let expected = compare_with_plain(&net, burns.clone(), 0.01);
+            assert!(compare_with_plain(&net, fused.clone(), 0.01) == expected);
+            keeps_close(burns, fused);
         })+
     };
 }
@@ -171,7 +138,7 @@ fn f64_parameters() {
         let mut fused = fresh.clone();
         let stepped = same_steps((&mut burns, &mut fused), 0.01, wide, 0..10, grads);
         let dtypes = [0, 1].map(|index| parameters(&stepped)[index].0);
-        assert_eq!(dtypes, [Stored::F64, Stored::F32]);
+        assert_eq!(dtypes, [DType::F64, DType::F32]);
         let mut loaded = handed_over(&fused, fresh);
         assert_eq!(state(&loaded), state(&fused));
         same_steps((&mut fused, &mut loaded), 0.01, &stepped, 10..12, grads);

@@ -1,6 +1,6 @@
 //! Groups with learning rates and settings of their own; parameters that are frozen, or used twice.
 
-use super::{of_batch, same_steps, steps_by_hand};
+use super::{by_hand, same_steps};
 use crate::support::*;
 
 fn biases() -> ParamGroup {
@@ -58,15 +58,14 @@ fn frozen_parameters_stay() {
     net.hidden = net.hidden.no_grad();
     let before = parameters(&net);
     let mut fused = FusedAdamW::new(config());
-    let net = steps(&mut fused, net, 0..3);
-    assert!(!net.hidden.weight.val().is_require_grad());
-    let weight = net.head.weight.val();
-    assert!(weight.is_require_grad());
+    let net = steps(&mut fused, 0.01, net, 0..3, of_batch);
+    let (frozen, weight) = (net.hidden.weight.val(), net.head.weight.val());
+    assert!(!frozen.is_require_grad() && weight.is_require_grad());
     let strategy = device.gradient_checkpointing_strategy();
     assert_eq!(weight.gradient_checkpointing_strategy(), strategy);
     // In the module's order: stem, hidden, head.
-    let after = parameters(&net);
-    let stays = [0, 1, 2, 3, 4, 5].map(|index| before[index] == after[index]);
+    let pairs = before.iter().zip(parameters(&net));
+    let stays: Vec<bool> = pairs.map(|(before, after)| *before == after).collect();
     assert_eq!(stays, [false, false, true, true, false, false]);
     assert_eq!(state(&fused).tensors.len(), 2 * 4);
 }
@@ -88,11 +87,14 @@ fn tied_parameters() {
         GradientsParams::from_grads(loss.backward(), tied)
     };
     let shared = Tensor::<2>::from_data([[0.5, -1.0], [2.0, 0.25]], &flex());
-    let first = Param::from_tensor(shared);
+    let (first, between) = (
+        Param::from_tensor(shared),
+        Tensor::from_data([0.5, -0.5], &flex()),
+    );
     let tied = Tied {
         second: first.clone(),
         first,
-        between: Param::from_tensor(Tensor::from_data([0.5, -0.5], &flex())),
+        between: Param::from_tensor(between),
     };
     let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
     let mut burns = sgd.init();
@@ -108,8 +110,8 @@ fn parameters_on_several_devices() {
     net.head = net.head.fork(&flex());
     let mut burns = ModuleOptimizer::from(config().build());
     let mut fused = FusedAdamW::new(config());
-    let expected = steps_by_hand(&mut burns, 0.01, net.clone(), 0..4);
-    let stepped = steps_by_hand(&mut fused, 0.01, net.clone(), 0..4);
+    let expected = steps(&mut burns, 0.01, net.clone(), 0..4, by_hand);
+    let stepped = steps(&mut fused, 0.01, net.clone(), 0..4, by_hand);
     assert_eq!(stepped.hidden.weight.device(), net.hidden.weight.device());
     assert_eq!(stepped.head.weight.device(), flex());
     // The head's, on Flex.

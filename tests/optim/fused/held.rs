@@ -1,11 +1,11 @@
 //! What is overwritten in place, and what somebody else holds.
 
-use super::{gradients, of_batch, run::adam, same_steps, steps_by_hand};
+use super::{by_hand, gradients, run::adam, same_steps};
 use crate::support::*;
 
 #[test]
 fn parameters_are_overwritten_in_place() {
-    let mut net = steps(&mut adam(), Net::full(&flex()), 0..1);
+    let mut net = steps(&mut adam(), 0.01, Net::full(&flex()), 0..1, of_batch);
     let places = |net: &Net| {
         let stem = net.stem.as_ref().unwrap();
         [
@@ -17,7 +17,7 @@ fn parameters_are_overwritten_in_place() {
     let before = (places(&net), parameters(&net));
     let mut fused = adam();
     for number in 1..4 {
-        net = step(&mut fused, 0.01, net, number);
+        net = steps(&mut fused, 0.01, net, number..number + 1, of_batch);
         assert_eq!(places(&net), before.0, "step {number}");
     }
     assert!(parameters(&net) != before.1);
@@ -26,12 +26,12 @@ fn parameters_are_overwritten_in_place() {
 /// Clones of the module keep their values, and what was stepped is right all the same.
 #[test]
 fn a_held_module_stays() {
-    let expected = steps(&mut adam(), Net::full(&flex()), 0..4);
+    let expected = steps(&mut adam(), 0.01, Net::full(&flex()), 0..4, of_batch);
     let mut fused = adam();
     let mut net = Net::full(&flex());
     for number in 0..4 {
         let (held, before) = (net.clone(), parameters(&net));
-        net = step(&mut fused, 0.01, net, number);
+        net = steps(&mut fused, 0.01, net, number..number + 1, of_batch);
         assert!(parameters(&held) == before, "step {number}");
     }
     assert!(parameters(&net) == parameters(&expected));
@@ -42,10 +42,10 @@ fn a_held_module_stays() {
 fn a_record_stays_as_it_was_taken() {
     let mut fused = adam();
     let net = Net::full(&Device::default().autodiff());
-    let net = steps_by_hand(&mut fused, 0.01, net, 0..3);
+    let net = steps(&mut fused, 0.01, net, 0..3, by_hand);
     let expected = state(&fused);
     let record = fused.to_record().unwrap();
-    steps_by_hand(&mut fused, 0.01, net, 3..4);
+    steps(&mut fused, 0.01, net, 3..4, by_hand);
     assert!(state(&fused) != expected);
     let mut loaded = adam();
     loaded.load_record(record).unwrap();
@@ -56,7 +56,7 @@ fn a_record_stays_as_it_was_taken() {
 #[test]
 fn after_a_panic() {
     let mut fused = adam();
-    let net = steps(&mut fused, Net::full(&flex()), 0..2);
+    let net = steps(&mut fused, 0.01, Net::full(&flex()), 0..2, of_batch);
     let mut wrong = GradientsParams::new();
     let other_shape = Tensor::<2>::ones([8, 5], &Device::flex());
     wrong.register(net.hidden.weight.id, other_shape);
@@ -67,7 +67,7 @@ fn after_a_panic() {
     let mut burns = fork.clone().into_inner().unwrap();
     same_steps((&mut fork, &mut burns), 0.01, &net, 2..5, of_batch);
 
-    let message = panic_message(|| step(&mut fused, 0.1, net.clone(), 2));
+    let message = panic_message(|| steps(&mut fused, 0.1, net.clone(), 2..3, of_batch));
     says(&message, ["an earlier step has panicked"]);
 }
 
@@ -82,9 +82,10 @@ fn without_gradients() {
     let before = parameters(&net);
     let net = fused.step(0.1, net, GradientsParams::new());
     assert!(parameters(&net) == before);
-    let others = gradients(&Net::full(&flex()), 0, FloatDType::F32);
+    let other: Linear = LinearConfig::new(2, 2).init(&flex());
+    let others = gradients(&other, 0, FloatDType::F32);
     let net = fused.step(0.1, net, others);
     assert!(parameters(&net) == before);
-    fused.step(0.1, Empty {}, gradients(&net, 0, FloatDType::F32));
+    fused.step(0.1, Empty {}, by_hand(&net, 0));
     assert!(state(&fused).tensors.is_empty());
 }

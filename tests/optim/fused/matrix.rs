@@ -3,9 +3,10 @@
 
 use super::{
     captured::has_graphs,
+    gradients,
     run::{
-        Event, Executor, Net, Run, Values, adam, batch, config, event, is_flex, learning_rate,
-        nesterov,
+        Event, Executor, Run, Values, adam, batch, begun, captured, config, event, is_flex,
+        learning_rate, nesterov, resume, train,
     },
 };
 use crate::support::*;
@@ -14,12 +15,13 @@ use crate::support::*;
 const ELSEWHERE: usize = 60;
 
 /// What stands around a step, and which steps are made.
+#[derive(Default)]
 struct Plan {
-    /// On Flex.
+    /// On Flex; elsewhere at most [`ELSEWHERE`] where nothing else is said.
     steps: usize,
-    /// On other devices; at most `steps`.
-    elsewhere: usize,
-    scaler: GradScalerConfig,
+    elsewhere: Option<usize>,
+    /// `config()` if it is none.
+    scaler: Option<GradScalerConfig>,
     /// Of all parameters, or of those of this name.
     clips: Vec<(Option<&'static str>, GradientClip)>,
     ema: Option<EmaConfig>,
@@ -32,33 +34,22 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(steps: usize) -> Self {
-        Self {
-            steps,
-            elsewhere: ELSEWHERE,
-            scaler: config(),
-            clips: Vec::new(),
-            ema: None,
-            by_hand: None,
-            thawed: None,
-            is_captured: false,
-        }
-    }
-
     /// The steps on this device.
     fn made(&self) -> usize {
         match is_flex() {
             true => self.steps,
-            false => self.steps.min(self.elsewhere),
+            false => self.steps.min(self.elsewhere.unwrap_or(ELSEWHERE)),
         }
     }
 
-    fn run<O: ModuleOptim>(&self, net: &Net, optim: O) -> Run<O> {
-        let mut net = net.clone();
+    fn run<O: ModuleOptim>(&self, optim: O) -> Run<O> {
+        let mut net = Net::dense(&device());
         if self.thawed.is_some() {
             net.hidden = net.hidden.no_grad();
         }
-        let mut run = Run::of(&net, optim, self.scaler);
+        let scaler = self.scaler.unwrap_or_else(config);
+        let amp = MixedPrecision::f16().with_scaler(scaler).unwrap();
+        let mut run = Run::with(optim, net, &amp);
         for (group, clip) in &self.clips {
             run.optim = match group {
                 None => run.optim.with_clipping(*clip),
@@ -75,16 +66,23 @@ impl Plan {
     }
 
     /// Returns the loss, if there is one.
-    fn step(&self, executor: &mut impl Executor, step: usize) -> Option<u32> {
+    fn step<O: ModuleOptim>(&self, executor: &mut Executor<'_, O>, step: usize) -> Option<u32> {
         if self.thawed == Some(step) {
             let run = executor.run();
-            let weight = run.net.hidden.weight.clone().set_require_grad(true);
+            let weight = run.model.hidden.weight.clone().set_require_grad(true);
             // `set_require_grad` leaves the parameter's own value, without its cast.
-            run.net.hidden.weight = weight.apply_reparameterization(run.amp.clone());
+            run.model.hidden.weight = run.amp.attach(weight);
         }
         match self.by_hand {
             Some((from, dtype)) if step * self.steps >= from * self.made() => {
-                executor.run().step_in(dtype, step, step % 40 == 17);
+                let run = executor.run();
+                let mut grads = gradients(&run.model, step % 40, dtype);
+                if step % 40 == 17 {
+                    let id = run.model.head.weight.id;
+                    let grad = grads.remove::<2>(id).unwrap();
+                    grads.register(id, grad * f32::INFINITY);
+                }
+                run.step(1e-3, grads);
                 None
             }
             _ => {
@@ -106,29 +104,27 @@ fn is_compared(step: usize) -> bool {
     step % 20 == 3 || step < 8
 }
 
-/// Parameters and their averages.
-fn values(executor: &impl Executor) -> (Values, Option<Values>) {
-    let net = executor.net();
-    let averages = executor.optim().ema().map(|ema| stored(&ema.module(&net)));
-    (net.values(), averages)
-}
-
-fn record(executor: &mut impl Executor) -> Bytes {
-    executor.record().into_bytes().unwrap()
+fn values<O: ModuleOptim>(executor: &Executor<'_, O>) -> Values {
+    parameters(&executor.net())
 }
 
 /// Makes the steps of the plan by both.
-fn same_bits<A: Executor, B: Executor>(name: &str, plan: &Plan, one: &mut A, other: &mut B) {
+fn same_bits<A: ModuleOptim, B: ModuleOptim>(
+    name: &str,
+    plan: &Plan,
+    mut one: Executor<'_, A>,
+    mut other: Executor<'_, B>,
+) {
     let mut clipped = 0;
     for step in 0..plan.made() {
         let at = format!("{name}, step {step}");
-        let losses = [plan.step(one, step), plan.step(other, step)];
+        let losses = [plan.step(&mut one, step), plan.step(&mut other, step)];
         assert_eq!(losses[0], losses[1], "{at}");
         if is_compared(step) {
-            assert_eq!(values(one), values(other), "{at}");
+            assert_eq!(values(&one), values(&other), "{at}");
         }
         if step % 100 == 45 {
-            assert!(record(one) == record(other), "{at}");
+            assert!(one.record() == other.record(), "{at}");
         }
         if step % 10 == 0 {
             one.synchronize();
@@ -143,33 +139,33 @@ fn same_bits<A: Executor, B: Executor>(name: &str, plan: &Plan, one: &mut A, oth
     }
     one.synchronize();
     other.synchronize();
-    assert_eq!(values(one), values(other), "{name}");
-    assert!(record(one) == record(other), "{name}");
-    let scalers = (one.optim().scaler(), other.optim().scaler());
-    assert_eq!(scalers.0.schedule(), scalers.1.schedule(), "{name}");
-    let counters = scalers.0.counters();
-    assert_eq!(counters, scalers.1.counters(), "{name}");
+    assert_eq!(values(&one), values(&other), "{name}");
+    // With the loss scale, counters and averages.
+    assert!(one.record() == other.record(), "{name}");
+    let counters = one.optim().scaler().counters();
     assert!(counters.skipped() > 0, "{name}");
     assert_eq!(clipped > 0, !plan.clips.is_empty(), "{name}");
-    let weight = one.net().hidden.weight;
-    for ema in [one.optim().ema(), other.optim().ema()] {
-        let updates = ema.map_or(counters.stepped(), Ema::updates);
-        assert_eq!(updates, counters.stepped(), "{name}");
-        let average = ema.and_then(|ema| ema.get(&weight));
-        assert_eq!(average.is_some(), plan.ema.is_some(), "{name}");
+    assert_eq!(one.optim().ema().is_some(), plan.ema.is_some(), "{name}");
+    if let Some(ema) = one.optim().ema() {
+        assert_eq!(ema.updates(), counters.stepped(), "{name}");
+        assert!(ema.get(&one.net().hidden.weight).is_some(), "{name}");
     }
 }
 
 /// Steps that the device decides, beside those that are waited for, and those that are recorded.
 fn pending<O: ModuleOptim + Clone>(name: &str, optim: O, plan: Plan) {
-    let net = Net::new();
-    let run = || plan.run(&net, optim.clone());
-    let mut waited = plan.run(&net, Waited(optim.clone()));
-    same_bits(name, &plan, &mut run(), &mut waited);
+    let mut waited = plan.run(Waited(optim.clone()));
+    let own = &mut plan.run(optim.clone());
+    same_bits(name, &plan, Executor::Run(own), Executor::Run(&mut waited));
     if plan.is_captured {
-        let mut captured = run().captured();
-        same_bits(name, &plan, &mut run(), &mut captured);
-        assert_eq!(captured.shapes(), if has_graphs() { 2 } else { 0 });
+        let (own, recorded) = (&mut plan.run(optim.clone()), &mut captured(plan.run(optim)));
+        same_bits(
+            name,
+            &plan,
+            Executor::Run(own),
+            Executor::Captured(recorded),
+        );
+        assert_eq!(recorded.shapes(), if has_graphs() { 2 } else { 0 });
     }
 }
 
@@ -181,9 +177,10 @@ fn decayed_adam() -> FusedAdam {
 #[test]
 fn nothing_around() {
     let plan = Plan {
-        elsewhere: 200,
+        steps: 200,
+        elsewhere: Some(200),
         is_captured: true,
-        ..Plan::of(200)
+        ..Plan::default()
     };
     pending("plain", adam(), plan);
 }
@@ -207,26 +204,21 @@ fn sweep_whatever_happens_in_ten_thousand_steps() {
 /// Overflows, NaN losses, batches of two shapes, and records that all go on from, at random.
 fn whatever_happens(steps: usize) {
     let steps = if is_flex() { steps } else { 3 * ELSEWHERE };
-    let net = Net::new();
-    let mut host = Run::of(&net, Waited(adam()), config());
-    let mut on_device = Run::of(&net, adam(), config());
-    let Run { amp, net, optim } = Run::of(&net, adam(), config());
-    let run = |(net, optim)| Run {
-        amp: amp.clone(),
-        net,
-        optim,
-    };
-    let mut recorded = run((net, optim)).captured();
+    let mut host = begun(Waited(adam()), config());
+    let [mut on_device, recorded] = [(); 2].map(|()| begun(adam(), config()));
+    let amp = recorded.amp.clone();
+    let mut recorded = captured(recorded);
     let mut records = 0;
     for step in 0..=steps {
         if step == steps || random(step, 2) < 0.005 {
-            let bytes = host.resume(Waited(adam()));
-            assert!(bytes == on_device.resume(adam()), "step {step}");
-            let mut by_hand = run(recorded.into_parts());
-            assert_eq!(by_hand.values(), host.values(), "step {step}");
-            assert_eq!(on_device.values(), host.values(), "step {step}");
-            assert!(bytes == by_hand.resume(adam()), "step {step}");
-            recorded = by_hand.captured();
+            let bytes = resume(&mut host, Waited(adam()));
+            let ((model, optim), amp) = (recorded.into_parts(), amp.clone());
+            let mut by_hand = Run { amp, model, optim };
+            for run in [&mut on_device, &mut by_hand] {
+                assert_eq!(parameters(&run.model), parameters(&host.model), "{step}");
+                assert!(bytes == resume(run, adam()), "step {step}");
+            }
+            recorded = captured(by_hand);
             records += 1;
         }
         if step == steps {
@@ -239,25 +231,24 @@ fn whatever_happens(steps: usize) {
         };
         let rows = if random(step, 1) < 0.2 { 3 } else { 4 };
         let lr = learning_rate(step);
-        Executor::step(&mut host, lr, batch(step, event, rows));
-        Executor::step(&mut on_device, lr, batch(step, event, rows));
+        train(&mut host, lr, batch(step, event, rows));
+        train(&mut on_device, lr, batch(step, event, rows));
         recorded.step(lr, batch(step, event, rows)).unwrap();
     }
     let counters = host.optim.scaler().counters();
     assert_eq!(counters.steps(), steps as u64);
-    assert!(
-        counters.skipped() > 0 && counters.bad_losses() > 0,
-        "{counters:?}"
-    );
+    assert!(counters.skipped() > counters.bad_losses());
+    assert!(counters.bad_losses() > 0);
     assert!(records > 1 || !is_flex());
 }
 
 #[test]
 fn gradients_by_hand_for_hundreds_of_steps() {
     let plan = Plan {
-        scaler: GradScalerConfig::new().with_growth_interval(30),
+        scaler: Some(GradScalerConfig::new().with_growth_interval(30)),
         by_hand: Some((0, FloatDType::F32)),
-        ..Plan::of(600)
+        steps: 600,
+        ..Plan::default()
     };
     pending("by hand", adam(), plan);
 }
@@ -265,29 +256,26 @@ fn gradients_by_hand_for_hundreds_of_steps() {
 #[test]
 fn whatever_the_rule_and_the_schedule() {
     let adam_w = AdamWConfig::new().with_amsgrad(true).with_weight_decay(0.1);
-    let adam_w = FusedAdamW::new(adam_w);
     let adaptive = Schedule::AdaptiveInterval {
         min_interval: 5,
         max_interval: 100,
     };
-    let of = |scaler| Plan {
-        scaler,
-        ..Plan::of(90)
-    };
-    let captured = |scaler| Plan {
-        is_captured: true,
-        ..of(scaler)
+    let of = |scaler: GradScalerConfig, is_captured| Plan {
+        steps: 90,
+        scaler: Some(scaler),
+        is_captured,
+        ..Plan::default()
     };
     let scaler = config().with_schedule(adaptive);
-    pending("adaptive", adam_w, captured(scaler));
+    pending("adaptive", FusedAdamW::new(adam_w), of(scaler, true));
     let tolerant = config().with_hysteresis(3).with_warmup_steps(60);
     let tolerant = tolerant.with_warmup_scale(256.0);
-    pending("tolerant", nesterov(), captured(tolerant));
+    pending("tolerant", nesterov(), of(tolerant, true));
     // What the device cannot move, the host does, and waits.
     let other_factor = config().with_growth_factor(1.5);
-    pending("growth by 1.5", nesterov(), of(other_factor));
+    pending("growth by 1.5", nesterov(), of(other_factor, false));
     let log_max = config().with_schedule(Schedule::log_max());
-    pending("log max", nesterov(), of(log_max));
+    pending("log max", nesterov(), of(log_max, false));
 }
 
 #[test]
@@ -295,7 +283,8 @@ fn averages() {
     let of = |steps, ema| Plan {
         clips: vec![(None, GradientClip::GlobalNorm(0.1))],
         ema: Some(ema),
-        ..Plan::of(steps)
+        steps,
+        ..Plan::default()
     };
     let ema = || EmaConfig::new().with_momentum(0.9);
     pending("averages", adam(), of(120, ema()));
@@ -317,33 +306,35 @@ fn clipping() {
     let of = |steps, dtype, clips: &[_]| Plan {
         clips: clips.to_vec(),
         by_hand: Some((steps / 2, dtype)),
-        ..Plan::of(steps)
+        steps,
+        ..Plan::default()
     };
     let f32 = FloatDType::F32;
     let global = [(None, GlobalNorm(0.05))];
     pending("global norm", decayed_adam(), of(120, f32, &global));
     let groups = [
         (None, GlobalNorm(0.02)),
-        (Some("output"), GlobalNorm(0.05)),
+        (Some("head"), GlobalNorm(0.05)),
         (Some("hidden.bias"), Norm(0.001)),
     ];
     pending("groups", nesterov(), of(120, FloatDType::F16, &groups));
     let each = [
         (None, Norm(0.03)),
         (Some("bias"), Value(0.004)),
-        (Some("output.weight"), GlobalNorm(f64::INFINITY)),
+        (Some("head.weight"), GlobalNorm(f64::INFINITY)),
     ];
     pending("norms and values", decayed_adam(), of(120, f32, &each));
     let values = [(None, Value(0.004))];
     pending("values", nesterov(), of(100, f32, &values));
 
     // Not by hand.
-    let clips = vec![(None, GlobalNorm(0.1)), (Some("output"), Value(0.02))];
+    let clips = vec![(None, GlobalNorm(0.1)), (Some("head"), Value(0.02))];
     let plan = Plan {
-        elsewhere: 40,
+        elsewhere: Some(40),
         clips,
         is_captured: true,
-        ..Plan::of(100)
+        steps: 100,
+        ..Plan::default()
     };
     pending("captured", adam(), plan);
 

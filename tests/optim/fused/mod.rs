@@ -11,8 +11,6 @@ mod records;
 mod run;
 mod settings;
 
-use std::ops::Range;
-
 use crate::support::*;
 
 /// Gradients of every parameter, made by hand: values that f16 holds, in `dtype`.
@@ -20,18 +18,9 @@ pub fn gradients<M: Module>(module: &M, step: usize, dtype: FloatDType) -> Gradi
     burn_amp_tests::gradients(module, step, 0.125, dtype)
 }
 
-/// Steps on such gradients, in f32.
-fn steps_by_hand<O: ModuleOptim>(optim: &mut O, lr: f64, net: Net, range: Range<usize>) -> Net {
-    range.fold(net, |net, number| {
-        let grads = gradients(&net, number, FloatDType::F32);
-        optim.step(lr.into(), net, grads)
-    })
-}
-
-/// The gradients of a step of `Net`.
-fn of_batch(net: &Net, step: usize) -> GradientsParams {
-    let loss = net.loss(batch(step, &net.hidden.weight.device()));
-    GradientsParams::from_grads(loss.backward(), net)
+/// Such gradients in f32.
+fn by_hand(net: &Net, step: usize) -> GradientsParams {
+    gradients(net, step, FloatDType::F32)
 }
 
 /// Steps by both from the same module on: to the same bits, where it returns the module.

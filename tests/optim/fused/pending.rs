@@ -2,7 +2,7 @@
 
 use super::{
     gradients,
-    run::{Event, Net, Run, Values, adam, nesterov},
+    run::{Event, Run, Values, adam, begun, nesterov, step},
 };
 use crate::support::*;
 
@@ -14,22 +14,18 @@ fn config() -> GradScalerConfig {
 
 #[test]
 fn the_host_hears_of_a_step_with_the_next_one() {
-    let mut run = Run::new(adam());
-    let before = run.values();
-    run.step(0, Event::Overflow).unwrap();
-    assert_eq!(run.values(), before, "skipped on the device");
-    let counters = |run: &Run<FusedAdam>| {
-        let counters = run.optim.scaler().counters();
-        (counters.steps(), counters.skipped())
-    };
-    assert_eq!(counters(&run), (0, 0));
-    run.step(1, Event::Nothing).unwrap();
-    assert_ne!(run.values(), before);
+    let mut run = begun(adam(), super::run::config());
+    let before = parameters(&run.model);
+    step(&mut run, 0, Event::Overflow).unwrap();
+    assert_eq!(parameters(&run.model), before, "skipped on the device");
+    assert_eq!(run.optim.scaler().counters().steps(), 0);
+    step(&mut run, 1, Event::Nothing).unwrap();
+    assert_ne!(parameters(&run.model), before);
     run.optim.synchronize().unwrap();
-    assert_eq!(counters(&run), (2, 1));
-    let outcome = run.optim.scaler().last_outcome();
-    assert_eq!(outcome, Some(StepOutcome::Stepped));
-    assert_eq!(run.amp.loss_scale(), 32768.0);
+    let (scaler, scale) = (run.optim.scaler(), run.amp.loss_scale());
+    let (counters, outcome) = (scaler.counters(), scaler.last_outcome());
+    assert_eq!((counters.steps(), counters.skipped()), (2, 1));
+    assert_eq!((outcome, scale), (Some(StepOutcome::Stepped), 32768.0));
 }
 
 /// The same numbers for the same seed.
@@ -49,13 +45,13 @@ type Optim = (Pack, StepCounters, Option<GradientStatus>, Values);
 type Shown = (Vec<Bytes>, GradScaler, Vec<Optim>);
 
 /// Steps, drops, clones, loads, new optimizers and new rules of clipping on one scale, in the order of the seed.
-fn program<O: ModuleOptim + Clone>(net: &Net, make: impl Fn() -> O, seed: u64) -> Shown {
+fn program<O: ModuleOptim + Clone>(make: impl Fn() -> O, seed: u64) -> Shown {
     let mut draws = Draws(seed);
-    let first = Run::of(net, make(), config());
+    let first = begun(make(), config());
     let amp = first.amp.clone();
     let mut runs = vec![first];
     let mut records: Vec<Bytes> = Vec::new();
-    for step in 0..60 {
+    for number in 0..60 {
         let at = draws.below(runs.len());
         match draws.below(22) {
             0..2 => runs.push(runs[at].clone()),
@@ -70,9 +66,10 @@ fn program<O: ModuleOptim + Clone>(net: &Net, make: impl Fn() -> O, seed: u64) -
             }
             8 => {
                 // The steps in flight were clipped by the rules of before.
-                let clip = GradientClip::GlobalNorm(1.0 / (step * step) as f64);
-                let run = runs.swap_remove(at);
-                runs.push(run.clipped(clip));
+                let clip = GradientClip::GlobalNorm(1.0 / (number * number) as f64);
+                let mut run = runs.swap_remove(at);
+                run.optim = run.optim.with_clipping(clip);
+                runs.push(run);
             }
             drawn => {
                 let event = match drawn {
@@ -80,7 +77,7 @@ fn program<O: ModuleOptim + Clone>(net: &Net, make: impl Fn() -> O, seed: u64) -
                     13 => Event::Nan,
                     _ => Event::Nothing,
                 };
-                runs[at].step(step, event).unwrap();
+                step(&mut runs[at], number, event).unwrap();
             }
         }
     }
@@ -90,8 +87,8 @@ fn program<O: ModuleOptim + Clone>(net: &Net, make: impl Fn() -> O, seed: u64) -
         let inner = state(&run.optim.clone().into_inner());
         run.optim.synchronize().unwrap();
         let scaler = run.optim.scaler();
-        let counted = (scaler.counters(), scaler.last_status());
-        (inner, counted.0, counted.1, run.values())
+        let (counters, status) = (scaler.counters(), scaler.last_status());
+        (inner, counters, status, parameters(&run.model))
     });
     let shown = shown.collect();
     drop(runs);
@@ -110,10 +107,9 @@ fn sweep_the_scale_learns_of_every_step() {
 }
 
 fn whoever_is_dropped_or_cloned(seeds: Range<u64>) {
-    let net = Net::new();
     for seed in seeds {
-        let (pending, scaler, optims) = program(&net, adam, seed);
-        let waited = program(&net, || Waited(adam()), seed);
+        let (pending, scaler, optims) = program(adam, seed);
+        let waited = program(|| Waited(adam()), seed);
         assert_eq!(scaler.schedule(), waited.1.schedule(), "seed {seed}");
         assert_eq!(optims, waited.2, "seed {seed}");
         assert!(pending == waited.0, "seed {seed}");
@@ -124,19 +120,15 @@ fn whoever_is_dropped_or_cloned(seeds: Range<u64>) {
 #[test]
 fn another_optimizer_takes_the_scale_over() {
     for is_dropped in [false, true] {
-        let mut run = Run::new(adam());
-        for step in 10..15 {
-            run.step(step, Event::Nothing).unwrap();
+        let mut run = begun(adam(), super::run::config());
+        for number in 10..15 {
+            step(&mut run, number, Event::Nothing).unwrap();
         }
-        let mut plain = Run {
-            optim: ScaledOptimizer::new(SgdConfig::new().init(), &run.amp),
-            amp: run.amp.clone(),
-            net: run.net.clone(),
-        };
+        let mut plain = Run::new(run.model.clone(), &run.amp);
         let kept = (!is_dropped).then_some(run);
         // The scopes take the scale from where it moves now: in the end nothing overflows.
-        for step in 0..40 {
-            plain.step(step, Event::Overflow).unwrap();
+        for number in 0..40 {
+            step(&mut plain, number, Event::Overflow).unwrap();
         }
         let skipped = plain.optim.scaler().counters().skipped();
         assert!((1..40).contains(&skipped), "{skipped}");
@@ -144,29 +136,31 @@ fn another_optimizer_takes_the_scale_over() {
     }
 }
 
-fn exhausted(skips: u32) -> Run<FusedAdam> {
-    let config = config().with_max_consecutive_skips(Some(skips));
-    let mut run = Run::of(&Net::new(), adam(), config);
-    for step in 0..=skips as usize {
-        run.step(step, Event::Overflow).unwrap();
+/// One that ends with the fourth skip.
+fn limited<O: ModuleOptim>(optim: O) -> Run<O> {
+    let config = config().with_max_consecutive_skips(Some(3));
+    begun(optim, config)
+}
+
+fn exhausted() -> Run<FusedAdam> {
+    let mut run = limited(adam());
+    for number in 0..4 {
+        step(&mut run, number, Event::Overflow).unwrap();
     }
     run
 }
 
 #[test]
 fn a_clone_has_the_error_that_nobody_was_told_of() {
-    let mut run = exhausted(3);
+    let mut run = exhausted();
     // The outcomes are known from here on.
     run.optim.scaler_mut();
     let mut copy = run.optim.clone();
     let error = copy.synchronize().unwrap_err();
-    let expected = "LossScaleExhausted";
-    assert!(format!("{error:?}").starts_with(expected), "{error:?}");
+    is_error(&error, "LossScaleExhausted", []);
     assert_eq!(run.optim.synchronize(), Err(error));
-    assert_eq!(
-        (copy.synchronize(), run.optim.synchronize()),
-        (Ok(()), Ok(()))
-    );
+    let again = [copy.synchronize(), run.optim.synchronize()];
+    assert_eq!(again, [Ok(()), Ok(())]);
 }
 
 /// It is that of a step that is waited for, and is told once.
@@ -174,37 +168,36 @@ fn a_clone_has_the_error_that_nobody_was_told_of() {
 fn the_first_call_after_an_error_is_known_returns_it() {
     type Call = fn(&mut Run<FusedAdam>) -> Result<(), AmpError>;
     let calls: [(&str, Call); 5] = [
-        ("step", |run| run.step(9, Event::Nothing)),
+        ("step", |run| step(run, 9, Event::Nothing)),
         ("flush", |run| {
-            let flushed = run.optim.try_flush(0.1, run.net.clone());
+            let flushed = run.optim.try_flush(0.1, run.model.clone());
             flushed.map(drop).map_err(|error| error.error)
         }),
         ("synchronize", |run| run.optim.synchronize()),
         ("discard", |run| {
-            let grads = gradients(&run.net, 9, FloatDType::F32);
+            let grads = gradients(&run.model, 9, FloatDType::F32);
             run.optim.discard(grads)
         }),
         ("unscale", |run| {
-            let loss = run.net.output.weight.val().sum();
-            let grads = run.optim.backward(loss, &run.net);
-            run.optim.unscale(grads, &run.net).map(drop)
+            let loss = run.model.head.weight.val().sum();
+            let grads = run.optim.backward(loss, &run.model);
+            run.optim.unscale(grads, &run.model).map(drop)
         }),
     ];
-    let config = config().with_max_consecutive_skips(Some(3));
-    let mut waited = Run::of(&Net::new(), Waited(adam()), config);
-    let start = waited.values();
-    let expected = (0..4).find_map(|step| waited.step(step, Event::Overflow).err());
-    assert!(matches!(
-        expected,
-        Some(AmpError::LossScaleExhausted { skips: 4, .. })
-    ));
+    let mut waited = limited(Waited(adam()));
+    let start = parameters(&waited.model);
+    let expected = (0..4).find_map(|number| step(&mut waited, number, Event::Overflow).err());
+    is_error(expected.as_ref().unwrap(), "LossScaleExhausted", ["4 "]);
     for (name, call) in calls {
-        let mut run = exhausted(3);
-        assert_eq!(run.values(), start, "{name}");
+        let mut run = exhausted();
+        assert_eq!(parameters(&run.model), start, "{name}");
         assert_eq!(call(&mut run).err(), expected, "{name}");
-        assert_eq!(run.values(), start, "{name}");
-        assert_eq!(run.optim.scaler().counters().steps(), 4, "{name}");
-        assert_eq!(run.optim.synchronize(), Ok(()), "{name}");
+        assert_eq!(parameters(&run.model), start, "{name}");
+        let found = (
+            run.optim.scaler().counters().steps(),
+            run.optim.synchronize(),
+        );
+        assert_eq!(found, (4, Ok(())), "{name}");
         assert_eq!(run.amp.loss_scale(), waited.amp.loss_scale(), "{name}");
     }
 }
@@ -212,31 +205,31 @@ fn the_first_call_after_an_error_is_known_returns_it() {
 /// As of an optimizer that was never called: Burn's own loads it too.
 #[test]
 fn a_record_after_skipped_steps_alone_holds_no_state() {
-    fn record<O: ModuleOptim>(net: &Net, optim: O) -> AmpRecord {
-        let mut run = Run::of(net, optim, config());
-        for step in 0..3 {
-            run.step(step, Event::Overflow).unwrap();
+    fn after_three<O: ModuleOptim>(run: &mut Run<O>, event: Event) -> AmpRecord {
+        for number in 0..3 {
+            step(run, number, event).unwrap();
         }
-        let record = run.optim.to_record();
+        run.optim.to_record()
+    }
+
+    fn record<O: ModuleOptim>(optim: O) -> AmpRecord {
+        let record = after_three(&mut begun(optim, config()), Event::Overflow);
         assert_eq!(record.num_tensors(), 0);
         record
     }
 
-    fn resumed<O: ModuleOptim>(net: &Net, optim: O, record: AmpRecord) -> Values {
-        let mut run = Run::of(net, optim, config());
+    fn resumed<O: ModuleOptim>(optim: O, record: AmpRecord) -> Values {
+        let mut run = begun(optim, config());
         run.optim.load_record(record).unwrap();
-        for step in 0..3 {
-            run.step(step, Event::Nothing).unwrap();
-        }
-        run.values()
+        after_three(&mut run, Event::Nothing);
+        parameters(&run.model)
     }
 
-    let net = Net::new();
-    let stored = record(&net, adam());
+    let stored = record(adam());
     let bytes = |record: AmpRecord| record.into_bytes().unwrap();
-    assert!(bytes(stored.clone()) == bytes(record(&net, Waited(adam()))));
-    assert!(bytes(record(&net, nesterov())) == bytes(record(&net, Waited(nesterov()))));
+    assert!(bytes(stored.clone()) == bytes(record(Waited(adam()))));
+    assert!(bytes(record(nesterov())) == bytes(record(Waited(nesterov()))));
 
-    let burns = resumed(&net, AdamConfig::new().init(), stored.clone());
-    assert_eq!(resumed(&net, adam(), stored), burns);
+    let burns = resumed(AdamConfig::new().init(), stored.clone());
+    assert_eq!(resumed(adam(), stored), burns);
 }

@@ -1,20 +1,14 @@
 //! Records are Burn's, in both directions, through files and in the middle of a run; others are refused.
 
-use super::{run::adam as plain_adam, steps_by_hand};
+use super::{by_hand, run::adam as plain_adam};
 use crate::support::*;
-
-fn steps<O: ModuleOptim>(optim: &mut O, net: Net, range: std::ops::Range<usize>) -> Net {
-    steps_by_hand(optim, 0.003, net, range)
-}
 
 /// Saves one optimizer and loads the file into another, each with a scaler around it.
 pub fn handed_over<A: ModuleOptim + Clone, B: ModuleOptim>(from: &A, to: B) -> B {
-    let scaler = || GradScalerConfig::new().init().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("optim.bpk");
-    ScaledOptimizer::new(from.clone(), scaler())
-        .save(&path)
-        .unwrap();
+    let mut from = ScaledOptimizer::new(from.clone(), scaler());
+    from.save(&path).unwrap();
     let mut to = ScaledOptimizer::new(to, scaler());
     to.load(&path).unwrap();
     to.into_inner()
@@ -28,25 +22,26 @@ where
     B: ModuleOptim + Clone,
 {
     let (mut a, mut b) = (fresh_a.clone(), fresh_b.clone());
-    let middle = steps(&mut a, start.clone(), 0..5);
-    assert!(parameters(&steps(&mut b, start, 0..5)) == parameters(&middle));
-    let mut from_a = handed_over(&a, fresh_b.clone());
-    let mut from_b = handed_over(&b, fresh_a.clone());
-    let mut resumed = handed_over(&a, fresh_a);
+    let middle = steps(&mut a, 0.003, start.clone(), 0..5, by_hand);
+    assert!(parameters(&steps(&mut b, 0.003, start, 0..5, by_hand)) == parameters(&middle));
+    let (from_a, from_b) = (
+        handed_over(&a, fresh_b.clone()),
+        handed_over(&b, fresh_a.clone()),
+    );
+    let resumed = handed_over(&a, fresh_a);
     // A record that was loaded and not used yet is saved as it was.
-    assert_eq!(state(&from_a), state(&a));
-    assert_eq!(state(&resumed), state(&a));
+    assert_eq!([state(&from_a), state(&resumed)], [state(&a), state(&a)]);
     assert_eq!(state(&from_b), state(&b));
-    let mut twice = handed_over(&from_b, fresh_b);
-    let end = parameters(&steps(&mut a, middle.clone(), 5..10));
-    assert!(parameters(&steps(&mut b, middle.clone(), 5..10)) == end);
-    assert!(parameters(&steps(&mut from_a, middle.clone(), 5..10)) == end);
-    assert!(parameters(&steps(&mut resumed, middle.clone(), 5..10)) == end);
-    assert!(parameters(&steps(&mut from_b, middle.clone(), 5..10)) == end);
-    assert!(parameters(&steps(&mut twice, middle, 5..10)) == end);
-    assert_eq!(state(&from_a), state(&b));
-    assert_eq!(state(&resumed), state(&a));
-    assert_eq!(state(&from_b), state(&a));
+    let twice = handed_over(&from_b, fresh_b);
+
+    fn end<O: ModuleOptim>(mut optim: O, middle: &Net) -> (Vec<(DType, Vec<u8>)>, Pack) {
+        let net = steps(&mut optim, 0.003, middle.clone(), 5..10, by_hand);
+        (parameters(&net), state(&optim))
+    }
+    let ([a, b], middle) = ([end(a, &middle), end(b, &middle)], &middle);
+    assert!(a.0 == b.0);
+    assert!([end(resumed, middle), end(from_b, middle)] == [a.clone(), a]);
+    assert!([end(from_a, middle), end(twice, middle)] == [b.clone(), b]);
 }
 
 fn sgd(momentum: bool) -> SgdConfig {
@@ -87,22 +82,20 @@ fn master_weights() {
 
 /// Nothing has changed where a record is refused; the error says what does not fit.
 fn refused<O: ModuleOptim>(mut optim: O, record: OptimizerRecord, part: &str) {
-    let net = steps(&mut optim, Net::full(&flex()), 0..2);
+    let net = steps(&mut optim, 0.003, Net::full(&flex()), 0..2, by_hand);
     let before = state(&optim);
     let error = optim.load_record(record).unwrap_err();
     is_error(&error, "ForeignRecord", [part]);
     assert_eq!(state(&optim), before);
-    steps(&mut optim, net, 2..3);
+    steps(&mut optim, 0.003, net, 2..3, by_hand);
 }
 
 #[test]
 fn the_state_of_other_optimizers_and_settings() {
     let record = |mut optim: ModuleOptimizer| {
-        steps(&mut optim, Net::full(&flex()), 0..3);
+        steps(&mut optim, 0.003, Net::full(&flex()), 0..3, by_hand);
         optim.to_record()
     };
-    let fused_sgd = |momentum| FusedSgd::new(sgd(momentum));
-    let fused_adam = |amsgrad| FusedAdam::new(adam(amsgrad));
     let sgd_state = |momentum| record(sgd(momentum).init());
     let adam_state = |amsgrad| record(adam(amsgrad).init());
     for (momentum, state, part) in [
@@ -111,8 +104,9 @@ fn the_state_of_other_optimizers_and_settings() {
         (false, sgd_state(true), "velocity` is unknown"),
         (true, sgd_state(false), "is unknown"),
     ] {
-        refused(fused_sgd(momentum), state, part);
+        refused(FusedSgd::new(sgd(momentum)), state, part);
     }
+    let fused_adam = |amsgrad| FusedAdam::new(adam(amsgrad));
     for (amsgrad, state, part) in [
         (false, sgd_state(true), "velocity` is unknown"),
         (false, sgd_state(false), "is unknown"),
@@ -126,14 +120,14 @@ fn the_state_of_other_optimizers_and_settings() {
     refused(groups, record(adam(false).init()), "is unknown");
     // And by Burn's, what is ours.
     let mut fused = fused_adam(true);
-    steps(&mut fused, Net::full(&flex()), 0..3);
+    steps(&mut fused, 0.003, Net::full(&flex()), 0..3, by_hand);
     refused(sgd(true).init(), fused.to_record().unwrap(), "is unknown");
 }
 
 #[test]
 fn damaged_states() {
     let mut optim = adam(false).init();
-    steps(&mut optim, Net::full(&flex()), 0..3);
+    steps(&mut optim, 0.003, Net::full(&flex()), 0..3, by_hand);
     let changed = |change: fn(&mut Pack, String)| {
         let mut contents = state(&optim);
         let first = contents.tensors.keys().next().unwrap().clone();

@@ -1,8 +1,5 @@
 //! Runs in f16 in which something goes wrong now and then: their steps are decided by the host or by the device, or recorded.
 
-use burn_pack::DType as Stored;
-
-use super::gradients;
 use crate::support::*;
 
 /// What goes wrong in a step.
@@ -26,35 +23,8 @@ pub fn event(step: usize) -> Event {
     }
 }
 
-#[derive(Module, Debug)]
-pub struct Net {
-    pub hidden: Linear,
-    pub output: Linear,
-}
-
-impl Net {
-    pub fn new() -> Self {
-        let device = Device::default().autodiff();
-        let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&device);
-        let net = Self {
-            hidden: linear(6, 10),
-            output: linear(10, 2),
-        };
-        fill(net, 0, 0.25)
-    }
-
-    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.output.forward(self.hidden.forward(x).tanh())
-    }
-
-    /// The bits of all parameters.
-    pub fn values(&self) -> Values {
-        stored(self)
-    }
-}
-
 /// Parameters, bit for bit.
-pub type Values = Vec<(Stored, Vec<u8>)>;
+pub type Values = Vec<(DType, Vec<u8>)>;
 
 /// The inputs, and what the loss is multiplied by.
 pub type Batch = (Tensor<2>, Tensor<1>);
@@ -63,14 +33,14 @@ pub type Batch = (Tensor<2>, Tensor<1>);
 pub fn batch(step: usize, event: Event, rows: usize) -> Batch {
     let device = Device::default().autodiff();
     let value = |index: usize| ((index * 13 + step * 7) % 32) as f32 / 16.0 - 1.0;
-    let values: Vec<f32> = (0..rows * 6).map(value).collect();
+    let values: Vec<f32> = (0..rows * 8).map(value).collect();
     let factor = match event {
         Event::Nothing => 1.0,
         Event::Overflow => 1e9,
         Event::Nan => f32::NAN,
     };
     (
-        Tensor::<1>::from_floats(values.as_slice(), &device).reshape([rows, 6]),
+        Tensor::<1>::from_floats(values.as_slice(), &device).reshape([rows, 8]),
         Tensor::from_floats([factor], &device),
     )
 }
@@ -103,152 +73,95 @@ pub fn is_flex() -> bool {
 }
 
 /// A network in training, whose steps the host or the device decides, as its optimizer does.
-#[derive(Clone)]
-pub struct Run<O> {
-    pub amp: MixedPrecision,
-    pub net: Net,
-    pub optim: ScaledOptimizer<O>,
+pub type Run<O> = burn_amp_tests::Player<Net, O>;
+
+pub fn begun<O: ModuleOptim>(optim: O, config: GradScalerConfig) -> Run<O> {
+    let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+    Run::with(optim, Net::dense(&device()), &amp)
 }
 
-impl<O: ModuleOptim> Run<O> {
-    pub fn new(optim: O) -> Self {
-        Self::of(&Net::new(), optim, config())
-    }
-
-    pub fn of(net: &Net, optim: O, config: GradScalerConfig) -> Self {
-        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
-        Self {
-            net: net.clone().apply_reparameterization(amp.clone()),
-            optim: ScaledOptimizer::new(optim, &amp),
-            amp,
-        }
-    }
-
-    /// With this clipping beside what it has.
-    pub fn clipped(self, clip: GradientClip) -> Self {
-        let optim = self.optim.with_clipping(clip);
-        Self { optim, ..self }
-    }
-
-    pub fn step(&mut self, step: usize, event: Event) -> Result<(), AmpError> {
-        let loss = loss(&self.amp, &self.net, batch(step, event, 4));
-        self.step_on(learning_rate(step), loss)
-    }
-
-    pub fn step_on(&mut self, lr: f64, loss: Tensor<1>) -> Result<(), AmpError> {
-        let grads = GradientsParams::from_grads(loss.backward(), &self.net);
-        let stepped = self.optim.try_step(lr, self.net.clone(), grads);
-        self.net = stepped.map_err(|error| error.error)?;
-        Ok(())
-    }
-
-    /// A step on gradients that no backward pass has made.
-    pub fn step_in(&mut self, dtype: FloatDType, step: usize, overflows: bool) {
-        let mut grads = gradients(&self.net, step % 40, dtype);
-        if overflows {
-            let id = self.net.output.weight.id;
-            let grad = grads.remove::<2>(id).unwrap();
-            grads.register(id, grad * f32::INFINITY);
-        }
-        self.net = self.optim.step(1e-3, self.net.clone(), grads);
-    }
-
-    pub fn values(&self) -> Values {
-        self.net.values()
-    }
-
-    /// Goes on from its own record with a new optimizer.
-    pub fn resume(&mut self, optim: O) -> Bytes {
-        let bytes = self.optim.into_bytes().unwrap();
-        self.optim = ScaledOptimizer::new(optim, &self.amp);
-        self.optim.from_bytes(bytes.clone()).unwrap();
-        bytes
-    }
-
-    /// Its next steps are recorded, where the device can.
-    pub fn captured(self) -> Captured<O, impl FnMut(&Net, Batch) -> Tensor<1>> {
-        let amp = self.amp;
-        let of = move |net: &Net, batch: Batch| loss(&amp, net, batch);
-        CapturedStep::new(self.net, self.optim, of).unwrap()
-    }
+pub fn step<O: ModuleOptim>(run: &mut Run<O>, step: usize, event: Event) -> Result<(), AmpError> {
+    let loss = loss(&run.amp, &run.model, batch(step, event, 4));
+    run.try_step(learning_rate(step), run.gradients(loss))
 }
 
-pub type Captured<O, F> = CapturedStep<Net, Batch, O, F>;
+/// A step that does not fail. Returns the loss.
+pub fn train<O: ModuleOptim>(run: &mut Run<O>, lr: f64, batch: Batch) -> Tensor<1> {
+    let loss = loss(&run.amp, &run.model, batch);
+    run.train(lr, loss.clone());
+    loss.inner()
+}
+
+/// Goes on from its own record with a new optimizer.
+pub fn resume<O: ModuleOptim>(run: &mut Run<O>, optim: O) -> Bytes {
+    let bytes = run.optim.into_bytes().unwrap();
+    run.optim = ScaledOptimizer::new(optim, &run.amp);
+    run.optim.from_bytes(bytes.clone()).unwrap();
+    bytes
+}
+
+/// Its next steps are recorded, where the device can.
+pub fn captured<O: ModuleOptim>(run: Run<O>) -> Captured<O> {
+    let amp = run.amp;
+    let of = move |net: &Net, batch: Batch| loss(&amp, net, batch);
+    CapturedStep::new(run.model, run.optim, Box::new(of) as Loss).unwrap()
+}
+
+type Loss = Box<dyn FnMut(&Net, Batch) -> Tensor<1>>;
+
+pub type Captured<O> = CapturedStep<Net, Batch, O, Loss>;
 
 /// What makes steps, and what a test compares of it.
-pub trait Executor {
-    type Optim: ModuleOptim;
+pub enum Executor<'a, O> {
+    Run(&'a mut Run<O>),
+    Captured(&'a mut Captured<O>),
+}
 
+impl<O: ModuleOptim> Executor<'_, O> {
     /// Returns the loss.
-    fn step(&mut self, lr: f64, batch: Batch) -> Tensor<1>;
+    pub fn step(&mut self, lr: f64, batch: Batch) -> Tensor<1> {
+        match self {
+            Self::Run(run) => train(run, lr, batch),
+            Self::Captured(step) => step.step(lr, batch).unwrap(),
+        }
+    }
 
-    fn net(&self) -> Net;
+    pub fn net(&self) -> Net {
+        match self {
+            Self::Run(run) => run.model.clone(),
+            Self::Captured(step) => step.model(),
+        }
+    }
 
-    fn optim(&self) -> &ScaledOptimizer<Self::Optim>;
+    pub fn optim(&self) -> &ScaledOptimizer<O> {
+        match self {
+            Self::Run(run) => &run.optim,
+            Self::Captured(step) => step.optim(),
+        }
+    }
 
     /// While steps are in flight.
-    fn record(&mut self) -> AmpRecord;
+    pub fn record(&mut self) -> Bytes {
+        let record = match self {
+            Self::Run(run) => run.optim.to_record(),
+            Self::Captured(step) => step.to_record(),
+        };
+        record.into_bytes().unwrap()
+    }
 
-    fn synchronize(&mut self);
+    pub fn synchronize(&mut self) {
+        let done = match self {
+            Self::Run(run) => run.optim.synchronize(),
+            Self::Captured(step) => step.synchronize(),
+        };
+        done.unwrap();
+    }
 
     /// What is not recorded: nothing else can change its network or its gradients between two steps.
-    fn run(&mut self) -> &mut Run<Self::Optim>;
-}
-
-impl<O: ModuleOptim> Executor for Run<O> {
-    type Optim = O;
-
-    fn step(&mut self, lr: f64, batch: Batch) -> Tensor<1> {
-        let loss = loss(&self.amp, &self.net, batch);
-        self.step_on(lr, loss.clone()).unwrap();
-        loss.inner()
-    }
-
-    fn net(&self) -> Net {
-        self.net.clone()
-    }
-
-    fn optim(&self) -> &ScaledOptimizer<O> {
-        &self.optim
-    }
-
-    fn record(&mut self) -> AmpRecord {
-        self.optim.to_record()
-    }
-
-    fn synchronize(&mut self) {
-        self.optim.synchronize().unwrap();
-    }
-
-    fn run(&mut self) -> &mut Run<O> {
-        self
-    }
-}
-
-impl<O: ModuleOptim, F: FnMut(&Net, Batch) -> Tensor<1>> Executor for Captured<O, F> {
-    type Optim = O;
-
-    fn step(&mut self, lr: f64, batch: Batch) -> Tensor<1> {
-        self.step(lr, batch).unwrap()
-    }
-
-    fn net(&self) -> Net {
-        self.model()
-    }
-
-    fn optim(&self) -> &ScaledOptimizer<O> {
-        self.optim()
-    }
-
-    fn record(&mut self) -> AmpRecord {
-        self.to_record()
-    }
-
-    fn synchronize(&mut self) {
-        self.synchronize().unwrap();
-    }
-
-    fn run(&mut self) -> &mut Run<O> {
-        unreachable!("a captured step makes its own gradients")
+    pub fn run(&mut self) -> &mut Run<O> {
+        match self {
+            Self::Run(run) => run,
+            Self::Captured(_) => unreachable!("a captured step makes its own gradients"),
+        }
     }
 }

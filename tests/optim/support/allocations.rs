@@ -25,17 +25,6 @@ unsafe impl GlobalAlloc for Counted {
         unsafe { System.alloc(layout) }
     }
 
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as the caller's.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: as the caller's.
-        unsafe { System.realloc(memory, layout, size) }
-    }
-
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         LIVE.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: as the caller's.

@@ -1,4 +1,4 @@
-//! A small model with parameters of ranks 1, 2 and 4, and deterministic data for it.
+//! A small model with parameters of ranks 1, 2 and 4, with ids and values that are the same each time, and deterministic data for it.
 
 use burn::nn::conv::Conv2d;
 
@@ -18,6 +18,11 @@ impl Net {
         Self::new(Some(stem), true, device)
     }
 
+    /// Ranks 1 and 2.
+    pub fn dense(device: &Device) -> Self {
+        Self::new(None, true, device)
+    }
+
     /// Rank 2 only, which is all that Muon takes.
     pub fn matrices(device: &Device) -> Self {
         Self::new(None, false, device)
@@ -30,7 +35,7 @@ impl Net {
             hidden: linear(8, 6),
             head: linear(6, 3),
         };
-        fill(net, 0, 0.8)
+        fill_with_ids(net, 0, 0.8)
     }
 
     pub fn loss(&self, (input, target): (Tensor<4>, Tensor<2>)) -> Tensor<1> {
@@ -38,8 +43,11 @@ impl Net {
             Some(stem) => stem.forward(input),
             None => input,
         };
-        let hidden = tanh(self.hidden.forward(input.flatten(1, 3)));
-        (self.head.forward(hidden) - target).square().mean()
+        (self.forward(input.flatten(1, 3)) - target).square().mean()
+    }
+
+    pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        self.head.forward(tanh(self.hidden.forward(input)))
     }
 }
 
@@ -55,27 +63,22 @@ pub fn batch(step: usize, device: &Device) -> (Tensor<4>, Tensor<2>) {
     )
 }
 
-/// A step without scaling.
-pub fn step<O: ModuleOptim>(
+/// The gradients of one step, without scaling.
+pub fn of_batch(net: &Net, step: usize) -> GradientsParams {
+    let loss = net.loss(batch(step, &net.hidden.weight.device()));
+    GradientsParams::from_grads(loss.backward(), net)
+}
+
+/// Steps on these gradients.
+pub fn steps<O: ModuleOptim>(
     optim: &mut O,
-    lr: impl Into<ModuleLearningRate>,
+    lr: f64,
     net: Net,
-    step: usize,
+    range: Range<usize>,
+    grads: impl Fn(&Net, usize) -> GradientsParams,
 ) -> Net {
-    let device = net.hidden.weight.device();
-    let loss = net.loss(batch(step, &device));
-    let grads = GradientsParams::from_grads(loss.backward(), &net);
-    optim.step(lr.into(), net, grads)
-}
-
-/// Steps without scaling.
-pub fn steps<O: ModuleOptim>(optim: &mut O, net: Net, range: std::ops::Range<usize>) -> Net {
-    range.fold(net, |net, number| step(optim, 0.01, net, number))
-}
-
-/// A step with scaling.
-pub fn scaled_step<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>, net: Net, step: usize) -> Net {
-    let device = net.hidden.weight.device();
-    let grads = optim.backward(net.loss(batch(step, &device)), &net);
-    optim.step(0.01, net, grads)
+    range.fold(net, |net, step| {
+        let grads = grads(&net, step);
+        optim.step(lr.into(), net, grads)
+    })
 }

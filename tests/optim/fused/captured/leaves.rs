@@ -6,28 +6,22 @@ use std::{
     thread,
 };
 
-use super::{Batch, Event, Net, Run, adam, batch, has_graphs, loss};
+use super::{Batch, Event, Run, batch, begun, captured, has_graphs, loss, train};
 use crate::support::*;
 
-impl Run<FusedAdam> {
-    pub fn begin() -> Self {
-        Self::of(&Net::new(), adam(), GradScalerConfig::new())
+/// With three steps more, captured.
+fn trained(run: Run<FusedAdam>) -> Run<FusedAdam> {
+    let amp = run.amp.clone();
+    let mut step = captured(run);
+    for _ in 0..3 {
+        step.step(1e-2, of_rows(4)).unwrap();
     }
+    let (model, optim) = step.into_parts();
+    Run { amp, model, optim }
+}
 
-    /// With three steps more, captured.
-    fn trained(self) -> Self {
-        let amp = self.amp.clone();
-        let mut step = self.captured();
-        for _ in 0..3 {
-            step.step(1e-2, of_rows(4)).unwrap();
-        }
-        let (net, optim) = step.into_parts();
-        Self { amp, net, optim }
-    }
-
-    fn weight(&self) -> TensorData {
-        self.net.hidden.weight.base().inner().to_data()
-    }
+fn weight(run: &Run<FusedAdam>) -> TensorData {
+    run.model.hidden.weight.base().inner().to_data()
 }
 
 /// A batch of that many rows: each is another shape.
@@ -39,20 +33,20 @@ fn of_rows(rows: usize) -> Batch {
 #[test]
 fn what_was_read_before_keeps_its_values() {
     let bits = |data: TensorData| data.iter::<f32>().map(f32::to_bits).collect::<Vec<_>>();
-    let run = Run::begin();
-    let [read, expected] = [run.weight(), Run::begin().weight()];
-    let run = run.trained();
+    let run = begun();
+    let [read, expected] = [weight(&run), weight(&begun())];
+    let run = trained(run);
     let first = bits(read) == bits(expected);
 
     // Given back and read, then captured again.
-    let [read, expected] = [run.weight(), Run::begin().trained().weight()];
-    run.trained();
+    let [read, expected] = [weight(&run), weight(&trained(begun()))];
+    trained(run);
     let again = bits(read) == bits(expected);
 
-    let run = Run::begin();
-    let record = run.net.clone().into_record();
-    let net = run.trained().net.load_record(record);
-    let recorded = net.values() == Run::begin().net.values();
+    let run = begun();
+    let record = run.model.clone().into_record();
+    let net = trained(run).model.load_record(record);
+    let recorded = parameters(&net) == parameters(&begun().model);
 
     assert_eq!([first, again, recorded], [true; 3]);
 }
@@ -63,7 +57,7 @@ fn a_thousand_replays_leave_no_allocation_behind() {
     if !has_graphs() {
         return;
     }
-    let mut step = Run::begin().captured();
+    let mut step = captured(begun());
     let batch = of_rows(4);
     let mut live_after = |steps: usize| {
         for _ in 0..steps {
@@ -83,13 +77,13 @@ fn a_replay_that_fails_is_no_step() {
     if !has_graphs() {
         return;
     }
-    let step = RefCell::new(Run::begin().captured());
+    let step = RefCell::new(captured(begun()));
     let taken = RefCell::new(vec![3, 4, 3]);
     for rows in taken.borrow().iter() {
         step.borrow_mut().step(1e-2, of_rows(*rows)).unwrap();
     }
 
-    let outer = Run::begin();
+    let outer = begun();
     let mut failed = 0;
     let of = |net: &Net, batch: Batch| {
         match step.borrow_mut().step(1e-2, of_rows(3)) {
@@ -98,7 +92,7 @@ fn a_replay_that_fails_is_no_step() {
         }
         loss(&outer.amp, net, batch)
     };
-    let mut other = CapturedStep::new(outer.net, outer.optim, of).unwrap();
+    let mut other = CapturedStep::new(outer.model, outer.optim, of).unwrap();
     assert!(other.step(1e-2, of_rows(4)).is_err());
     drop(other);
     assert_eq!(failed, 1);
@@ -111,13 +105,12 @@ fn a_replay_that_fails_is_no_step() {
     let (found, mut optim) = step.into_inner().into_parts();
     optim.synchronize().unwrap();
 
-    let mut by_one = Run::begin();
+    let mut by_one = begun();
     for rows in taken.into_inner() {
-        let loss = loss(&by_one.amp, &by_one.net, of_rows(rows));
-        by_one.step_on(1e-2, loss).unwrap();
+        train(&mut by_one, 1e-2, of_rows(rows));
     }
     by_one.optim.synchronize().unwrap();
-    assert_eq!(found.values(), by_one.values());
+    assert_eq!(parameters(&found), parameters(&by_one.model));
     let counters = by_one.optim.scaler().counters();
     assert_eq!(optim.scaler().counters(), counters);
 }
@@ -129,9 +122,9 @@ fn two_threads_record_on_one_device() {
         let both = Arc::new(Barrier::new(2));
         let threads = [both.clone(), both].map(|both| {
             thread::spawn(move || {
-                let run = Run::begin();
+                let run = begun();
                 both.wait();
-                run.trained().values()
+                parameters(&trained(run).model)
             })
         });
         let [one, other] = threads.map(|thread| thread.join().unwrap());

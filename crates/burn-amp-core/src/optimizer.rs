@@ -440,7 +440,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.check_settings()?;
         self.synchronize()?;
         let discarded = self.options.discard(&mut self.scaler, grads.into());
-        self.scaler.ledger().show(None);
+        self.scaler.ledger.show(None);
         discarded
     }
 

@@ -162,7 +162,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             clip: self.options.clip.clone(),
             number: run.next_number(),
             run,
-            ledger: self.scaler.ledger().clone(),
+            ledger: self.scaler.ledger.shared(),
             resolution,
         };
         self.scaler.live().in_flight().push(Box::new(step));

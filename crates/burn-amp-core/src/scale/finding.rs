@@ -1,6 +1,6 @@
 //! What a pass over gradients has found, as a step is counted by it. Knows no tensors.
 
-use crate::scale::loss_scale::{Measures, Observation, SkipCause, StepOutcome};
+use crate::scale::loss_scale::{Evidence, Measures, SkipCause};
 
 /// What unscaled gradients have told of the loss scale.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,13 +52,10 @@ impl Finding {
     }
 
     /// What the loss scale learns from them alone.
-    pub(crate) fn observation(&self) -> Observation {
-        Observation {
-            outcome: match self.overflow {
-                Some(_) => StepOutcome::Skipped,
-                None => StepOutcome::Stepped,
-            },
-            measures: Some(self.measures),
+    pub(crate) fn evidence(&self) -> Evidence {
+        match self.overflow {
+            Some(_) => Evidence::Overflow,
+            None => Evidence::Finite(Some(self.measures)),
         }
     }
 }

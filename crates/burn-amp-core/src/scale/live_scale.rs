@@ -2,7 +2,7 @@
 
 use burn_amp_kernels::{Crossing, ScaleState};
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{HashMap, VecDeque},
     ops::{Range, RangeInclusive},
     sync::{
         Arc, Mutex, MutexGuard, Weak,
@@ -16,10 +16,8 @@ use crate::{
         BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, Region, first_cause,
     },
     scale::in_flight::InFlight,
-    scale::loss_scale::{
-        GradScalerConfig, LossScale, Measures, Observation, SkipCause, StepOutcome,
-    },
-    scale::parts::{PartState, Parts},
+    scale::loss_scale::{Evidence, GradScalerConfig, LossScale, SkipCause},
+    scale::parts::Parts,
     scale::rescale::Driven,
 };
 
@@ -43,7 +41,7 @@ pub(crate) struct LiveScale {
     /// Locked after the state, where both are.
     parts: Mutex<Parts>,
     events: Arc<BorderEvents>,
-    in_flight: InFlight<Self>,
+    in_flight: InFlight,
     /// Whether there was ever an optimizer that tests gradients.
     is_tested: AtomicBool,
     /// Whether gradients that nobody tests were warned of.
@@ -62,10 +60,8 @@ struct State {
 #[derive(Debug, Default)]
 struct Iteration {
     reported: Vec<usize>,
-    is_finite: bool,
-    /// What the gradients of all finite steps have shown.
-    measures: Option<Measures>,
-    backed_off: bool,
+    /// What they have shown together, if any says something of the scale.
+    seen: Option<Evidence>,
     /// The cause of the last skip.
     cause: Option<SkipCause>,
     /// The parts whose factors are the cause, and not the scale that all share.
@@ -151,13 +147,13 @@ impl LiveScale {
     }
 
     /// The steps of which the host does not know the outcome.
-    pub(crate) fn in_flight(&self) -> &InFlight<Self> {
+    pub(crate) fn in_flight(&self) -> &InFlight {
         &self.in_flight
     }
 
     /// Resolves steps in flight, in their order: all of them if it `waits`.
     pub(crate) fn resolve(&self, waits: bool) {
-        self.in_flight.resolve(self, &self.events, waits);
+        self.in_flight.resolve(&self.events, waits);
     }
 
     /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped.
@@ -215,7 +211,7 @@ impl LiveScale {
     ///
     /// An overflow lowers the scale at once, the first of an iteration alone. A finite iteration counts when all optimizers
     /// have stepped, or when one steps again: as one, with the measures of all their gradients.
-    pub(crate) fn report(&self, member: &Weak<()>, seen: Option<Observation>) -> [f32; 2] {
+    pub(crate) fn report(&self, member: &Weak<()>, seen: Option<Evidence>) -> [f32; 2] {
         self.in_flight.leave_device_to(member);
         let mut state = locked(&self.state);
         let before = state.schedule.scale();
@@ -236,40 +232,33 @@ impl LiveScale {
         [before, state.schedule.scale()]
     }
 
-    fn observe(&self, state: &mut State, seen: Observation) {
+    fn observe(&self, state: &mut State, seen: Evidence) {
         let iteration = &mut state.iteration;
-        match seen.outcome {
-            StepOutcome::Skipped if !iteration.backed_off => {
-                iteration.backed_off = true;
-                let causes = std::mem::take(&mut iteration.parts);
-                if !self.parts().back_off(causes) {
-                    state.schedule = self.in_range(state.schedule.clone().advance(seen));
-                }
+        let joint = seen.after(iteration.seen);
+        let before = iteration.seen.replace(joint);
+        if seen == Evidence::Overflow && before != Some(seen) {
+            let causes = std::mem::take(&mut iteration.parts);
+            if !self.parts().back_off(causes) {
+                self.advance(state, seen);
             }
-            StepOutcome::Stepped => {
-                iteration.is_finite = true;
-                let both = [iteration.measures, seen.measures].into_iter().flatten();
-                iteration.measures = both.reduce(Measures::and);
-            }
-            _ => {}
         }
     }
 
     fn end_iteration(&self, state: &mut State) {
-        let iteration = std::mem::take(&mut state.iteration);
-        let is_finite = iteration.is_finite && !iteration.backed_off;
-        if is_finite {
-            let seen = Observation {
-                outcome: StepOutcome::Stepped,
-                measures: iteration.measures,
-            };
-            state.schedule = self.in_range(state.schedule.clone().advance(seen));
+        let seen = std::mem::take(&mut state.iteration).seen;
+        let finite = seen.filter(|seen| *seen != Evidence::Overflow);
+        if let Some(seen) = finite {
+            self.advance(state, seen);
         }
-        self.parts().end_iteration(is_finite);
+        self.parts().end_iteration(finite.is_some());
         if !self.in_flight.is_resolving() {
             self.events.take_range();
         }
         self.events.clear();
+    }
+
+    fn advance(&self, state: &mut State, seen: Evidence) {
+        state.schedule = self.in_range(state.schedule.clone().advance(seen));
     }
 
     /// A schedule whose scale is no higher than a scope can use.
@@ -381,10 +370,10 @@ impl LiveScale {
     }
 
     /// Uses the scale, and the factors of the parts, that another has reached.
-    pub(crate) fn follow(&self, schedule: LossScale, parts: &BTreeMap<String, PartState>) {
+    pub(crate) fn follow(&self, other: &Self) {
         self.in_flight.set_device_step(None);
-        locked(&self.state).schedule = self.in_range(schedule);
-        self.parts().follow(parts);
+        locked(&self.state).schedule = self.in_range(other.schedule());
+        self.parts().follow(&other.parts());
     }
 }
 

@@ -4,6 +4,7 @@ use burn_amp_kernels::ScaleState;
 use serde::{Deserialize, Serialize};
 
 mod adaptive_interval;
+mod built_in;
 mod config;
 mod device;
 mod log_max;
@@ -17,8 +18,8 @@ mod stored;
 
 pub use config::GradScalerConfig;
 pub(crate) use outcome::SkipCause;
-pub use outcome::{Measures, Observation, StepOutcome};
-pub use rule::{Evidence, NextScale, Rule};
+pub use outcome::{Measures, StepOutcome};
+pub use rule::{Evidence, NextScale, Observation, Rule};
 pub use schedule::Schedule;
 
 use crate::{
@@ -27,7 +28,7 @@ use crate::{
 };
 use config::checked_scale;
 pub(crate) use config::settings;
-use state::{Driver, State};
+use state::State;
 use stored::Stored;
 
 /// The largest finite f16.
@@ -141,21 +142,19 @@ impl LossScale {
     /// How many finite steps in a row make the scale grow at present: the setting, or what
     /// [`Schedule::AdaptiveInterval`] has made of it.
     pub fn growth_interval(&self) -> u32 {
-        match &self.state {
-            State::AdaptiveInterval(state) => state.interval,
-            _ => self.config.growth_interval,
-        }
+        let adaptive = self.state.interval();
+        adaptive.map_or(self.config.growth_interval, |state| state.interval)
     }
 
     /// From which magnitude on unscaled gradients are to be counted, if the rule wants to know.
     pub(crate) fn edge(&self) -> Option<f32> {
-        let edge = f64::from(self.state.count_from()?) / f64::from(self.scale());
+        let edge = f64::from(self.state.rule.count_from()?) / f64::from(self.scale());
         self.config.dynamic.then_some(edge as f32)
     }
 
     /// Whether the rule wants values near the top to be counted.
     pub(crate) fn counts_near_top(&self) -> bool {
-        self.state.count_from().is_some()
+        self.state.rule.count_from().is_some()
     }
 
     /// Whether the schedule looks at more than outcomes.
@@ -189,23 +188,17 @@ impl LossScale {
     /// rule of your own that asks for one.
     #[must_use]
     pub fn adjust(mut self, seen: impl Into<Observation>) -> Self {
-        let Observation { outcome, measures } = seen.into();
-        let seen = match outcome {
-            _ if !self.config.dynamic => return self,
-            StepOutcome::Stepped => Evidence::Finite(measures),
-            StepOutcome::Skipped | StepOutcome::Dropped => Evidence::Overflow,
-            StepOutcome::Accumulated | StepOutcome::NoGradients | StepOutcome::Guarded => {
-                return self;
-            }
+        let Some(seen) = seen.into().0.filter(|_| self.config.dynamic) else {
+            return self;
         };
-        let overflow = matches!(seen, Evidence::Overflow);
+        let overflow = seen == Evidence::Overflow;
         let mut counts = self.words();
         let is_due = counts.count(overflow);
         if is_due && !overflow {
             self.lift_ceiling();
         }
         let (before, used) = (self.scale, self.scale());
-        let next = self.state.advance(used, seen);
+        let next = self.state.rule.advance(used, seen);
         self.scale = match next {
             NextScale::Counted if is_due && !overflow => self.grown(before),
             NextScale::Counted if is_due => self.backed_off(),
@@ -232,7 +225,7 @@ impl LossScale {
         self.growth_tracker = counts.growth_tracker;
         self.hysteresis_tracker = counts.hysteresis_tracker;
         self.warmup_step = counts.warmup_step;
-        if let State::AdaptiveInterval(state) = &mut self.state {
+        if let Some(state) = self.state.interval_mut() {
             state.interval = counts.growth_interval;
             state.growths_in_a_row = counts.growths_in_a_row;
         }
@@ -277,7 +270,7 @@ impl LossScale {
         let mut next = self.adjust(seen);
         if !has_inverse(next.scale) {
             next.scale = scale;
-            if let State::Rule(_) = before {
+            if !before.is_counted() {
                 next.state = before;
             }
         }
@@ -299,17 +292,10 @@ impl LossScale {
     pub(crate) fn restarted(self) -> Self {
         match self.config.dynamic {
             true => Self {
-                state: self.first_state(),
+                state: self.state.restarted(),
                 ..Self::first(self.config)
             },
             false => self,
-        }
-    }
-
-    fn first_state(&self) -> State {
-        match &self.state {
-            State::Rule(rule) => State::Rule(rule.restarted()),
-            _ => self.config.first_state(),
         }
     }
 
@@ -332,7 +318,7 @@ impl LossScale {
 
     /// Begins again at the interval of the settings.
     fn restart_interval(&mut self) {
-        if let State::AdaptiveInterval(_) = self.state {
+        if self.state.interval().is_some() {
             self.state = self.config.first_state();
         }
     }
@@ -408,7 +394,7 @@ impl LossScale {
     fn with_state_of(mut self, other: &Self) -> Result<Self, String> {
         (self.state, self.ceiling) = match self.state.continuing(&other.state)? {
             Some(state) => (state, other.ceiling),
-            None => (self.first_state(), None),
+            None => (self.state.restarted(), None),
         };
         Ok(self)
     }
@@ -416,7 +402,7 @@ impl LossScale {
     /// This stored state with all its settings, under the rule of a program where that is its own or the only one to be had.
     pub(crate) fn with_rule_of(self, program: &Self) -> Result<Self, String> {
         let rule = match program.has_own_rule() {
-            true => program.first_state(),
+            true => program.state.restarted(),
             false if self.has_own_rule() => self.config.first_state(),
             false => return Ok(self),
         };
@@ -443,7 +429,7 @@ impl LossScale {
             return Err(AmpError::refused("name", format!("`{name}`"), allowed));
         }
         let before = self.clone();
-        self.state = State::Rule(Driver::new(Box::new(rule)));
+        self.state = State::new(rule);
         self.with_state_of(&before)
             .map_err(|reason| AmpError::refused("state", reason, "one that the rule can have"))
     }
@@ -460,14 +446,12 @@ impl LossScale {
 
     /// Refuses a stored state whose rule is missing.
     pub(crate) fn check_rule(self) -> Result<Self, AmpError> {
-        match &self.state {
-            State::Unknown { name, .. } => {
-                let value = format!("stored under the rule `{name}`");
-                let allowed = "given that rule, by `LossScale::with_rule`";
-                Err(AmpError::refused("schedule", value, allowed))
-            }
-            _ => Ok(self),
+        if !self.state.is_unknown() {
+            return Ok(self);
         }
+        let value = format!("stored under the rule `{}`", self.rule_name());
+        let allowed = "given that rule, by `LossScale::with_rule`";
+        Err(AmpError::refused("schedule", value, allowed))
     }
 
     /// Whether settings and rule are those of another, whatever both have reached.

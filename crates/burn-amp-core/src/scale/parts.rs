@@ -9,7 +9,7 @@ use std::{
 use crate::{
     error::short,
     scale::adaloss::Statistics,
-    scale::loss_scale::{LossScale, Measures, Observation, StepOutcome},
+    scale::loss_scale::{Evidence, LossScale, Measures},
     scale::rescale::Driven,
 };
 
@@ -126,11 +126,11 @@ impl Parts {
     }
 
     /// Uses the factors that another has reached.
-    pub(crate) fn follow(&mut self, states: &BTreeMap<String, PartState>) {
-        for (name, reached) in states {
-            let part = self.by_name.entry(name.as_str().into());
-            let part = part.or_insert_with(|| Part::stored(reached.clone(), true));
-            part.stored = reached.clone();
+    pub(crate) fn follow(&mut self, other: &Self) {
+        for (name, Part { stored, .. }) in &other.by_name {
+            let part = self.by_name.entry(name.clone());
+            let part = part.or_insert_with(|| Part::stored(stored.clone(), true));
+            part.stored = stored.clone();
         }
     }
 
@@ -274,7 +274,7 @@ impl Part {
         if !schedule.config().dynamic || schedule.is_at_floor() {
             return false;
         }
-        stored.schedule = schedule.advance(StepOutcome::Skipped);
+        stored.schedule = schedule.advance(Evidence::Overflow);
         stored.factor = stored.factor.map(|_| stored.schedule.scale());
         let (before, after) = (short(before.into()), short(stored.factor().into()));
         log::info!(
@@ -287,15 +287,12 @@ impl Part {
     fn count_finite(&mut self, name: &str) {
         let before = self.stored.factor();
         let stored = &mut self.stored;
-        let seen = Observation {
-            outcome: StepOutcome::Stepped,
-            measures: self.seen.map(|seen| Measures {
-                max_abs: seen.max_abs,
-                elements: seen.elements,
-                above: 0,
-            }),
-        };
-        stored.schedule = stored.schedule.clone().advance(seen);
+        let measures = self.seen.map(|seen| Measures {
+            max_abs: seen.max_abs,
+            elements: seen.elements,
+            above: 0,
+        });
+        stored.schedule = (stored.schedule.clone()).advance(Evidence::Finite(measures));
         let adaloss = self.settings.as_ref().and_then(|driven| driven.adaloss);
         if let (Some(adaloss), Some(seen)) = (adaloss, self.seen)
             && let Some(factor) = adaloss.factor(&seen, stored.schedule.scale())

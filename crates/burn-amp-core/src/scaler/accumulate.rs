@@ -199,7 +199,7 @@ impl GradScaler {
         if grads.has_overflow() {
             self.buffers.suspect();
         }
-        let ended = (self.ledger()).end(self.live(), Purpose::MicroBatch, &grads.finding);
+        let ended = (self.ledger).end(Purpose::MicroBatch, &grads.finding);
         self.watch.forget();
         ended
     }

@@ -9,7 +9,9 @@ use crate::{
     error::{AmpError, short},
     journal::step_counters::StepCounters,
     scale::live_scale::LiveScale,
-    scale::loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome},
+    scale::loss_scale::{
+        Evidence, GradScalerConfig, LossScale, Measures, Observation, StepOutcome,
+    },
     scale::parts::PartState,
 };
 
@@ -145,8 +147,11 @@ impl GradScaler {
         ScalerState {
             schedule: self.schedule(),
             counters: self.account().counters,
-            pending: self.iteration.seen.map(|seen| seen.outcome),
-            seen: self.iteration.seen.and_then(|seen| seen.measures),
+            pending: self.iteration.seen.map(Evidence::outcome),
+            seen: match self.iteration.seen {
+                Some(Evidence::Finite(measures)) => measures,
+                _ => None,
+            },
             parts: self.live().parts().states(),
             with_settings: false,
         }
@@ -172,11 +177,10 @@ impl GradScaler {
             // A run that has ended for its skips is to go on with other settings.
             false => state.counters.with_rows_of(StepCounters::default()),
         };
-        let pending = state.pending.map(|outcome| Observation {
-            outcome,
-            measures: state.seen,
-        });
-        self.iteration.restore(pending);
+        let pending = state
+            .pending
+            .map(|outcome| Observation::of(outcome, state.seen));
+        self.iteration.seen = pending.and_then(|pending| pending.0);
     }
 
     pub(super) fn forget_steps(&mut self) {

@@ -12,7 +12,7 @@ use crate::{
     gradients::{StepGradients, UnscaledGradients},
     journal::account::{Purpose, log_skip},
     scale::finding::{Finding, Rejection},
-    scale::loss_scale::{Observation, StepOutcome},
+    scale::loss_scale::{Evidence, StepOutcome},
     scaler::iteration::{Iteration, OBSERVED},
     update::module_optim::ModuleOptim,
 };
@@ -123,8 +123,8 @@ impl GradScaler {
 
     /// Counts gradients, from which the scale learns when the iteration ends. After an overflow too many it is over.
     fn count(&mut self, purpose: Purpose, found: &Finding) -> Result<(), AmpError> {
-        let is_first = (self.iteration.seen).is_none_or(|seen| !seen.outcome.is_skipped());
-        let recorded = (self.ledger()).count(self.live(), purpose, found, is_first);
+        let is_first = self.iteration.seen != Some(Evidence::Overflow);
+        let recorded = (self.ledger).count(purpose, found, is_first);
         match &recorded {
             Ok(()) => self.iteration.record(found),
             Err(_) if found.spares_scale() => {}
@@ -146,11 +146,13 @@ impl GradScaler {
     /// iteration is ended.
     pub fn update(&mut self) -> Result<Option<StepOutcome>, AmpError> {
         self.learn_from_dropped()?;
-        let (seen, overflows) = self.end_iteration();
+        let Iteration {
+            seen, overflows, ..
+        } = self.end_iteration();
         if let Some(seen) = seen {
-            (self.ledger()).advance(self.live(), seen, Purpose::Step, &overflows);
+            (self.ledger).advance(seen, Purpose::Step, &overflows);
         }
-        Ok(seen.map(|seen| seen.outcome))
+        Ok(seen.map(Evidence::outcome))
     }
 
     /// Ends the iteration with a loss scale of the caller's choice, whatever the outcome was.
@@ -165,13 +167,12 @@ impl GradScaler {
         let before = self.schedule().scale();
         self.set_loss_scale(scale)?;
         self.learn_from_dropped()?;
-        let (seen, overflows) = self.end_iteration();
-        let outcome = seen.map(|seen| seen.outcome);
-        if self.is_enabled() && outcome.is_some_and(StepOutcome::is_skipped) {
+        let ended = self.end_iteration();
+        if self.is_enabled() && ended.seen == Some(Evidence::Overflow) {
             let after = self.schedule().scale();
-            log_skip([before, after], Purpose::Step, &overflows);
+            log_skip([before, after], Purpose::Step, &ended.overflows);
         }
-        Ok(outcome)
+        Ok(ended.seen.map(Evidence::outcome))
     }
 
     /// Ends an iteration of which nothing is left but gradients that were dropped, if there are any.
@@ -197,9 +198,9 @@ impl GradScaler {
         Ok(())
     }
 
-    fn end_iteration(&mut self) -> (Option<Observation>, Vec<String>) {
+    fn end_iteration(&mut self) -> Iteration {
         self.watch.start();
-        self.iteration.finish()
+        std::mem::take(&mut self.iteration)
     }
 
     /// Counts unscaled gradients as a step of this scaler's without stepping on them: for gradients that are added to

@@ -15,7 +15,6 @@ use crate::{
     scale::border_events::{BorderEvent, EventPlace},
     scale::device_step::Run,
     scale::in_flight::{Pending, Resolution},
-    scale::live_scale::LiveScale,
     scaler::ledger::Ledger,
 };
 
@@ -34,17 +33,18 @@ pub(crate) struct PendingStep {
     pub(crate) run: Arc<Run>,
     /// Where it stands in its run.
     pub(crate) number: usize,
-    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) ledger: Ledger,
     /// Is told whether it was applied.
     pub(crate) resolution: Resolution,
 }
 
-impl Pending<LiveScale> for PendingStep {
+impl Pending for PendingStep {
     fn is_known(&self) -> bool {
         self.reading.is_there()
     }
 
-    fn resolve(self: Box<Self>, live: &LiveScale) {
+    fn resolve(self: Box<Self>) {
+        let live = &self.ledger.live;
         #[cfg(any(test, feature = "counts"))]
         if !self.reading.is_there() {
             READS.set(READS.get() + 1);
@@ -76,7 +76,7 @@ impl Pending<LiveScale> for PendingStep {
         account.status = Some(grads.status().clone());
         account.warn_of_zeros(grads.status(), live.schedule().scale(), || arrived);
         drop(account);
-        if let Err(error) = self.ledger.end(live, Purpose::Step, &grads.finding) {
+        if let Err(error) = self.ledger.end(Purpose::Step, &grads.finding) {
             self.ledger.account().error.get_or_insert(error);
         }
         self.ledger.show(Some(live.schedule().scale()));

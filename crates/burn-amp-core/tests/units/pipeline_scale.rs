@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::{
-    scale::loss_scale::{GradScalerConfig, StepOutcome},
+    scale::loss_scale::{Evidence, GradScalerConfig},
     scaler::GradScaler,
 };
 
@@ -67,21 +67,21 @@ fn follows(histories: u32) {
 
             // `PipelinedOptimizer::step`: the update before is received, then this one is handed over.
             if let Some(update) = on_its_way.take() {
-                training.follow(update, true);
+                training.follow(&update, true);
             }
             let before = optimizer.schedule();
-            let outcome = match overflow {
-                true => StepOutcome::Skipped,
-                false => StepOutcome::Stepped,
+            let seen = match overflow {
+                true => Evidence::Overflow,
+                false => Evidence::Finite(None),
             };
-            let member = Arc::downgrade(&optimizer.ledger().member);
-            optimizer.live().report(&member, Some(outcome.into()));
+            let member = Arc::downgrade(&optimizer.ledger.member);
+            optimizer.live().report(&member, Some(seen));
             if let Some(scale) = new_scale {
                 optimizer.replace_update(before, scale).unwrap();
             }
-            on_its_way = Some(optimizer.reached());
+            on_its_way = Some(optimizer.detached());
             if synchronous && let Some(update) = on_its_way.take() {
-                training.follow(update, true);
+                training.follow(&update, true);
             }
 
             used = reached;

@@ -1,8 +1,11 @@
-//! A growth interval that follows the run: longer after overflows, shorter after growths in a row. It is counted where all schedules are.
+//! A growth interval that follows the run: longer after overflows, shorter after growths in a row. It is counted where all schedules are, in
+//! `rule.rs` of the kernels, so that devices move it too.
 
 use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+use super::built_in::Memory;
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AdaptiveInterval {
     pub(super) interval: u32,
@@ -10,20 +13,10 @@ pub(super) struct AdaptiveInterval {
     pub(super) growths_in_a_row: u32,
 }
 
-impl AdaptiveInterval {
-    pub(super) fn new(interval: u32) -> Self {
-        Self {
-            interval,
-            growths_in_a_row: 0,
-        }
-    }
+impl Memory for AdaptiveInterval {
+    const NAME: &'static str = "AdaptiveInterval";
 
-    /// From what is stored. The error says what no run can have left.
-    pub(super) fn from_json(text: &str) -> Result<Self, String> {
-        let state: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        match state.interval > 0 && state.growths_in_a_row < 2 {
-            true => Ok(state),
-            false => Err(format!("{state:?}")),
-        }
+    fn is_valid(&self) -> bool {
+        self.interval > 0 && self.growths_in_a_row < 2
     }
 }

@@ -3,22 +3,18 @@
 //! In f64; only finite steps and magnitudes above zero enter; the scale is a power of two.
 
 use serde::{Deserialize, Serialize};
-use std::error::Error;
 
-use super::rule::{Evidence, NextScale, Rule};
-
-#[derive(Clone, Debug)]
-pub(super) struct LogMax {
-    betas: [f64; 2],
-    /// Standard deviations above the mean.
-    std_dev: f64,
-    sums: Sums,
-}
+use super::{
+    F16_MAX,
+    built_in::Memory,
+    rule::{Evidence, NextScale},
+    schedule::Schedule,
+};
 
 /// Running sums, each with the weight that its start still has.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sums {
+pub(super) struct Sums {
     mean: f64,
     mean_start: f64,
     /// With the decay of the squares, for the variance.
@@ -27,29 +23,21 @@ struct Sums {
     slow_start: f64,
 }
 
-impl LogMax {
-    /// From the decays of mean and variance, and the number of standard deviations above the mean.
-    pub(super) fn new([beta1, beta2, std_dev]: [f64; 3]) -> Self {
-        Self {
-            betas: [beta1, beta2],
-            std_dev,
-            sums: Sums {
-                mean: 0.0,
-                mean_start: 1.0,
-                slow_mean: 0.0,
-                square: 0.0,
-                slow_start: 1.0,
-            },
-        }
-    }
+impl Sums {
+    pub(super) const START: Self = Self {
+        mean: 0.0,
+        mean_start: 1.0,
+        slow_mean: 0.0,
+        square: 0.0,
+        slow_start: 1.0,
+    };
 }
 
-impl Rule for LogMax {
-    fn name(&self) -> &str {
-        "LogMax"
-    }
+impl Memory for Sums {
+    const NAME: &'static str = "LogMax";
 
-    fn advance(&mut self, _scale: f32, evidence: Evidence) -> NextScale {
+    fn advance(&mut self, schedule: &Schedule, evidence: Evidence) -> NextScale {
+        let [beta1, beta2, std_dev] = schedule.moments();
         let measures = match evidence {
             Evidence::Overflow => return NextScale::Counted,
             Evidence::Finite(None) => return NextScale::Same,
@@ -57,22 +45,18 @@ impl Rule for LogMax {
         };
         let x = measures.max_abs.log2();
         if x.is_finite() {
-            self.sums.add(x, self.betas);
+            self.add(x, [beta1, beta2]);
         }
-        let predicted = self.sums.predict(self.std_dev);
+        let predicted = self.predict(std_dev);
         predicted.map_or(NextScale::Same, NextScale::UpTo)
     }
 
-    fn state(&self) -> String {
-        serde_json::to_string(&self.sums).expect("sums are plain data")
-    }
-
-    fn load_state(&mut self, state: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
-        self.sums = serde_json::from_str(state)?;
-        match self.sums.is_valid() {
-            true => Ok(()),
-            false => Err(format!("no run has {:?}", self.sums).into()),
-        }
+    fn is_valid(&self) -> bool {
+        let shares = [self.mean_start, self.slow_start];
+        let sums = [self.mean, self.slow_mean, self.square];
+        shares.iter().all(|share| (0.0..=1.0).contains(share))
+            && (self.mean_start == 1.0) == (self.slow_start == 1.0)
+            && sums.iter().all(|sum| sum.is_finite())
     }
 }
 
@@ -97,15 +81,7 @@ impl Sums {
             self.square / (1.0 - self.slow_start),
         );
         let deviation = (square - slow_mean * slow_mean).max(0.0).sqrt();
-        let exponent = super::F16_MAX.log2() - (mean + std_dev * deviation);
+        let exponent = F16_MAX.log2() - (mean + std_dev * deviation);
         Some(2f64.powi(exponent.floor().clamp(-126.0, 127.0) as i32) as f32)
-    }
-
-    fn is_valid(&self) -> bool {
-        let shares = [self.mean_start, self.slow_start];
-        let sums = [self.mean, self.slow_mean, self.square];
-        shares.iter().all(|share| (0.0..=1.0).contains(share))
-            && (self.mean_start == 1.0) == (self.slow_start == 1.0)
-            && sums.iter().all(|sum| sum.is_finite())
     }
 }

@@ -4,23 +4,16 @@
 //! it NaN for ever.
 
 use serde::{Deserialize, Serialize};
-use std::error::Error;
 
-use super::rule::{Evidence, NextScale, Rule};
-
-#[derive(Clone, Debug)]
-pub(super) struct OpenSeq2Seq {
-    betas: [f64; 2],
-    /// Standard deviations above the mean.
-    std_dev: f64,
-    /// What an overflow enters as.
-    log_max: f64,
-    sums: Sums,
-}
+use super::{
+    built_in::Memory,
+    rule::{Evidence, NextScale},
+    schedule::Schedule,
+};
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sums {
+pub(super) struct Sums {
     #[serde(with = "crate::values::number::single")]
     x_hat: f32,
     #[serde(with = "crate::values::number::single")]
@@ -31,55 +24,38 @@ struct Sums {
     b2_correction: f32,
 }
 
-impl OpenSeq2Seq {
-    /// From the decays of mean and variance, the number of standard deviations above the mean, and what an overflow enters as.
-    pub(super) fn new([beta1, beta2, std_dev]: [f64; 3], log_max: f64) -> Self {
-        Self {
-            betas: [beta1, beta2],
-            std_dev,
-            log_max,
-            sums: Sums {
-                x_hat: 0.0,
-                slow_x_hat: 0.0,
-                xsquared_hat: 0.0,
-                b1_correction: 1.0,
-                b2_correction: 1.0,
-            },
-        }
-    }
-}
+impl Memory for Sums {
+    const NAME: &'static str = "OpenSeq2SeqLogMax";
 
-impl Rule for OpenSeq2Seq {
-    fn name(&self) -> &str {
-        "OpenSeq2SeqLogMax"
-    }
-
-    fn advance(&mut self, _scale: f32, evidence: Evidence) -> NextScale {
+    fn advance(&mut self, schedule: &Schedule, evidence: Evidence) -> NextScale {
+        let Schedule::OpenSeq2SeqLogMax { log_max, .. } = *schedule else {
+            return NextScale::Same;
+        };
         let x = match evidence {
             Evidence::Finite(None) => return NextScale::Same,
             Evidence::Finite(Some(measures)) => (measures.max_abs as f32).ln() / 2f32.ln(),
-            Evidence::Overflow => self.log_max.exp2() as f32,
+            Evidence::Overflow => log_max.exp2() as f32,
         };
-        NextScale::Exactly(self.sums.add(x, self.betas, self.std_dev))
+        NextScale::Exactly(self.add(x, schedule.moments()))
     }
 
-    fn state(&self) -> String {
-        serde_json::to_string(&self.sums).expect("sums are plain data")
-    }
-
-    fn load_state(&mut self, state: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
-        self.sums = serde_json::from_str(state)?;
-        let corrections = [self.sums.b1_correction, self.sums.b2_correction];
-        match corrections.iter().all(|share| (0.0..=1.0).contains(share)) {
-            true => Ok(()),
-            false => Err(format!("no run has {:?}", self.sums).into()),
-        }
+    fn is_valid(&self) -> bool {
+        let corrections = [self.b1_correction, self.b2_correction];
+        corrections.iter().all(|share| (0.0..=1.0).contains(share))
     }
 }
 
 impl Sums {
+    pub(super) const START: Self = Self {
+        x_hat: 0.0,
+        slow_x_hat: 0.0,
+        xsquared_hat: 0.0,
+        b1_correction: 1.0,
+        b2_correction: 1.0,
+    };
+
     /// Takes in a logarithm. The scale that follows from it.
-    fn add(&mut self, x: f32, [beta1, beta2]: [f64; 2], std_dev: f64) -> f32 {
+    fn add(&mut self, x: f32, [beta1, beta2, std_dev]: [f64; 3]) -> f32 {
         let (b1, rest1) = (beta1 as f32, (1.0 - beta1) as f32);
         let (b2, rest2) = (beta2 as f32, (1.0 - beta2) as f32);
         self.x_hat = b1 * self.x_hat + rest1 * x;

@@ -350,9 +350,7 @@ impl GradScaler {
         let (places, crossings) = self.live().take_statistics();
         let mut found = entries.gradients.clone();
         let crossed = measure(&grads, &mut found, self.schedule().edge(), crossings)?;
-        let read = places.into_iter().zip(crossed);
-        let read = read.filter_map(|(at, status)| Some(BorderEvent::of_read(at, status?)));
-        self.live().events().restore(read);
+        (self.live().events).restore(BorderEvent::read(places, crossed));
         Ok(UnscaledGradients::new(grads, found, true))
     }
 
@@ -436,14 +434,13 @@ impl GradScaler {
 
     /// A scale that is on a device, for the scopes of this.
     pub(crate) fn device_step_at(&self, scale: DeviceScale) -> DeviceStep {
-        DeviceStep::new(scale, Arc::default(), &self.ledger.member)
+        DeviceStep::new(scale, Arc::default(), Arc::downgrade(&self.ledger.member))
     }
 
     /// Starts again: the schedule at its initial scale, counters at zero. Settings stay.
     pub fn reset(&mut self) {
         let schedule = self.schedule().restarted();
-        self.forget_steps();
-        *self.account() = Account::default();
+        self.restart_at(StepCounters::default());
         self.live().set_schedule(schedule);
         self.live().parts().restart();
     }
@@ -487,15 +484,17 @@ impl GradScaler {
         self.account().status = known.then(|| grads.status().clone());
     }
 
-    pub(crate) fn look_at_losses(&mut self, grads: &UnscaledGradients) {
+    /// Before gradients are counted.
+    pub(crate) fn look_at(&mut self, grads: &UnscaledGradients) {
         // Micro-batches were checked one by one, beside their losses.
         if self.is_enabled() && !grads.finding.is_settled {
             let scale = self.schedule().scale();
             let arrived =
-                || self.watch.any(|loss| loss != 0.0) || self.live().events().take_arrived();
+                || self.watch.any(|loss| loss != 0.0) || self.live().events.take_arrived();
             (self.account()).warn_of_zeros(grads.status(), scale, arrived);
             self.watch.check(grads.status());
         }
+        self.remember(grads);
     }
 
     /// Warns, once, of plain gradients that may be those of a scaled loss.

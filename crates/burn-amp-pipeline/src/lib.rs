@@ -242,7 +242,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         let (lr, grads) = (lr.into(), grads.into());
         self.scaler.take_tested(&grads);
         let entries = Entries::find(&module, Some(grads.params()), None, Some(&lr));
-        let checked = entries.and_then(|entries| self.check_module(&module, entries.statistics));
+        let checked = entries.and_then(|entries| self.check_module(&module, entries.buffers));
         if let Err(error) = checked {
             return Err(self.refused(module, error));
         }

@@ -54,6 +54,14 @@ pub(crate) struct Account {
 }
 
 impl Account {
+    /// Goes on from other counters, and forgets all else.
+    pub(crate) fn restart_at(&mut self, counters: StepCounters) {
+        *self = Self {
+            counters,
+            ..Self::default()
+        };
+    }
+
     /// At the begin of each call that may step: what the last one has done is over.
     pub(crate) fn begin_call(&mut self) {
         (self.outcome, self.status, self.is_step) = (None, None, false);
@@ -121,6 +129,11 @@ impl Account {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Skips are counted in a row anew.
+    pub(crate) fn end_row(&mut self) {
+        self.counters.consecutive_skips = 0;
     }
 
     /// Counts gradients that are thrown away untested, and warns of many in a row: if they overflow, the next ones will too.

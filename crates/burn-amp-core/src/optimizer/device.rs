@@ -127,7 +127,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// From here on the host moves the scale.
     fn end_run(&mut self) {
         if self.flight.run.take().is_some() {
-            self.scaler.live().in_flight().set_device_step(None);
+            self.scaler.live().in_flight.set_device_step(None);
         }
     }
 
@@ -158,14 +158,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             entries: inspected.entries,
             reading: inspected.status.start(crossing.into_iter().collect()),
             event,
-            of_all: self.scaler.live().events().take_range(),
+            of_all: self.scaler.live().events.take_range(),
             clip: self.options.clip.clone(),
             number: run.next_number(),
             run,
             ledger: self.scaler.ledger.shared(),
             resolution,
         };
-        self.scaler.live().in_flight().push(Box::new(step));
+        self.scaler.live().in_flight.push(Box::new(step));
     }
 
     /// Begins a step that nobody waits for; none if the host has to decide it: all steps before are known then.
@@ -183,15 +183,15 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.scaler.live().resolve(false);
         self.take_error()?;
         // Of this step's own backward pass.
-        let mut events = self.scaler.live().events().take();
+        let events = self.scaler.live().events.take();
         let start = match grads {
             StepGradients::Plain(grads) if self.why_host().is_none() => {
-                self.start(lr, module, grads, &mut events)
+                self.start(lr, module, grads, &events)
             }
             _ => None,
         };
         if start.is_none() {
-            self.scaler.live().events().restore(events);
+            self.scaler.live().events.restore(events);
             self.synchronize()?;
         }
         Ok(start)
@@ -209,7 +209,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.scaler.check_scopes();
         self.options.clip.limit(&mut grads, &inspected.entries);
         let next = Arc::new(device_step.advance(&inspected.status, inspected.at_border()));
-        let in_flight = self.scaler.live().in_flight();
+        let in_flight = &self.scaler.live().in_flight;
         in_flight.set_device_step(Some(next.clone()));
         let how = Update::decided_by(&next, lr);
         let module = update(&mut self.optim, how, module, grads);
@@ -222,7 +222,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Why no step can be recorded, whatever its gradients are.
     pub(super) fn cannot_record(&self) -> Option<&'static str> {
         if !self.options.hooks.is_empty() {
-            return Some("hooks look at its steps (`with_guard`, `with_ema`, `with_hook`)");
+            return Some("hooks look at its steps (`with_hook` and the methods that add one)");
         }
         self.why_host()
     }
@@ -265,21 +265,17 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lr: &ModuleLearningRate,
         module: &M,
         grads: &GradientsParams,
-        events: &mut VecDeque<BorderEvent>,
+        events: &VecDeque<BorderEvent>,
     ) -> Option<Start> {
         let (entries, event, pass) = self.find_gradients(lr, module, grads, events).ok()?;
-        let begun = match self.options.hooks.wait(module) {
-            false => self.device_step(&entries).zip(inspect(pass).ok()),
-            true => None,
-        };
-        if begun.is_none() {
-            events.extend(event.clone().map(BorderEvent::again));
+        if self.options.hooks.wait(module) {
+            return None;
         }
-        let (device_step, status) = begun?;
+        let device_step = self.device_step(&entries)?;
         let inspected = Inspected {
+            status: inspect(pass).ok()?,
             entries,
             event,
-            status,
         };
         Some((inspected, device_step))
     }
@@ -290,12 +286,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lr: &ModuleLearningRate,
         module: &M,
         grads: &GradientsParams,
-        events: &mut VecDeque<BorderEvent>,
+        events: &VecDeque<BorderEvent>,
     ) -> Result<(Vec<Entry>, Option<SingleEvent>, TensorList), AmpError> {
         // What is refused is refused by the step that waits.
         let entries = Entries::find(module, Some(grads), None, Some(lr))?;
-        if !entries.statistics.is_empty() {
-            let what = "the model has running statistics, as BatchNorm's, which a step that is skipped looks at";
+        if !entries.buffers.is_empty() {
+            let what = "the model has buffers that a forward pass changes, as BatchNorm's, which a step that is skipped looks at";
             return Err(refused(what));
         }
         if entries.adapted.is_some() {
@@ -340,7 +336,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             run.as_ref()
                 .is_some_and(|run| Arc::ptr_eq(run, device_step.run()))
         };
-        if let Some(device_step) = self.scaler.live().in_flight().device_step().filter(goes_on) {
+        if let Some(device_step) = self.scaler.live().in_flight.device_step().filter(goes_on) {
             return Some(device_step);
         }
         self.scaler.live().resolve(true);
@@ -388,7 +384,7 @@ mod tests {
             grads.register(param.id, zero.clone());
         }
         let optim = ScaledOptimizer::new(AdamConfig::new().init(), &MixedPrecision::f16());
-        let looked = optim.find_gradients(&1e-3.into(), &module, &grads, &mut VecDeque::new());
+        let looked = optim.find_gradients(&1e-3.into(), &module, &grads, &VecDeque::new());
         assert!(
             matches!(looked, Err(AmpError::CannotCapture { reason }) if reason.contains("65,536"))
         );

@@ -80,7 +80,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Scopes take the scale from the host again, after a recording that has failed.
     #[doc(hidden)]
     pub fn end_recording(&self) {
-        self.scaler.live().in_flight().set_device_step(None);
+        self.scaler.live().in_flight.set_device_step(None);
     }
 
     /// Computes a loss and its gradients, at the scale on the device, and looks at them there.
@@ -92,15 +92,15 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: &M,
         loss: impl FnOnce(&M) -> Tensor<1>,
     ) -> Result<(Found, GradientsParams), AmpError> {
-        self.scaler.live().events().clear();
+        self.scaler.live().events.clear();
         let device_step = self.scaler.device_step_at(scale.clone());
-        let in_flight = self.scaler.live().in_flight();
+        let in_flight = &self.scaler.live().in_flight;
         in_flight.set_device_step(Some(Arc::new(device_step)));
         let loss = loss(module);
         let mut grads = GradientsParams::from_grads(loss.clone().backward(), module);
         in_flight.set_device_step(None);
-        let mut events = self.scaler.live().events().take();
-        let (entries, event, pass) = self.find_gradients(lr, module, &grads, &mut events)?;
+        let events = self.scaler.live().events.take();
+        let (entries, event, pass) = self.find_gradients(lr, module, &grads, &events)?;
         let inspected = Inspected {
             status: inspect(pass)?,
             entries,
@@ -133,10 +133,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let verdict = Arc::new(DeviceStep::recorded(next, clips, Arc::default(), rehearsal));
         let update = Update::decided_by(&verdict, lr);
         let module = self.optim.update(update, module, grads);
-        let (next, rehearsal) = DeviceStep::into_parts(verdict);
+        let (next, rows, stays) = DeviceStep::end(verdict);
         let before = stage.scale.place();
         let scale = stage.scale.become_of(next);
-        let (rows, stays) = rehearsal.map(Rehearsal::end).unwrap_or_default();
         let stays = stays && scale.place() == before;
         (module, Stage { scale, rows, clip }, stays)
     }
@@ -176,8 +175,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         // Untracked: a parameter that is tracked anew leaves a node behind, which only a backward pass frees.
         let update = Update::decided_by(&verdict, lr);
         self.optim.update(update, module.clone().no_grad(), grads);
-        let (scale, rehearsal) = DeviceStep::into_parts(verdict);
-        let (rows, _) = rehearsal.map(Rehearsal::end).unwrap_or_default();
+        let (scale, rows, _) = DeviceStep::end(verdict);
         Ok(Stage { scale, rows, clip })
     }
 

@@ -22,7 +22,7 @@ pub(crate) const MAX_EVENTS: usize = 1024;
 
 /// A part of a network whose factor moves, as a scope has entered it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Region {
+pub(crate) struct OpenPart {
     pub(crate) part: Arc<str>,
     /// What gradients are multiplied by in it, and by the parts around it.
     pub(crate) factor: f64,
@@ -33,11 +33,11 @@ pub(crate) struct Region {
 #[derive(Clone, Debug)]
 pub(crate) enum EventPlace {
     /// Where it came to a scope, of this number and in this part.
-    Scope(u64, Option<Arc<Region>>),
+    Scope(u64, Option<Arc<OpenPart>>),
     /// Where it came to a part, out of another.
-    Arrival(Arc<Region>, Option<Arc<Region>>),
+    Arrival(Arc<OpenPart>, Option<Arc<OpenPart>>),
     /// Where it left a part, for another.
-    Departure(Arc<Region>, Option<Arc<Region>>),
+    Departure(Arc<OpenPart>, Option<Arc<OpenPart>>),
 }
 
 /// A gradient that was measured.
@@ -86,7 +86,7 @@ impl EventPlace {
     }
 
     /// The part that it enters.
-    fn entered(&self) -> Option<&Arc<Region>> {
+    fn entered(&self) -> Option<&Arc<OpenPart>> {
         match self {
             Self::Scope(_, region) => region.as_ref(),
             Self::Arrival(region, _) => Some(region),
@@ -105,23 +105,23 @@ impl BorderEvent {
         }
     }
 
-    /// One that was read.
-    pub(crate) fn of_read(at: (u64, EventPlace), status: CrossingStatus) -> Self {
-        Self::new(at, Measured::Read(status))
+    /// Those that came there, once they were read.
+    pub(crate) fn read(
+        places: impl IntoIterator<Item = (u64, EventPlace)>,
+        statuses: Vec<Option<CrossingStatus>>,
+    ) -> VecDeque<Self> {
+        let read = places.into_iter().zip(statuses);
+        read.filter_map(|(at, status)| Some(Self::new(at, Measured::Read(status?))))
+            .collect()
     }
 
-    /// Takes out the single event of a step, if there is at most one, of a plain scope: a device can judge that. They all stay otherwise.
-    pub(crate) fn single(events: &mut VecDeque<Self>) -> Option<Option<SingleEvent>> {
+    /// The single event of a step, if there is at most one, of a plain scope: a device can judge that.
+    pub(crate) fn single(events: &VecDeque<Self>) -> Option<Option<SingleEvent>> {
         let fits = |event: &Self| {
             matches!(event.place, EventPlace::Scope(_, None)) && event.is_on_device()
         };
         let is_single = events.len() <= 1 && events.iter().all(fits);
-        is_single.then(|| events.pop_front().and_then(Self::unread))
-    }
-
-    /// As it was before [`single`](Self::single).
-    pub(crate) fn again((at, crossing): SingleEvent) -> Self {
-        Self::new(at, Measured::OnDevice(Box::new(crossing)))
+        is_single.then(|| events.front().and_then(Self::unread))
     }
 
     /// Whether it was not read.
@@ -130,9 +130,11 @@ impl BorderEvent {
     }
 
     /// Its parts, if it was not read.
-    pub(crate) fn unread(self) -> Option<SingleEvent> {
-        match self.measured {
-            Measured::OnDevice(crossing) => Some(((self.number, self.place), *crossing)),
+    pub(crate) fn unread(&self) -> Option<SingleEvent> {
+        match &self.measured {
+            Measured::OnDevice(crossing) => {
+                Some(((self.number, self.place.clone()), (**crossing).clone()))
+            }
             Measured::Read(_) => None,
         }
     }
@@ -144,12 +146,12 @@ impl BorderEvent {
     }
 
     /// The part that it enters, unless its gradients were discarded.
-    pub(crate) fn entered(&self) -> Option<&Arc<Region>> {
+    pub(crate) fn entered(&self) -> Option<&Arc<OpenPart>> {
         self.place.entered().filter(|_| !self.is_discarded)
     }
 
     /// What came to a part, as it was before the part multiplied it. Waits for the device.
-    pub(crate) fn statistics(self) -> Option<(Arc<Region>, Statistics)> {
+    pub(crate) fn statistics(self) -> Option<(Arc<OpenPart>, Statistics)> {
         let region = self.place.entered()?.clone();
         let status = self.measured.read()?;
         let factor = region.factor;
@@ -199,7 +201,8 @@ impl BorderEvents {
             events.pop_front();
         }
         let at = (COUNT.fetch_add(1, Ordering::Relaxed), place);
-        events.push_back(BorderEvent::again((at, crossing)));
+        let measured = Measured::OnDevice(Box::new(crossing));
+        events.push_back(BorderEvent::new(at, measured));
         events.len()
     }
 
@@ -323,7 +326,7 @@ pub(crate) fn first_cause(events: VecDeque<BorderEvent>) -> Option<Cause> {
     events.sort_by_key(|event| event.number);
     let read = |event: BorderEvent| Some((event.place, event.measured.read()?));
     let events: Vec<_> = events.into_iter().filter_map(read).collect();
-    let scale = |region: Option<&Arc<Region>>| {
+    let scale = |region: Option<&Arc<OpenPart>>| {
         let part = region.map(|region| region.part.clone());
         Some((SkipCause::Scale, part))
     };

@@ -13,7 +13,7 @@ use std::{
 use crate::{
     lock::locked,
     scale::border_events::{
-        BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, Region, first_cause,
+        BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, OpenPart, first_cause,
     },
     scale::in_flight::InFlight,
     scale::loss_scale::{Evidence, GradScalerConfig, LossScale, SkipCause},
@@ -40,8 +40,10 @@ pub(crate) struct LiveScale {
     state: Mutex<State>,
     /// Locked after the state, where both are.
     parts: Mutex<Parts>,
-    events: Arc<BorderEvents>,
-    in_flight: InFlight,
+    /// The gradients that came to the border since the last step.
+    pub(crate) events: Arc<BorderEvents>,
+    /// The steps of which the host does not know the outcome.
+    pub(crate) in_flight: InFlight,
     /// Whether there was ever an optimizer that tests gradients.
     is_tested: AtomicBool,
     /// Whether gradients that nobody tests were warned of.
@@ -139,16 +141,6 @@ impl LiveScale {
         drop(state);
         self.events.clear();
         self.in_flight.set_device_step(None);
-    }
-
-    /// The gradients that came to the border since the last step.
-    pub(crate) fn events(&self) -> &Arc<BorderEvents> {
-        &self.events
-    }
-
-    /// The steps of which the host does not know the outcome.
-    pub(crate) fn in_flight(&self) -> &InFlight {
-        &self.in_flight
     }
 
     /// Resolves steps in flight, in their order: all of them if it `waits`.
@@ -327,8 +319,8 @@ impl LiveScale {
 
     /// Takes out what came to the parts that move by statistics and was not read, to be read with the gradients of a step.
     pub(crate) fn take_statistics(&self) -> (Vec<(u64, EventPlace)>, Vec<Crossing>) {
-        let unread = self.take_wanted(BorderEvent::is_on_device).into_iter();
-        unread.filter_map(BorderEvent::unread).unzip()
+        let unread = self.take_wanted(BorderEvent::is_on_device);
+        unread.iter().filter_map(BorderEvent::unread).unzip()
     }
 
     /// Lets parts that move by statistics see what came to them, after a backward pass without overflow. Waits for the device if that was
@@ -343,7 +335,7 @@ impl LiveScale {
 
     fn take_wanted(&self, fits: fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
         let parts = self.parts();
-        let is_wanted = |region: &Arc<Region>| parts.wants_statistics(&region.part);
+        let is_wanted = |region: &Arc<OpenPart>| parts.wants_statistics(&region.part);
         (self.events).take_if(|event| fits(event) && event.entered().is_some_and(is_wanted))
     }
 

@@ -3,13 +3,11 @@
 use burn_amp_kernels::ScaleState;
 use serde::{Deserialize, Serialize};
 
-mod adaptive_interval;
 mod built_in;
 mod config;
 mod device;
 mod log_max;
 mod near_top;
-mod openseq2seq;
 mod outcome;
 mod rule;
 mod schedule;
@@ -125,7 +123,7 @@ impl LossScale {
             scale: config.init_scale as f32,
             growth_tracker: 0,
             hysteresis_tracker: config.hysteresis,
-            state: config.first_state(),
+            state: State::first(&config),
             ceiling: None,
             warmup_step: 0,
         }
@@ -319,7 +317,7 @@ impl LossScale {
     /// Begins again at the interval of the settings.
     fn restart_interval(&mut self) {
         if self.state.interval().is_some() {
-            self.state = self.config.first_state();
+            self.state = State::first(&self.config);
         }
     }
 
@@ -366,10 +364,20 @@ impl LossScale {
         self.with_scale("scale", scale)
     }
 
+    /// What this program makes of a stored state: with the settings of that, or with its own. The error says why its rule refuses it.
+    pub(crate) fn resumed(self, stored: &Self, with_settings: bool) -> Result<Self, String> {
+        if !with_settings {
+            return self.continuing(stored);
+        }
+        let mut stored = stored.clone();
+        stored.config.enabled = self.config.enabled;
+        stored.with_rule_of(&self)
+    }
+
     /// These settings and this rule with the scale and the counts of another state. What the rule remembers is that of the other if it is of
     /// the same rule, and else starts again. The error says why the rule refuses it.
     /// A scale outside the bounds is moved to the nearest; a static scale that was given another `init_scale` keeps that.
-    pub(crate) fn continuing(mut self, other: &Self) -> Result<Self, String> {
+    fn continuing(mut self, other: &Self) -> Result<Self, String> {
         let config = &self.config;
         let same =
             |other: &GradScalerConfig| !other.dynamic && other.init_scale == config.init_scale;
@@ -400,10 +408,10 @@ impl LossScale {
     }
 
     /// This stored state with all its settings, under the rule of a program where that is its own or the only one to be had.
-    pub(crate) fn with_rule_of(self, program: &Self) -> Result<Self, String> {
+    fn with_rule_of(self, program: &Self) -> Result<Self, String> {
         let rule = match program.has_own_rule() {
             true => program.state.restarted(),
-            false if self.has_own_rule() => self.config.first_state(),
+            false if self.has_own_rule() => State::first(&self.config),
             false => return Ok(self),
         };
         let here = Self {
@@ -424,7 +432,7 @@ impl LossScale {
     /// [`AmpError::InvalidValue`] if the name is empty or that of a built-in rule, or if the rule refuses the stored state.
     pub fn with_rule<R: Rule + Clone>(mut self, rule: R) -> Result<Self, AmpError> {
         let name = rule.name();
-        if name.is_empty() || Schedule::is_name(name) {
+        if name.is_empty() || State::is_built_in(name) {
             let allowed = "a name of its own, which no built-in rule has";
             return Err(AmpError::refused("name", format!("`{name}`"), allowed));
         }
@@ -441,7 +449,7 @@ impl LossScale {
 
     /// Whether it is moved by a rule that is not one of the settings'.
     pub(crate) fn has_own_rule(&self) -> bool {
-        !Schedule::is_name(self.rule_name())
+        !State::is_built_in(self.rule_name())
     }
 
     /// Refuses a stored state whose rule is missing.

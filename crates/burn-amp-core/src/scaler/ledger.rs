@@ -140,7 +140,7 @@ impl Ledger {
         let schedule = self.live.schedule();
         let mut account = self.account();
         if seen != Evidence::Overflow {
-            account.counters.consecutive_skips = 0;
+            account.end_row();
         }
         if schedule.config().enabled {
             let moved = self.live.report(&Arc::downgrade(&self.member), Some(seen));

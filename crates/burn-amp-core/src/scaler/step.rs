@@ -71,7 +71,7 @@ impl GradScaler {
         let entries =
             checked.and_then(|()| Entries::find(&module, Some(grads.params()), None, Some(&lr)));
         let decided = entries.and_then(|entries| {
-            self.begin_step(entries.statistics);
+            self.begin_step(entries.buffers);
             let decided = self.count_step(optim, grads, None);
             self.leave_step(&module, false);
             decided
@@ -94,8 +94,7 @@ impl GradScaler {
     ) -> Result<Option<GradientsParams>, AmpError> {
         let optimizer = std::ptr::from_ref(optim).addr();
         self.iteration.check(&grads, optimizer)?;
-        let mut entries = grads.entries().iter();
-        entries.try_for_each(|entry| check_accepted(optim, entry, entry.gradient))?;
+        check_accepted(optim, grads.entries(), |entry| entry.gradient)?;
         let is_applied = !grads.has_overflow() && rejected.is_none();
         self.count_for(&grads, rejected, optimizer)?;
         Ok(is_applied.then(|| grads.into_tested()))
@@ -108,8 +107,7 @@ impl GradScaler {
         rejected: Option<Rejection>,
         optimizer: usize,
     ) -> Result<(), AmpError> {
-        self.look_at_losses(grads);
-        self.remember(grads);
+        self.look_at(grads);
         let found = Finding {
             rejected,
             ..grads.finding.clone()
@@ -243,7 +241,7 @@ impl GradScaler {
         if (tested.as_ref()).is_none_or(UnscaledGradients::has_overflow) {
             self.buffers.suspect();
         }
-        self.live().events().discard();
+        self.live().events.discard();
         let recorded = match tested.filter(|_| self.is_enabled()) {
             Some(grads) => {
                 self.unsettled.take(&grads.verdicts);
@@ -264,18 +262,19 @@ impl GradScaler {
     }
 }
 
-/// Refuses a gradient of a dtype that an optimizer cannot combine with its parameter.
+/// Refuses gradients of dtypes that an optimizer cannot combine with their parameters.
 pub(super) fn check_accepted<O: ModuleOptim>(
     optim: &O,
-    entry: &Entry,
-    gradient_dtype: DType,
+    entries: &[Entry],
+    dtype: impl Fn(&Entry) -> DType,
 ) -> Result<(), AmpError> {
-    match optim.accepts(entry.parameter, gradient_dtype) {
-        true => Ok(()),
-        false => Err(AmpError::HalfPrecisionParameter {
+    let refused = |entry: &&Entry| !optim.accepts(entry.parameter, dtype(entry));
+    match entries.iter().find(refused) {
+        None => Ok(()),
+        Some(entry) => Err(AmpError::HalfPrecisionParameter {
             parameter: entry.path.clone(),
             parameter_dtype: entry.parameter,
-            gradient_dtype,
+            gradient_dtype: dtype(entry),
         }),
     }
 }

@@ -97,7 +97,7 @@ impl GradScaler {
     pub fn replace_update(&mut self, before: LossScale, scale: f64) -> Result<(), AmpError> {
         self.live()
             .set_schedule(before.with_scale("loss_scale", scale)?);
-        self.account().counters.consecutive_skips = 0;
+        self.account().end_row();
         Ok(())
     }
 }

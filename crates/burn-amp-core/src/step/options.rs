@@ -13,7 +13,7 @@ use crate::{
     scale::loss_scale::StepOutcome,
     scaler::GradScaler,
     scaler::accumulation::AccumulationWindow,
-    step::hook::{Hooks, Judgement},
+    step::hook::Hooks,
     update::module_optim::ModuleOptim,
 };
 
@@ -101,7 +101,7 @@ impl StepOptions {
         let losses = window.map(|window| window.state.losses).unwrap_or_default();
         let loss = losses.and(self.loss).mean();
         let tests_micro_batches = window.is_some_and(AccumulationWindow::drops_micro_batches);
-        scaler.begin_step(std::mem::take(&mut entries.statistics));
+        scaler.begin_step(std::mem::take(&mut entries.buffers));
         let decided = match self.inspect(scaler, optim, grads, entries) {
             Ok(Some(grads)) => {
                 let hooks = self.hooks.clone();
@@ -146,14 +146,14 @@ impl StepOptions {
         mut grads: UnscaledGradients,
         loss: Option<f64>,
     ) -> Result<Option<Decided>, AmpError> {
-        let mut judgement = Judgement::default();
+        let (mut factor, mut rejected) = (1.0, None);
         if !grads.has_overflow() && !grads.entries().is_empty() {
-            judgement = self.hooks.judge(&mut grads, loss, module)?;
+            (factor, rejected) = self.hooks.judge(&mut grads, loss, module)?;
         }
         if grads.has_overflow() {
-            judgement = Judgement::default();
+            // Which a hook has found.
+            (factor, rejected) = (1.0, None);
         }
-        let Judgement { factor, rejected } = judgement;
         let mut factors = Factors::new();
         // A loss that is not finite may come of a forward pass that has spoilt the buffers.
         let spoilt = rejected.is_some()

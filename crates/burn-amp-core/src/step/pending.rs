@@ -3,7 +3,7 @@
 
 use burn::optim::GradientsParams;
 use burn_amp_kernels::Reading;
-use std::{collections::VecDeque, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 #[cfg(any(test, feature = "counts"))]
 use crate::gradients::pass::READS;
@@ -53,9 +53,7 @@ impl Pending for PendingStep {
         if statuses.iter().any(|status| status.non_finite > 0) {
             self.run.add_skip(self.number);
         }
-        let events = self.event.into_iter().zip(crossed);
-        let events = events.filter_map(|(at, status)| Some(BorderEvent::of_read(at, status?)));
-        let events: VecDeque<_> = events.collect();
+        let events = BorderEvent::read(self.event, crossed);
         let mut entries = self.entries;
         for (entry, status) in entries.iter_mut().zip(statuses) {
             entry.status = status;

@@ -1,6 +1,7 @@
-//! What the rules of the settings have in common: each is one by what it remembers.
+//! What the rules of the settings have in common: each is one by what it remembers. And those that are counted where all schedules are, in
+//! `rule.rs` of the kernels, so that devices move them too.
 
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{error::Error, fmt::Debug};
 
 use super::{
@@ -66,4 +67,21 @@ impl<M: Memory> Rule for BuiltIn<M> {
 /// PyTorch's rule remembers nothing beside the counts.
 impl Memory for () {
     const NAME: &'static str = "GrowthInterval";
+}
+
+/// A growth interval that follows the run: longer after overflows, shorter after growths in a row.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AdaptiveInterval {
+    pub(super) interval: u32,
+    /// Without an overflow between, since the interval was last halved.
+    pub(super) growths_in_a_row: u32,
+}
+
+impl Memory for AdaptiveInterval {
+    const NAME: &'static str = "AdaptiveInterval";
+
+    fn is_valid(&self) -> bool {
+        self.interval > 0 && self.growths_in_a_row < 2
+    }
 }

@@ -2,12 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    adaptive_interval::AdaptiveInterval,
-    built_in::{BuiltIn, Memory},
-    log_max, near_top, openseq2seq,
-    state::State,
-};
 use crate::{
     error::{AmpError, in_range},
     scale::defaults::{defaults, with_defaults},
@@ -193,42 +187,8 @@ impl Schedule {
         }
     }
 
-    /// Its rule before the first step.
-    pub(super) fn state(&self, growth_interval: u32) -> State {
-        let adaptive = AdaptiveInterval {
-            interval: growth_interval,
-            growths_in_a_row: 0,
-        };
-        match self {
-            Self::GrowthInterval => self.remembering(()),
-            Self::AdaptiveInterval { .. } => self.remembering(adaptive),
-            Self::LogMax { .. } => self.remembering(log_max::Sums::START),
-            Self::OpenSeq2SeqLogMax { .. } => self.remembering(openseq2seq::Sums::START),
-            Self::NearTop { .. } => self.remembering(near_top::Count::default()),
-        }
-    }
-
-    fn remembering(&self, memory: impl Memory) -> State {
-        State::new(BuiltIn {
-            schedule: *self,
-            memory,
-        })
-    }
-
     /// Whether it can lead to a scale that is NaN or infinite.
     pub(super) fn can_lose_scale(&self) -> bool {
         matches!(self, Self::OpenSeq2SeqLogMax { .. })
-    }
-
-    /// Whether a rule of this name is one of these.
-    pub(super) fn is_name(name: &str) -> bool {
-        let names = [
-            <()>::NAME,
-            AdaptiveInterval::NAME,
-            log_max::Sums::NAME,
-            openseq2seq::Sums::NAME,
-            near_top::Count::NAME,
-        ];
-        names.contains(&name)
     }
 }

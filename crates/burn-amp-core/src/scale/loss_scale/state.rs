@@ -5,9 +5,11 @@ use serde_json::Value;
 use std::{any::Any, error::Error};
 
 use super::{
-    adaptive_interval::AdaptiveInterval,
-    built_in::{BuiltIn, Memory},
+    built_in::{AdaptiveInterval, BuiltIn, Memory},
+    config::GradScalerConfig,
+    log_max, near_top,
     rule::{DynRule, Evidence, NextScale, Rule},
+    schedule::Schedule,
 };
 
 #[derive(Clone, Debug)]
@@ -44,6 +46,39 @@ impl Rule for Unknown {
 }
 
 impl State {
+    /// Before the first step.
+    pub(super) fn first(config: &GradScalerConfig) -> Self {
+        fn of(schedule: Schedule, memory: impl Memory) -> State {
+            State::new(BuiltIn { schedule, memory })
+        }
+        let schedule = config.schedule;
+        match schedule {
+            Schedule::GrowthInterval => of(schedule, ()),
+            Schedule::AdaptiveInterval { .. } => {
+                let start = AdaptiveInterval {
+                    interval: config.growth_interval,
+                    growths_in_a_row: 0,
+                };
+                of(schedule, start)
+            }
+            Schedule::LogMax { .. } => of(schedule, log_max::Sums::START),
+            Schedule::OpenSeq2SeqLogMax { .. } => of(schedule, log_max::OriginalSums::START),
+            Schedule::NearTop { .. } => of(schedule, near_top::Count::default()),
+        }
+    }
+
+    /// Whether a rule of this name is one of the settings'.
+    pub(super) fn is_built_in(name: &str) -> bool {
+        let names = [
+            <()>::NAME,
+            AdaptiveInterval::NAME,
+            log_max::Sums::NAME,
+            log_max::OriginalSums::NAME,
+            near_top::Count::NAME,
+        ];
+        names.contains(&name)
+    }
+
     pub(super) fn new(rule: impl Rule + Clone) -> Self {
         Self {
             first: Box::new(rule.clone()),

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    GradScalerConfig, LossScale, Schedule,
+    GradScalerConfig, LossScale,
     config::checked_scale,
     state::{State, Unknown, to_text},
 };
@@ -91,7 +91,7 @@ fn read(stored: &Value, first: &State) -> Result<State, String> {
         name: name.clone(),
         state,
     });
-    match Schedule::is_name(name) {
+    match State::is_built_in(name) {
         true => first.continuing(&stored)?.ok_or_else(refused),
         false if name.is_empty() => Err(refused()),
         false => Ok(stored),

@@ -462,7 +462,7 @@ impl GradScaler {
 
     /// Steps taken and skipped since this scaler was built.
     pub fn counters(&self) -> StepCounters {
-        self.account().counters
+        self.account().counters()
     }
 
     /// What the last call of `step`, `accumulate`, `flush`, `observe` or `discard` has done, of this scaler or of the optimizer

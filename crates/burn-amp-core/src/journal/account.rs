@@ -38,7 +38,7 @@ impl Purpose {
 /// The counters of an optimizer, and what its last call has done.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Account {
-    pub(crate) counters: StepCounters,
+    pub(super) counters: StepCounters,
     /// None before the first call, and where gradients were refused.
     pub(crate) outcome: Option<StepOutcome>,
     /// None where nothing was measured.
@@ -129,6 +129,10 @@ impl Account {
             _ => {}
         }
         Ok(())
+    }
+
+    pub(crate) fn counters(&self) -> StepCounters {
+        self.counters
     }
 
     /// Skips are counted in a row anew.

@@ -16,6 +16,7 @@ use crate::{
 };
 
 /// The loss scale as the device moves it, further than the host's by the steps in flight. It also decides the last of them.
+#[derive(Debug)]
 pub struct DeviceStep {
     scale: DeviceScale,
     factors: OnceLock<[Tensor<1>; 2]>,
@@ -132,12 +133,6 @@ impl DeviceStep {
     /// 1 over it.
     pub(crate) fn inverse(&self) -> Tensor<1> {
         self.factors()[1].clone()
-    }
-}
-
-impl std::fmt::Debug for DeviceStep {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("on the device")
     }
 }
 

@@ -55,9 +55,9 @@ impl Iteration {
 
     /// Takes what was found into the joint outcome.
     pub(crate) fn record(&mut self, found: &Finding) {
-        if found.moves_scale() {
+        if let Some(seen) = found.evidence() {
             self.overflows.extend(found.overflow.clone());
-            self.seen = Some(found.evidence().after(self.seen));
+            self.seen = Some(seen.after(self.seen));
         }
     }
 }

@@ -111,9 +111,8 @@ impl Ledger {
     /// Counts gradients, and moves the scale by them. An error if they are an overflow, or a rejection, too many: the scale stays then.
     pub(crate) fn end(&self, purpose: Purpose, found: &Finding) -> Result<(), AmpError> {
         self.count(purpose, found, true)?;
-        if found.moves_scale() {
-            let overflows = found.overflow.as_slice();
-            self.advance(found.evidence(), purpose, overflows);
+        if let Some(seen) = found.evidence() {
+            self.advance(seen, purpose, found.overflow.as_slice());
         }
         Ok(())
     }

@@ -134,7 +134,7 @@ impl GradScaler {
     pub(crate) fn state_to_store(&self) -> ScalerState {
         ScalerState {
             schedule: self.schedule(),
-            counters: self.account().counters,
+            counters: self.counters(),
             pending: self.iteration.seen.map(Evidence::outcome),
             seen: match self.iteration.seen {
                 Some(Evidence::Finite(measures)) => measures,

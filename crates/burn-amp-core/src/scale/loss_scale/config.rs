@@ -132,13 +132,9 @@ impl GradScalerConfig {
         let backoff = self.backoff_factor;
         let inside = backoff > 0.0 && backoff < 1.0;
         in_range("backoff_factor", backoff, inside, "above 0 and below 1")?;
-        let counts = [
-            ("growth_interval", self.growth_interval),
-            ("hysteresis", self.hysteresis),
-        ];
-        for (field, count) in counts {
-            in_range(field, count.into(), count > 0, "at least 1")?;
-        }
+        let count = |field, count: u32| in_range(field, count.into(), count > 0, "at least 1");
+        count("growth_interval", self.growth_interval)?;
+        count("hysteresis", self.hysteresis)?;
         if let Some(min) = self.min_scale {
             checked_scale("min_scale", min)?;
         }

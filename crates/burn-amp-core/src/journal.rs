@@ -120,13 +120,13 @@ impl Journal {
     /// Where it ends now.
     pub(crate) fn cursor(&self) -> Cursor {
         let entries = locked(&self.entries);
-        let sum = |sum: Calls, calls: &Calls| Calls {
-            applied: sum.applied + calls.applied,
-            others: sum.others + calls.others,
-        };
+        let calls = || entries.calls.values();
         Cursor {
             own: entries.calls.get(&thread::current().id()).copied(),
-            all: entries.calls.values().fold(Calls::default(), sum),
+            all: Calls {
+                applied: calls().map(|calls| calls.applied).sum(),
+                others: calls().map(|calls| calls.others).sum(),
+            },
         }
     }
 

@@ -347,10 +347,10 @@ impl GradScaler {
             }),
             _ => {}
         }
-        let (places, crossings) = self.live().take_statistics();
+        let (unread, crossings) = self.live().take_statistics();
         let mut found = entries.gradients.clone();
         let crossed = measure(&grads, &mut found, self.schedule().edge(), crossings)?;
-        (self.live().events).restore(BorderEvent::read(places, crossed));
+        (self.live().events).restore(BorderEvent::read(unread, crossed));
         Ok(UnscaledGradients::new(grads, found, true))
     }
 

@@ -94,11 +94,10 @@ impl Account {
             },
             (None, Some(Rejection { hook, reason })) => {
                 let steps = self.counters.guarded_in_a_row;
-                let (hook, reason) = (hook.clone(), reason.clone());
                 let error = AmpError::AlwaysGuarded {
-                    hook,
+                    hook: hook.clone(),
                     steps,
-                    reason,
+                    reason: reason.clone(),
                 };
                 (steps, error)
             }
@@ -111,23 +110,7 @@ impl Account {
         if max.is_some_and(|max| in_a_row > u64::from(max)) {
             return Err(error);
         }
-        match error {
-            AmpError::AlwaysGuarded { hook, reason, .. } => {
-                log::info!("step rejected by the {hook}: {reason}");
-            }
-            AmpError::LossNotFinite {
-                skips,
-                output_finite,
-            } => {
-                let what = match output_finite {
-                    true => "the gradient of the loss is infinite or NaN",
-                    false => "the model's output is infinite or NaN",
-                };
-                let skip = purpose.skip();
-                warn!("{skip}: {what}, {skips} in a row; the loss scale stays");
-            }
-            _ => {}
-        }
+        log_cause(purpose, error);
         Ok(())
     }
 
@@ -276,6 +259,27 @@ impl Account {
             let what = if after > before { "grows" } else { "falls" };
             log::log!(level, "loss scale {what} from {from} to {to}");
         }
+    }
+}
+
+/// Says why a step is skipped, where that is not said yet and the loss scale stays.
+fn log_cause(purpose: Purpose, error: AmpError) {
+    match error {
+        AmpError::AlwaysGuarded { hook, reason, .. } => {
+            log::info!("step rejected by the {hook}: {reason}");
+        }
+        AmpError::LossNotFinite {
+            skips,
+            output_finite,
+        } => {
+            let what = match output_finite {
+                true => "the gradient of the loss is infinite or NaN",
+                false => "the model's output is infinite or NaN",
+            };
+            let skip = purpose.skip();
+            warn!("{skip}: {what}, {skips} in a row; the loss scale stays");
+        }
+        _ => {}
     }
 }
 

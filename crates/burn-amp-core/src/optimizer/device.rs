@@ -14,7 +14,7 @@ use crate::{
     error::AmpError,
     gradients::StepGradients,
     gradients::entries::{Entries, Entry, handles},
-    scale::border_events::{BorderEvent, SingleEvent},
+    scale::border_events::BorderEvent,
     scale::device_step::{DeviceStep, Run},
     scale::in_flight::Resolution,
     scale::live_scale::LiveScale,
@@ -79,7 +79,7 @@ type Start = (Inspected, Arc<DeviceStep>);
 pub(crate) struct Inspected {
     pub(super) entries: Vec<Entry>,
     /// Where they came to the border.
-    pub(super) event: Option<SingleEvent>,
+    pub(super) event: Option<BorderEvent>,
     /// What is in them; nobody has read it.
     pub(super) status: Status,
 }
@@ -90,7 +90,7 @@ impl Inspected {
     }
 
     pub(super) fn at_border(&self) -> Option<&Crossing> {
-        self.event.as_ref().map(|(_, crossing)| crossing)
+        self.event.as_ref()?.crossing()
     }
 }
 
@@ -151,13 +151,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Adds a step in flight.
     pub(super) fn push(&self, inspected: Inspected, resolution: Resolution) {
-        let (event, crossing) = inspected.event.unzip();
+        let crossings = inspected.at_border().cloned().into_iter().collect();
         let run = self.flight.run.as_ref().map(|(run, _)| run.clone());
         let run = run.unwrap_or_default();
         let step = PendingStep {
             entries: inspected.entries,
-            reading: inspected.status.start(crossing.into_iter().collect()),
-            event,
+            reading: inspected.status.start(crossings),
+            event: inspected.event,
             of_all: self.scaler.live().events.take_range(),
             clip: self.options.clip.clone(),
             number: run.next_number(),
@@ -287,7 +287,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: &M,
         grads: &GradientsParams,
         events: &VecDeque<BorderEvent>,
-    ) -> Result<(Vec<Entry>, Option<SingleEvent>, TensorList), AmpError> {
+    ) -> Result<(Vec<Entry>, Option<BorderEvent>, TensorList), AmpError> {
         // What is refused is refused by the step that waits.
         let entries = Entries::find(module, Some(grads), None, Some(lr))?;
         if !entries.buffers.is_empty() {

@@ -41,18 +41,15 @@ pub(crate) enum EventPlace {
 }
 
 /// A gradient that was measured.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct BorderEvent {
     /// In the order of the backward passes.
     number: u64,
-    pub(crate) place: EventPlace,
+    place: EventPlace,
     measured: Measured,
     /// Whether it came in a backward pass whose gradients were discarded.
     is_discarded: bool,
 }
-
-/// A gradient that came to a scope, and what was measured of it, on the device still.
-pub(crate) type SingleEvent = ((u64, EventPlace), Crossing);
 
 /// What was measured of a gradient.
 #[derive(Clone, Debug)]
@@ -96,45 +93,31 @@ impl EventPlace {
 }
 
 impl BorderEvent {
-    fn new((number, place): (u64, EventPlace), measured: Measured) -> Self {
-        Self {
-            number,
-            place,
-            measured,
-            is_discarded: false,
-        }
-    }
-
-    /// Those that came there, once they were read.
+    /// Those of which this was read.
     pub(crate) fn read(
-        places: impl IntoIterator<Item = (u64, EventPlace)>,
+        events: impl IntoIterator<Item = Self>,
         statuses: Vec<Option<CrossingStatus>>,
     ) -> VecDeque<Self> {
-        let read = places.into_iter().zip(statuses);
-        read.filter_map(|(at, status)| Some(Self::new(at, Measured::Read(status?))))
-            .collect()
+        let read = |(event, status): (Self, Option<_>)| {
+            let measured = Measured::Read(status?);
+            Some(Self { measured, ..event })
+        };
+        events.into_iter().zip(statuses).filter_map(read).collect()
     }
 
     /// The single event of a step, if there is at most one, of a plain scope: a device can judge that.
-    pub(crate) fn single(events: &VecDeque<Self>) -> Option<Option<SingleEvent>> {
+    pub(crate) fn single(events: &VecDeque<Self>) -> Option<Option<Self>> {
         let fits = |event: &Self| {
-            matches!(event.place, EventPlace::Scope(_, None)) && event.is_on_device()
+            matches!(event.place, EventPlace::Scope(_, None)) && event.crossing().is_some()
         };
         let is_single = events.len() <= 1 && events.iter().all(fits);
-        is_single.then(|| events.front().and_then(Self::unread))
+        is_single.then(|| events.front().cloned())
     }
 
-    /// Whether it was not read.
-    pub(crate) fn is_on_device(&self) -> bool {
-        matches!(self.measured, Measured::OnDevice(_))
-    }
-
-    /// Its parts, if it was not read.
-    pub(crate) fn unread(&self) -> Option<SingleEvent> {
+    /// What was measured of it, if it was not read.
+    pub(crate) fn crossing(&self) -> Option<&Crossing> {
         match &self.measured {
-            Measured::OnDevice(crossing) => {
-                Some(((self.number, self.place.clone()), (**crossing).clone()))
-            }
+            Measured::OnDevice(crossing) => Some(crossing),
             Measured::Read(_) => None,
         }
     }
@@ -200,9 +183,12 @@ impl BorderEvents {
         if events.len() == MAX_EVENTS {
             events.pop_front();
         }
-        let at = (COUNT.fetch_add(1, Ordering::Relaxed), place);
-        let measured = Measured::OnDevice(Box::new(crossing));
-        events.push_back(BorderEvent::new(at, measured));
+        events.push_back(BorderEvent {
+            number: COUNT.fetch_add(1, Ordering::Relaxed),
+            place,
+            measured: Measured::OnDevice(Box::new(crossing)),
+            is_discarded: false,
+        });
         events.len()
     }
 

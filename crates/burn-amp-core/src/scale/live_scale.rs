@@ -318,9 +318,11 @@ impl LiveScale {
     }
 
     /// Takes out what came to the parts that move by statistics and was not read, to be read with the gradients of a step.
-    pub(crate) fn take_statistics(&self) -> (Vec<(u64, EventPlace)>, Vec<Crossing>) {
-        let unread = self.take_wanted(BorderEvent::is_on_device);
-        unread.iter().filter_map(BorderEvent::unread).unzip()
+    pub(crate) fn take_statistics(&self) -> (VecDeque<BorderEvent>, Vec<Crossing>) {
+        let unread = self.take_wanted(|event| event.crossing().is_some());
+        let crossings = unread.iter().filter_map(BorderEvent::crossing);
+        let crossings = crossings.cloned().collect();
+        (unread, crossings)
     }
 
     /// Lets parts that move by statistics see what came to them, after a backward pass without overflow. Waits for the device if that was

@@ -414,11 +414,14 @@ impl LossScale {
             false if self.has_own_rule() => State::first(&self.config),
             false => return Ok(self),
         };
-        let here = Self {
-            state: rule,
-            ..self.clone()
-        };
-        here.with_state_of(&self)
+        self.under(rule)
+    }
+
+    /// The same state under a rule, which goes on with what is remembered if that is its own.
+    fn under(mut self, rule: State) -> Result<Self, String> {
+        let before = self.clone();
+        self.state = rule;
+        self.with_state_of(&before)
     }
 
     /// The same scale moved by a rule of your own, in place of the one in the settings. Bounds, factors, hysteresis, warm-up and counts are
@@ -430,15 +433,13 @@ impl LossScale {
     /// # Errors
     ///
     /// [`AmpError::InvalidValue`] if the name is empty or that of a built-in rule, or if the rule refuses the stored state.
-    pub fn with_rule<R: Rule + Clone>(mut self, rule: R) -> Result<Self, AmpError> {
+    pub fn with_rule<R: Rule + Clone>(self, rule: R) -> Result<Self, AmpError> {
         let name = rule.name();
         if name.is_empty() || State::is_built_in(name) {
             let allowed = "a name of its own, which no built-in rule has";
             return Err(AmpError::refused("name", format!("`{name}`"), allowed));
         }
-        let before = self.clone();
-        self.state = State::new(rule);
-        self.with_state_of(&before)
+        self.under(State::new(rule))
             .map_err(|reason| AmpError::refused("state", reason, "one that the rule can have"))
     }
 

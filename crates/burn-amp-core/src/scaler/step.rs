@@ -144,13 +144,11 @@ impl GradScaler {
     /// iteration is ended.
     pub fn update(&mut self) -> Result<Option<StepOutcome>, AmpError> {
         self.learn_from_dropped()?;
-        let Iteration {
-            seen, overflows, ..
-        } = self.end_iteration();
-        if let Some(seen) = seen {
-            (self.ledger).advance(seen, Purpose::Step, &overflows);
+        let ended = self.end_iteration();
+        if let Some(seen) = ended.seen {
+            (self.ledger).advance(seen, Purpose::Step, &ended.overflows);
         }
-        Ok(seen.map(Evidence::outcome))
+        Ok(ended.seen.map(Evidence::outcome))
     }
 
     /// Ends the iteration with a loss scale of the caller's choice, whatever the outcome was.

@@ -6,9 +6,9 @@ use burn::{
 
 use crate::{
     error::AmpError,
+    gradients::StepGradients,
     gradients::clip::{ClipRules, Factors},
     gradients::entries::Entries,
-    gradients::{StepGradients, UnscaledGradients},
     record::{AmpRecord, WINDOW},
     scale::loss_scale::StepOutcome,
     scaler::GradScaler,
@@ -102,50 +102,45 @@ impl StepOptions {
         let loss = losses.and(self.loss).mean();
         let tests_micro_batches = window.is_some_and(AccumulationWindow::drops_micro_batches);
         scaler.begin_step(std::mem::take(&mut entries.buffers));
-        let decided = match self.inspect(scaler, optim, grads, entries) {
-            Ok(Some(grads)) => {
-                let hooks = self.hooks.clone();
-                let ended = self.end_step(scaler, optim, module, grads, loss);
-                if ended.is_err() {
-                    // What is refused leaves no trace.
-                    self.hooks = hooks;
-                }
-                ended
-            }
-            Ok(None) => Ok(None),
-            Err(error) => Err(error),
-        };
-        self.end_call(scaler.last_outcome());
+        let hooks = self.hooks.clone();
+        let decided = self.step(scaler, optim, module, grads, entries, loss);
+        if decided.is_err() {
+            // What is refused leaves no trace.
+            self.hooks = hooks;
+        }
+        let outcome = scaler.last_outcome();
+        if let Some(window) = &mut self.window
+            && outcome == Some(StepOutcome::Accumulated)
+        {
+            window.state.losses = window.state.losses.and(self.loss);
+        }
+        // Refused, it may be called again.
+        if outcome.is_some() {
+            self.loss = None;
+        }
         scaler.leave_step(module, tests_micro_batches);
         decided
     }
 
-    /// Tests gradients, or those of a window; none if that is not full.
-    fn inspect<O: ModuleOptim>(
+    /// Tests gradients, or those of a window, and ends the step: none if the window is not full, if they overflow or if a hook rejects them.
+    fn step<O: ModuleOptim, M: Module>(
         &mut self,
         scaler: &mut GradScaler,
         optim: &O,
+        module: &M,
         grads: Option<StepGradients>,
         entries: Entries,
-    ) -> Result<Option<UnscaledGradients>, AmpError> {
+        loss: Option<f64>,
+    ) -> Result<Option<Decided>, AmpError> {
         if grads.is_some() {
             scaler.check_scopes();
             if self.window.is_some() {
                 scaler.check_accepted(optim, &entries)?;
             }
         }
-        scaler.inspect(self.window.as_mut(), grads, entries)
-    }
-
-    /// Ends the step. The gradients, unless they overflow or a hook rejects them.
-    fn end_step<O: ModuleOptim, M: Module>(
-        &mut self,
-        scaler: &mut GradScaler,
-        optim: &O,
-        module: &M,
-        mut grads: UnscaledGradients,
-        loss: Option<f64>,
-    ) -> Result<Option<Decided>, AmpError> {
+        let Some(mut grads) = scaler.inspect(self.window.as_mut(), grads, entries)? else {
+            return Ok(None);
+        };
         let (mut factor, mut rejected) = (1.0, None);
         if !grads.has_overflow() && !grads.entries().is_empty() {
             (factor, rejected) = self.hooks.judge(&mut grads, loss, module)?;
@@ -172,19 +167,6 @@ impl StepOptions {
             scaler.buffers.suspect();
         }
         Ok(grads.map(|grads| (grads, factors)))
-    }
-
-    /// What becomes of the loss that was told for a call.
-    fn end_call(&mut self, outcome: Option<StepOutcome>) {
-        if let Some(window) = &mut self.window
-            && outcome == Some(StepOutcome::Accumulated)
-        {
-            window.state.losses = window.state.losses.and(self.loss);
-        }
-        // Refused, it may be called again.
-        if outcome.is_some() {
-            self.loss = None;
-        }
     }
 
     /// Throws gradients away. Finite ones do not move the scale inside a window that is skipped as a whole.

@@ -12,7 +12,7 @@ use crate::{
     gradients::clip::ClipRules,
     gradients::entries::Entry,
     journal::account::Purpose,
-    scale::border_events::{BorderEvent, EventPlace},
+    scale::border_events::BorderEvent,
     scale::device_step::Run,
     scale::in_flight::{Pending, Resolution},
     scaler::ledger::Ledger,
@@ -25,7 +25,7 @@ pub(crate) struct PendingStep {
     /// What was found in its gradients, and where they came to the border.
     pub(crate) reading: Reading,
     /// Where they came to the border.
-    pub(crate) event: Option<(u64, EventPlace)>,
+    pub(crate) event: Option<BorderEvent>,
     /// The events of all handles in its iteration.
     pub(crate) of_all: Range<u64>,
     /// By which they were clipped.

@@ -321,7 +321,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 && entry.parameter != DType::F64
                 && self.optim.accepts(entry.parameter, entry.gradient)
         };
-        match entries.iter().all(fits) && has_kernels(device) {
+        let has_kernels = || can_update(&Tensor::<1>::empty([0], (device, DType::F32)));
+        match entries.iter().all(fits) && has_kernels() {
             true => Ok(()),
             false => Err("the parameters are not all on one device, in f32, f16 or bf16"),
         }
@@ -350,11 +351,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         (self.flight).begin(run, ids.collect(), self.scaler.live());
         Some(Arc::new(device_step))
     }
-}
-
-/// Whether the kernels of a step run there.
-fn has_kernels(device: &Device) -> bool {
-    can_update(&Tensor::<1>::empty([0], (device, DType::F32)))
 }
 
 #[cfg(test)]

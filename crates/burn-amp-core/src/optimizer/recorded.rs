@@ -144,29 +144,24 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     #[doc(hidden)]
     pub fn begin_replay<M: Module>(
         &mut self,
-        stage: Stage,
+        mut stage: Stage,
         recorded: &Found,
         lr: ModuleLearningRate,
         module: &M,
         device: &Device,
     ) -> Result<Stage, AmpError> {
-        let run = self.replay_run(recorded)?;
-        let Stage {
-            mut scale,
-            rows,
-            clip,
-        } = stage;
-        let run = match run {
+        let run = match self.replay_run(recorded)? {
             Some(run) => run,
             // The host has moved the scale, or may have.
             None => {
-                scale = self.scale_on(device, Some(scale))?;
+                stage.scale = self.scale_on(device, Some(stage.scale))?;
                 let run = Arc::<Run>::default();
                 let ids = recorded.inspected.ids().collect();
                 (self.flight).begin(run.clone(), ids, self.scaler.live());
                 run
             }
         };
+        let Stage { scale, rows, clip } = stage;
         let rehearsal = Rehearsal::new(Rehearses::Replay, rows);
         let verdict = Arc::new(DeviceStep::recorded(scale, None, run, rehearsal));
         let ids: HashSet<_> = recorded.inspected.ids().collect();

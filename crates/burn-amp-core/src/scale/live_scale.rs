@@ -3,7 +3,7 @@
 use burn_amp_kernels::{Crossing, ScaleState};
 use std::{
     collections::{HashMap, VecDeque},
-    ops::{Range, RangeInclusive},
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -29,10 +29,10 @@ const MIN_SCALE: f32 = f32::from_bits(1 << 23); // 2^-126
 const UNTESTED: usize = 16;
 
 /// One schedule for all scopes and optimizers of a `MixedPrecision`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct LiveScale {
     /// Of what scopes apply: its inverse must be normal.
-    range: RangeInclusive<f32>,
+    range: [f32; 2],
     /// How many scopes were opened.
     opened: AtomicU64,
     /// How many steps were skipped, whatever for.
@@ -50,7 +50,7 @@ pub(crate) struct LiveScale {
     warned: AtomicBool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     schedule: LossScale,
     /// The optimizers that share the scale.
@@ -83,44 +83,33 @@ pub(crate) struct ScopesLeft {
 impl LiveScale {
     /// That of a `MixedPrecision`, which scopes apply.
     pub(crate) fn new(schedule: LossScale) -> Self {
-        Self::with(schedule, MIN_SCALE..=MAX_SCALE)
+        Self::with(schedule, [MIN_SCALE, MAX_SCALE])
     }
 
     /// That of a scaler that scales losses itself, by any number.
     pub(crate) fn of_scaler(schedule: LossScale) -> Self {
-        Self::with(schedule, 0.0..=f32::MAX)
+        Self::with(schedule, [0.0, f32::MAX])
     }
 
-    fn with(schedule: LossScale, range: RangeInclusive<f32>) -> Self {
+    fn with(schedule: LossScale, range: [f32; 2]) -> Self {
         let live = Self {
             range,
-            opened: AtomicU64::new(0),
-            skips: AtomicU64::new(0),
-            state: Mutex::new(State {
-                schedule,
-                members: Vec::new(),
-                iteration: Iteration::default(),
-            }),
-            parts: Mutex::default(),
-            events: Arc::default(),
-            in_flight: InFlight::default(),
-            is_tested: AtomicBool::new(false),
-            warned: AtomicBool::new(false),
+            ..Self::default()
         };
-        live.set_schedule(live.schedule());
+        live.set_schedule(schedule);
         live
     }
 
     /// A scale of its own, in the same state, that no scope uses.
     pub(crate) fn detached(&self) -> Self {
-        let detached = Self::with(self.schedule(), self.range.clone());
+        let detached = Self::with(self.schedule(), self.range);
         *detached.parts() = self.parts().clone();
         detached
     }
 
     /// The scale of the next scope.
     pub(crate) fn scale(&self) -> f32 {
-        let (min, max) = (*self.range.start(), *self.range.end());
+        let [min, max] = self.range;
         locked(&self.state).schedule.scale().clamp(min, max)
     }
 
@@ -255,7 +244,7 @@ impl LiveScale {
 
     /// A schedule whose scale is no higher than a scope can use.
     fn in_range(&self, schedule: LossScale) -> LossScale {
-        let max = *self.range.end();
+        let [_, max] = self.range;
         match schedule.scale() > max {
             true => (schedule.clone())
                 .with_scale("loss_scale", max.into())

@@ -268,9 +268,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         events: &VecDeque<BorderEvent>,
     ) -> Option<Start> {
         let (entries, event, pass) = self.find_gradients(lr, module, grads, events).ok()?;
-        if self.options.hooks.wait(module) {
-            return None;
-        }
+        // None where a hook has to see the gradients.
+        self.options.hooks.judge(None, None, module).ok()??;
         let device_step = self.device_step(&entries)?;
         let inspected = Inspected {
             status: inspect(pass).ok()?,

@@ -141,14 +141,13 @@ impl StepOptions {
         let Some(mut grads) = scaler.inspect(self.window.as_mut(), grads, entries)? else {
             return Ok(None);
         };
-        let (mut factor, mut rejected) = (1.0, None);
+        let mut judged = None;
         if !grads.has_overflow() && !grads.entries().is_empty() {
-            (factor, rejected) = self.hooks.judge(&mut grads, loss, module)?;
+            judged = self.hooks.judge(Some(&mut grads), loss, module)?;
         }
-        if grads.has_overflow() {
-            // Which a hook has found.
-            (factor, rejected) = (1.0, None);
-        }
+        // A hook may have found an overflow.
+        let judged = judged.filter(|_| !grads.has_overflow());
+        let (factor, rejected) = judged.unwrap_or((1.0, None));
         let mut factors = Factors::new();
         // A loss that is not finite may come of a forward pass that has spoilt the buffers.
         let spoilt = rejected.is_some()

@@ -62,29 +62,17 @@ impl Hooks {
         self.0.is_empty()
     }
 
-    /// Whether the host is to decide the next step of a module.
-    pub(crate) fn wait<M: Module>(&mut self, module: &M) -> bool {
-        let of_module = || distinct_parameters(module);
-        let mut step = Proposed {
-            grads: None,
-            loss: None,
-            parameters: Parameters::new(&of_module),
-            error: None,
-        };
-        let mut hooks = self.0.iter_mut();
-        hooks.any(|hook| hook.judge(&mut step) != Verdict::Apply)
-    }
-
-    /// Judges gradients that are finite: what they are multiplied by, and who has rejected the step.
+    /// Judges gradients that are finite, or the next step of a module without them: what they are multiplied by, and who has rejected the step.
+    /// None if the host is to read them first.
     pub(crate) fn judge<M: Module>(
         &mut self,
-        grads: &mut UnscaledGradients,
+        grads: Option<&mut UnscaledGradients>,
         loss: Option<f64>,
         module: &M,
-    ) -> Result<(f64, Option<Rejection>), AmpError> {
+    ) -> Result<Option<(f64, Option<Rejection>)>, AmpError> {
         let of_module = || distinct_parameters(module);
         let mut step = Proposed {
-            grads: Some(grads),
+            grads,
             loss,
             parameters: Parameters::new(&of_module),
             error: None,
@@ -92,7 +80,9 @@ impl Hooks {
         let (mut smallest, mut rejected) = (1.0f64, None);
         for hook in &mut self.0 {
             match hook.judge(&mut step) {
-                Verdict::Apply | Verdict::Wait => {}
+                Verdict::Apply => {}
+                _ if step.is_on_device() => return Ok(None),
+                Verdict::Wait => {}
                 // Not a number, too.
                 Verdict::Clip { factor, .. } if !(0.0..=1.0).contains(&factor) => {
                     let allowed = format!("between 0 and 1, for the hook `{}`", hook.name());
@@ -108,7 +98,7 @@ impl Hooks {
                 }
             }
         }
-        step.error.map_or(Ok((smallest, rejected)), Err)
+        step.error.map_or(Ok(Some((smallest, rejected))), Err)
     }
 
     /// After the update. `masters` are those of the optimizer; `device_step` decides the step, if the device does.

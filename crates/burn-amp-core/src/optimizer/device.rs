@@ -4,7 +4,7 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Module, ParamId},
     optim::GradientsParams,
-    tensor::{DType, Device, Tensor},
+    tensor::{DType, Tensor},
 };
 use burn_amp_kernels::{Crossing, Status, TensorList, can_update, inspect};
 use std::{collections::VecDeque, sync::Arc, thread};

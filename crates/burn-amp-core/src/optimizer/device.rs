@@ -90,7 +90,7 @@ impl Inspected {
     }
 
     pub(super) fn at_border(&self) -> Option<&Crossing> {
-        self.event.as_ref()?.crossing()
+        self.event.as_ref()?.unread()
     }
 }
 

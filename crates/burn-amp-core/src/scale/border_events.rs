@@ -108,14 +108,14 @@ impl BorderEvent {
     /// The single event of a step, if there is at most one, of a plain scope: a device can judge that.
     pub(crate) fn single(events: &VecDeque<Self>) -> Option<Option<Self>> {
         let fits = |event: &Self| {
-            matches!(event.place, EventPlace::Scope(_, None)) && event.crossing().is_some()
+            matches!(event.place, EventPlace::Scope(_, None)) && event.unread().is_some()
         };
         let is_single = events.len() <= 1 && events.iter().all(fits);
         is_single.then(|| events.front().cloned())
     }
 
     /// What was measured of it, if it was not read.
-    pub(crate) fn crossing(&self) -> Option<&Crossing> {
+    pub(crate) fn unread(&self) -> Option<&Crossing> {
         match &self.measured {
             Measured::OnDevice(crossing) => Some(crossing),
             Measured::Read(_) => None,

@@ -308,8 +308,8 @@ impl LiveScale {
 
     /// Takes out what came to the parts that move by statistics and was not read, to be read with the gradients of a step.
     pub(crate) fn take_statistics(&self) -> (VecDeque<BorderEvent>, Vec<Crossing>) {
-        let unread = self.take_wanted(|event| event.crossing().is_some());
-        let crossings = unread.iter().filter_map(BorderEvent::crossing);
+        let unread = self.take_wanted(|event| event.unread().is_some());
+        let crossings = unread.iter().filter_map(BorderEvent::unread);
         let crossings = crossings.cloned().collect();
         (unread, crossings)
     }

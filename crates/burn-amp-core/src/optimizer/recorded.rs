@@ -53,10 +53,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
         self.check_settings()?;
         self.check_loaded(module)?;
-        match self.cannot_record() {
-            Some(what) => Err(refused(what)),
-            None => Ok(()),
-        }
+        (self.cannot_record()).map_or(Ok(()), |what| Err(refused(what)))
     }
 
     /// The loss scale as it is, on a device: in the place of another, if there is one.
@@ -100,12 +97,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let mut grads = GradientsParams::from_grads(loss.clone().backward(), module);
         in_flight.set_device_step(None);
         let events = self.scaler.live().events.take();
-        let (entries, event, pass) = self.find_gradients(lr, module, &grads, &events)?;
-        let inspected = Inspected {
-            status: inspect(pass)?,
-            entries,
-            event,
-        };
+        let (mut inspected, pass) = self.find_gradients(lr, module, &grads, &events)?;
+        inspected.status = inspect(pass)?;
         self.options.clip.limit(&mut grads, &inspected.entries);
         let loss = loss.inner();
         Ok((Found { inspected, loss }, grads))

@@ -13,7 +13,7 @@ pub use crate::{
     record::Container,
     scale::device_step::{DeviceStep, Run},
     scale::rehearsal::{Rehearsal, Rehearses},
-    scaler::{HandedOver, Reached},
+    scaler::HandedOver,
     step::options::StepOptions,
     update::Update,
     update::masters::{BurnsState, Masters, WithMaster, masters_of},

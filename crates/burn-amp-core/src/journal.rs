@@ -39,9 +39,8 @@ struct Entries {
     count: u64,
     /// Of each optimizer.
     counters: BTreeMap<u64, StepCounters>,
-    /// Of the optimizer that was called last, and what that call has done.
-    last_counters: StepCounters,
-    last: (Option<StepOutcome>, Option<GradientStatus>),
+    /// Of the optimizer that was called last.
+    last: Account,
 }
 
 /// How many calls have stepped, and how many have not: skips, micro-batches, discards.
@@ -81,8 +80,7 @@ impl Journal {
             entries.enter(account, loss_scale);
         }
         entries.counters.insert(optimizer, account.counters);
-        entries.last_counters = account.counters;
-        entries.last = (account.outcome, account.status.clone());
+        entries.last = account.clone();
     }
 
     /// The counters of all optimizers start again.
@@ -92,7 +90,8 @@ impl Journal {
 
     /// What the last call has done, of any optimizer.
     pub fn last(&self) -> (Option<StepOutcome>, Option<GradientStatus>) {
-        locked(&self.entries).last.clone()
+        let last = &locked(&self.entries).last;
+        (last.outcome, last.status.clone())
     }
 
     /// The counters of all optimizers together.
@@ -100,7 +99,7 @@ impl Journal {
         let entries = locked(&self.entries);
         let counters = entries.counters.values().copied();
         let sum = counters.reduce(StepCounters::and).unwrap_or_default();
-        sum.with_rows_of(entries.last_counters)
+        sum.with_rows_of(entries.last.counters)
     }
 
     /// How many steps were entered.
@@ -120,13 +119,13 @@ impl Journal {
     /// Where it ends now.
     pub(crate) fn cursor(&self) -> Cursor {
         let entries = locked(&self.entries);
-        let sum = |sum: Calls, calls: &Calls| Calls {
-            applied: sum.applied + calls.applied,
-            others: sum.others + calls.others,
-        };
+        let calls = || entries.calls.values();
         Cursor {
             own: entries.calls.get(&thread::current().id()).copied(),
-            all: entries.calls.values().fold(Calls::default(), sum),
+            all: Calls {
+                applied: calls().map(|calls| calls.applied).sum(),
+                others: calls().map(|calls| calls.others).sum(),
+            },
         }
     }
 

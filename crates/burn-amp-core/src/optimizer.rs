@@ -336,13 +336,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ) -> Result<M, StepError<M>> {
         let begun = self.check_settings();
         match begun.and_then(|()| self.begin_on_device(&lr, &module, &grads)) {
-            Ok(None) => {}
+            Ok(None) => self.step_on_host(lr, module, Some(grads), update),
             Ok(Some(start)) => {
-                return Ok(self.step_on_device(start, lr, module, grads.into_params(), update));
+                Ok(self.step_on_device(start, lr, module, grads.into_params(), update))
             }
-            Err(error) => return Err(self.refused(module, error)),
+            Err(error) => Err(self.refused(module, error)),
         }
-        self.step_on_host(lr, module, Some(grads), update)
     }
 
     /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see [`GradScaler::flush`].
@@ -421,7 +420,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn drop_window(&mut self) {
         if let Some(window) = &mut self.options.window {
             window.clear();
-            self.scaler.live().events().discard_window();
+            self.scaler.live().events.discard_window();
         }
     }
 
@@ -440,7 +439,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.check_settings()?;
         self.synchronize()?;
         let discarded = self.options.discard(&mut self.scaler, grads.into());
-        self.scaler.ledger().show(None);
+        self.scaler.ledger.show(None);
         discarded
     }
 
@@ -555,7 +554,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             other => other,
         })?;
         self.loaded = Some(state);
-        self.scaler.account().error = None;
         if let Some(here) = &mut self.options.window {
             here.state = window.unwrap_or_default();
         }

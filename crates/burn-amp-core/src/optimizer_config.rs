@@ -1,8 +1,4 @@
-use burn::{
-    config::{Config, config_to_json},
-    module::ParamGroup,
-    tensor::FloatDType,
-};
+use burn::{module::ParamGroup, tensor::FloatDType};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -19,7 +15,7 @@ use crate::{
 };
 
 settings! {
-    /// What a [`ScaledOptimizer`] adds to an optimizer, in one Burn [`Config`] that is saved to and loaded from JSON: the precision, the loss
+    /// What a [`ScaledOptimizer`] adds to an optimizer, in one Burn [`Config`](burn::config::Config) that is saved to and loaded from JSON: the precision, the loss
     /// scale, clipping, a guard, accumulation and averages.
     ///
     /// What Keras's `LossScaleOptimizer` takes, under Burn's names. Put it into your program's
@@ -73,20 +69,7 @@ settings! {
     ema, with_ema: Option<EmaConfig> = None,
 }
 
-impl Config for ScaledOptimizerConfig {}
-
-impl std::fmt::Display for ScaledOptimizerConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&config_to_json(self))
-    }
-}
-
 impl ScaledOptimizerConfig {
-    /// f16 with PyTorch's loss scale, and nothing else.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// The precision of these settings, with its loss scale, as a new handle: for the model's scopes, and for [`init`](Self::init).
     ///
     /// # Errors

@@ -42,7 +42,7 @@ mod step;
 mod worker_side;
 
 pub(crate) use record::ScalerState;
-pub use worker_side::{HandedOver, Reached};
+pub use worker_side::HandedOver;
 
 use crate::{
     border::cast::{CastFloat, multiply_losses},
@@ -100,7 +100,7 @@ impl LossScale {
 /// gradients, once: in [`unscale`](Self::unscale), or in [`accumulate`](Self::accumulate) and [`flush`](Self::flush).
 #[derive(Clone, Debug)]
 pub struct GradScaler {
-    scale: Scale,
+    pub(crate) ledger: Ledger,
     pub(crate) iteration: Iteration,
     watch: LossWatch,
     pub(crate) unsettled: Unsettled,
@@ -110,99 +110,56 @@ pub struct GradScaler {
     pub(crate) buffers: Buffers,
 }
 
-/// What a scaler moves: the loss scale of a [`MixedPrecision`], which scopes apply and clones share; or one of its own. And where it counts.
-#[derive(Debug)]
-struct Scale {
-    live: Arc<LiveScale>,
-    amp: Option<MixedPrecision>,
-    ledger: Arc<Ledger>,
-}
-
-impl Scale {
-    fn of(amp: &MixedPrecision, account: Account) -> Self {
-        // The steps in flight end iterations without this optimizer.
-        amp.live().resolve(true);
-        let member = amp.live().join();
-        Self {
-            live: amp.live().clone(),
-            amp: Some(amp.clone()),
-            ledger: Arc::new(Ledger::new(member, Some(amp.journal()), account)),
-        }
-    }
-
-    fn own(live: LiveScale, account: Account) -> Self {
-        Self {
-            ledger: Arc::new(Ledger::new(live.join(), None, account)),
-            live: Arc::new(live),
-            amp: None,
-        }
-    }
-}
-
-impl Clone for Scale {
-    fn clone(&self) -> Self {
-        match &self.amp {
-            Some(amp) => Self {
-                live: self.live.clone(),
-                amp: Some(amp.clone()),
-                ledger: Arc::new(self.ledger.forked(self.ledger.member.clone())),
-            },
-            // Nobody follows it yet.
-            None => Self::own(self.live.detached(), self.ledger.account().clone()),
-        }
-    }
-}
-
 /// A scaler that moves the loss scale of this handle: that of an optimizer whose gradients its scopes have scaled and unscaled.
 impl From<&MixedPrecision> for GradScaler {
     fn from(amp: &MixedPrecision) -> Self {
-        Self::with_scale(Scale::of(amp, Account::default()))
+        Self::with_ledger(Ledger::of(amp, Account::default()))
     }
 }
 
 impl GradScaler {
     pub(crate) fn new(schedule: LossScale) -> Self {
-        let live = LiveScale::of_scaler(schedule);
-        Self::with_scale(Scale::own(live, Account::default()))
+        let live = Arc::new(LiveScale::of_scaler(schedule));
+        Self::with_ledger(Ledger::new(live, None, Account::default()))
     }
 
-    fn with_scale(scale: Scale) -> Self {
+    fn with_ledger(ledger: Ledger) -> Self {
         Self {
             iteration: Iteration::default(),
             watch: LossWatch::default(),
             unsettled: Unsettled::default(),
-            opened: scale.live.opened(),
+            opened: ledger.live.opened(),
             warned_of_no_scope: false,
-            buffers: Buffers::since(scale.live.skips()),
-            scale,
+            buffers: Buffers::since(ledger.live.skips()),
+            ledger,
         }
     }
 
     /// Is waited for before an iteration ends, and not as the scaler that it was cloned from.
     #[doc(hidden)]
     pub fn join(&mut self) {
-        self.scale.ledger = Arc::new(self.ledger().forked(self.live().join()));
+        self.ledger = self.ledger.forked(self.live().join());
     }
 
     /// Is no longer waited for before an iteration ends.
     #[doc(hidden)]
     pub fn leave(&mut self) {
-        self.scale.ledger = Arc::new(self.ledger().forked(Arc::default()));
+        self.ledger = self.ledger.forked(Arc::default());
     }
 
     /// The `MixedPrecision` whose loss scale this moves; none of a scaler that scales losses itself.
     pub fn precision(&self) -> Option<&MixedPrecision> {
-        self.scale.amp.as_ref()
+        self.ledger.amp.as_ref()
     }
 
     /// The scale, whoever applies it.
     pub(crate) fn live(&self) -> &Arc<LiveScale> {
-        &self.scale.live
+        &self.ledger.live
     }
 
     /// What this scaler itself multiplies losses by: nothing where scopes do it.
     pub(crate) fn loss_factor(&self) -> f32 {
-        match self.scale.amp {
+        match self.ledger.amp {
             Some(_) => 1.0,
             None => self.loss_scale(),
         }
@@ -261,7 +218,7 @@ impl GradScaler {
 
     /// The loss scale after [`resolve_dropped`](Self::resolve_dropped).
     pub(crate) fn settled_loss_factor(&self) -> f32 {
-        if self.scale.amp.is_some() || !self.is_enabled() {
+        if self.ledger.amp.is_some() || !self.is_enabled() {
             return self.loss_factor();
         }
         let mut iteration = self.iteration.clone();
@@ -295,7 +252,7 @@ impl GradScaler {
     /// [`AmpError::LossNotScaled`] if neither this scaler nor a copy of it has scaled a loss since the last
     /// [`update`](Self::update): the gradients of a plain loss are not scaled, and must not be divided.
     pub fn scaled(&self, grads: GradientsParams) -> Result<ScaledGradients, AmpError> {
-        let scales = self.is_enabled() && self.scale.amp.is_none();
+        let scales = self.is_enabled() && self.ledger.amp.is_none();
         match scales && !self.watch.is_scaled() {
             true => Err(AmpError::LossNotScaled),
             false => Ok(ScaledGradients {
@@ -390,21 +347,19 @@ impl GradScaler {
             }),
             _ => {}
         }
-        let (places, crossings) = self.live().take_statistics();
+        let (unread, crossings) = self.live().take_statistics();
         let mut found = entries.gradients.clone();
         let crossed = measure(&grads, &mut found, self.schedule().edge(), crossings)?;
-        let read = places.into_iter().zip(crossed);
-        let read = read.filter_map(|(at, status)| Some(BorderEvent::of_read(at, status?)));
-        self.live().events().restore(read);
+        (self.live().events).restore(BorderEvent::read(unread, crossed));
         Ok(UnscaledGradients::new(grads, found, true))
     }
 
     /// Warns, once, if no scope was open since the last step: its gradients say nothing of this scale.
     pub(crate) fn check_scopes(&mut self) {
-        let Some(amp) = &self.scale.amp else {
+        let Some(amp) = &self.ledger.amp else {
             return;
         };
-        let opened = self.scale.live.opened();
+        let opened = self.ledger.live.opened();
         let unused = opened == self.opened && is_half(amp.dtype().into());
         self.opened = opened;
         if unused && !std::mem::replace(&mut self.warned_of_no_scope, true) {
@@ -439,35 +394,31 @@ impl GradScaler {
     #[doc(hidden)]
     pub fn leave_step<M: Module>(&mut self, module: &M, accepts_micro_batches: bool) {
         let outcome = self.account().outcome;
-        let live = &self.scale.live;
+        let live = &self.ledger.live;
         (self.buffers).after_step(module, outcome, accepts_micro_batches, live);
     }
 
-    pub(crate) fn ledger(&self) -> &Arc<Ledger> {
-        &self.scale.ledger
-    }
-
     pub(crate) fn account(&self) -> MutexGuard<'_, Account> {
-        self.ledger().account()
+        self.ledger.account()
     }
 
     /// Enters what a call has done in the journals. At the end of each call.
     pub(crate) fn enter(&self) {
-        self.ledger().show(Some(self.loss_scale()));
+        self.ledger.show(Some(self.loss_scale()));
     }
 
     /// Shows counters that were loaded, or that a `Learner` begins with. Optimizers that are gone count no longer, if no other is there.
     #[doc(hidden)]
     pub fn show_loaded(&self) {
-        if !self.live().has_others(&self.ledger().member) {
-            self.ledger().forget_others();
+        if !self.live().has_others(&self.ledger.member) {
+            self.ledger.forget_others();
         }
-        self.ledger().show(None);
+        self.ledger.show(None);
     }
 
     /// That of this optimizer alone.
     pub(crate) fn journal(&self) -> &Journal {
-        self.ledger().journal()
+        self.ledger.journal()
     }
 
     /// Whether a device can move the scale: nobody else does, nor wants to see the gradients.
@@ -483,14 +434,13 @@ impl GradScaler {
 
     /// A scale that is on a device, for the scopes of this.
     pub(crate) fn device_step_at(&self, scale: DeviceScale) -> DeviceStep {
-        DeviceStep::new(scale, Arc::default(), &self.ledger().member)
+        DeviceStep::new(scale, Arc::default(), Arc::downgrade(&self.ledger.member))
     }
 
     /// Starts again: the schedule at its initial scale, counters at zero. Settings stay.
     pub fn reset(&mut self) {
         let schedule = self.schedule().restarted();
-        self.forget_steps();
-        *self.account() = Account::default();
+        self.restart_at(StepCounters::default());
         self.live().set_schedule(schedule);
         self.live().parts().restart();
     }
@@ -512,7 +462,7 @@ impl GradScaler {
 
     /// Steps taken and skipped since this scaler was built.
     pub fn counters(&self) -> StepCounters {
-        self.account().counters
+        self.account().counters()
     }
 
     /// What the last call of `step`, `accumulate`, `flush`, `observe` or `discard` has done, of this scaler or of the optimizer
@@ -534,20 +484,22 @@ impl GradScaler {
         self.account().status = known.then(|| grads.status().clone());
     }
 
-    pub(crate) fn look_at_losses(&mut self, grads: &UnscaledGradients) {
+    /// Before gradients are counted.
+    pub(crate) fn look_at(&mut self, grads: &UnscaledGradients) {
         // Micro-batches were checked one by one, beside their losses.
         if self.is_enabled() && !grads.finding.is_settled {
             let scale = self.schedule().scale();
             let arrived =
-                || self.watch.any(|loss| loss != 0.0) || self.live().events().take_arrived();
+                || self.watch.any(|loss| loss != 0.0) || self.live().events.take_arrived();
             (self.account()).warn_of_zeros(grads.status(), scale, arrived);
             self.watch.check(grads.status());
         }
+        self.remember(grads);
     }
 
     /// Warns, once, of plain gradients that may be those of a scaled loss.
     pub(crate) fn check_plain(&mut self) {
-        if self.is_enabled() && self.scale.amp.is_none() {
+        if self.is_enabled() && self.ledger.amp.is_none() {
             self.watch.check_plain();
         }
     }

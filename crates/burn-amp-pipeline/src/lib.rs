@@ -242,7 +242,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         let (lr, grads) = (lr.into(), grads.into());
         self.scaler.take_tested(&grads);
         let entries = Entries::find(&module, Some(grads.params()), None, Some(&lr));
-        let checked = entries.and_then(|entries| self.check_module(&module, entries.statistics));
+        let checked = entries.and_then(|entries| self.check_module(&module, entries.buffers));
         if let Err(error) = checked {
             return Err(self.refused(module, error));
         }
@@ -411,7 +411,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             .worker
             .send(|update| update.load_record(record))
             .and_then(Pending::wait)?;
-        self.scaler.follow(loaded?, false);
+        self.scaler.follow(&loaded?, false);
         self.in_flight.0.clear();
         self.trained = None;
         self.scaler.forget_buffers();
@@ -553,7 +553,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
                 Ok(updated) => {
                     failed = failed.or(updated.error);
                     image = updated.image.or(image);
-                    self.scaler.follow(updated.reached, what != What::Other);
+                    self.scaler.follow(&updated.reached, what != What::Other);
                     if what == What::Update {
                         // The update knows nothing of the forward passes of the present window, unless all is done.
                         let is_behind = until == Until::LastUpdate;

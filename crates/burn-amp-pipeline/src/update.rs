@@ -5,11 +5,9 @@ use std::any::Any;
 
 use super::masters::{self, Trained, images_of, values_of};
 use burn_amp_core::{
-    AmpError, AmpRecord, LossScale, ModuleOptim, ScaledGradients, ScaledOptimizer, StepError,
-    StepOutcome,
-    internal::{
-        HandedOver, ParamTensors, Parameter, Reached, StepGradients, distinct_parameters, widened,
-    },
+    AmpError, AmpRecord, GradScaler, LossScale, ModuleOptim, ScaledGradients, ScaledOptimizer,
+    StepError, StepOutcome,
+    internal::{HandedOver, ParamTensors, Parameter, StepGradients, distinct_parameters, widened},
 };
 
 /// The optimizer, and the masters that it steps.
@@ -37,7 +35,7 @@ pub(super) struct Updated {
     pub(super) error: Option<AmpError>,
     /// The parameters, if they have changed.
     pub(super) image: Option<Trained>,
-    pub(super) reached: Reached,
+    pub(super) reached: GradScaler,
 }
 
 impl<O: ModuleOptim> Update<O> {
@@ -125,7 +123,7 @@ impl<O: ModuleOptim> Update<O> {
         Updated {
             error: result.err(),
             image,
-            reached: self.optim.scaler().reached(),
+            reached: self.optim.scaler().detached(),
         }
     }
 
@@ -139,11 +137,11 @@ impl<O: ModuleOptim> Update<O> {
     }
 
     /// Goes on from a record, the masters of which belong to the next module.
-    pub(super) fn load_record(&mut self, record: AmpRecord) -> Result<Reached, AmpError> {
+    pub(super) fn load_record(&mut self, record: AmpRecord) -> Result<GradScaler, AmpError> {
         self.optim.load_record(record)?;
         self.masters = None;
         self.next_scale = None;
-        Ok(self.optim.scaler().reached())
+        Ok(self.optim.scaler().detached())
     }
 }
 

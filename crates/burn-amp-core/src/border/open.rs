@@ -9,7 +9,7 @@ use crate::{
     border::mixed_precision::MixedPrecision,
     error::AmpError,
     lock::locked,
-    scale::border_events::{EventPlace, Region},
+    scale::border_events::{EventPlace, OpenPart},
     scale::device_step::DeviceStep,
     scale::rescale::{Rescale, Rule},
     values::any_tensor::AnyTensor,
@@ -27,7 +27,7 @@ pub(crate) struct Open {
     pub(crate) side: Side,
     pub(crate) number: u64,
     /// The innermost part around whose factor moves.
-    pub(crate) region: Option<Arc<Region>>,
+    pub(crate) region: Option<Arc<OpenPart>>,
     /// What gradients are multiplied by beside the loss scale.
     pub(crate) shift: f64,
     pub(crate) dry: Option<Arc<DryRun>>,
@@ -108,7 +108,7 @@ impl Open {
             Rule::Fixed(exponent) => self.power_of_two(*exponent),
             Rule::Driven(driven) if self.amp.is_scaled() => {
                 let factor = self.amp.live().parts().enter(driven, self.dry.is_some());
-                region = Some(Arc::new(Region {
+                region = Some(Arc::new(OpenPart {
                     part: driven.name.clone(),
                     factor: factor.into(),
                     around: self.shift,

@@ -309,10 +309,10 @@ impl MixedPrecision {
         let dtype = dtype.unwrap_or(self.dtype());
         let is_step = dry.is_none() && self.is_scaled();
         let device_step = is_step
-            .then(|| self.live().in_flight().device_step())
+            .then(|| self.live().in_flight.device_step())
             .flatten();
         if is_step {
-            self.live().events().follow_the_last();
+            self.live().events.follow_the_last();
         }
         let scale = match &dry {
             Some(dry) if dry.dtype.is_some() || dtype != FloatDType::F32 => dry.scale,

@@ -83,7 +83,7 @@ pub struct Entries {
     /// Whether a `MixedPrecision` is attached to a parameter.
     pub(crate) has_scopes: bool,
     /// What no optimizer steps.
-    pub statistics: Statistics,
+    pub buffers: Statistics,
 }
 
 impl Entries {
@@ -145,7 +145,7 @@ impl Entries {
         if let Some(sums) = sums {
             check_sums(sums, &parameters)?;
         }
-        found.statistics = Statistics::of(parameters);
+        found.buffers = Statistics::of(parameters);
         Ok(found)
     }
 }

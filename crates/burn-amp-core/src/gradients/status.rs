@@ -139,10 +139,7 @@ impl GradientStatus {
 
 impl From<(StepOutcome, &GradientStatus)> for Observation {
     fn from((outcome, status): (StepOutcome, &GradientStatus)) -> Self {
-        Self {
-            outcome,
-            measures: Some(status.measures()),
-        }
+        Self::of(outcome, Some(status.measures()))
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     gradients::status::GradientStatus,
     journal::step_counters::StepCounters,
     scale::finding::{Finding, Rejection},
-    scale::loss_scale::{LossScale, Observation, SkipCause, StepOutcome},
+    scale::loss_scale::{Evidence, LossScale, SkipCause, StepOutcome},
 };
 
 /// What gradients were for.
@@ -35,23 +35,10 @@ impl Purpose {
     }
 }
 
-/// An error where so many in a row are too many.
-fn limit(
-    schedule: &LossScale,
-    in_a_row: u64,
-    error: impl FnOnce() -> AmpError,
-) -> Result<(), AmpError> {
-    let max = schedule.config().max_consecutive_skips;
-    match max.is_some_and(|max| in_a_row > u64::from(max)) {
-        true => Err(error()),
-        false => Ok(()),
-    }
-}
-
 /// The counters of an optimizer, and what its last call has done.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Account {
-    pub(crate) counters: StepCounters,
+    pub(super) counters: StepCounters,
     /// None before the first call, and where gradients were refused.
     pub(crate) outcome: Option<StepOutcome>,
     /// None where nothing was measured.
@@ -67,6 +54,14 @@ pub(crate) struct Account {
 }
 
 impl Account {
+    /// Goes on from other counters, and forgets all else.
+    pub(crate) fn restart_at(&mut self, counters: StepCounters) {
+        *self = Self {
+            counters,
+            ..Self::default()
+        };
+    }
+
     /// At the begin of each call that may step: what the last one has done is over.
     pub(crate) fn begin_call(&mut self) {
         (self.outcome, self.status, self.is_step) = (None, None, false);
@@ -91,20 +86,41 @@ impl Account {
             }
             Purpose::Discarded | Purpose::Dropped => self.counters.discarded += 1,
         }
-        match (&found.overflow, &found.rejected) {
+        let (in_a_row, error) = match (&found.overflow, &found.rejected) {
             (Some(parameter), _) => match found.cause {
-                SkipCause::Scale => self.record_overflow(found, schedule, parameter, is_first),
-                SkipCause::Loss { output_finite } => {
-                    self.record_bad_loss(purpose, schedule, output_finite)
-                }
-                SkipCause::OtherScale => self.record_other_scale(purpose, schedule),
+                SkipCause::Scale => self.record_overflow(found, schedule, parameter, is_first)?,
+                SkipCause::Loss { output_finite } => self.record_bad_loss(output_finite),
+                SkipCause::OtherScale => self.record_other_scale(purpose),
             },
-            (None, Some(rejection)) => self.record_rejected(schedule, rejection),
+            (None, Some(Rejection { hook, reason })) => {
+                let steps = self.counters.guarded_in_a_row;
+                let error = AmpError::AlwaysGuarded {
+                    hook: hook.clone(),
+                    steps,
+                    reason: reason.clone(),
+                };
+                (steps, error)
+            }
             (None, None) => {
                 self.record_finite(purpose, found);
-                Ok(())
+                return Ok(());
             }
+        };
+        let max = schedule.config().max_consecutive_skips;
+        if max.is_some_and(|max| in_a_row > u64::from(max)) {
+            return Err(error);
         }
+        log_cause(purpose, error);
+        Ok(())
+    }
+
+    pub(crate) fn counters(&self) -> StepCounters {
+        self.counters
+    }
+
+    /// Skips are counted in a row anew.
+    pub(crate) fn end_row(&mut self) {
+        self.counters.consecutive_skips = 0;
     }
 
     /// Counts gradients that are thrown away untested, and warns of many in a row: if they overflow, the next ones will too.
@@ -170,29 +186,14 @@ impl Account {
         self.counters.bad_losses_in_a_row = 0;
     }
 
-    /// The loss scale learns nothing from a step that was rejected.
-    fn record_rejected(
-        &mut self,
-        schedule: &LossScale,
-        Rejection { hook, reason }: &Rejection,
-    ) -> Result<(), AmpError> {
-        let steps = self.counters.guarded_in_a_row;
-        limit(schedule, steps, || AmpError::AlwaysGuarded {
-            hook: hook.clone(),
-            steps,
-            reason: reason.clone(),
-        })?;
-        log::info!("step rejected by the {hook}: {reason}");
-        Ok(())
-    }
-
+    /// How many there were in a row, and the error if they are too many.
     fn record_overflow(
         &mut self,
         found: &Finding,
         schedule: &LossScale,
         parameter: &str,
         is_first: bool,
-    ) -> Result<(), AmpError> {
+    ) -> Result<(u64, AmpError), AmpError> {
         let exhausted = |skips| AmpError::LossScaleExhausted {
             scale: schedule.scale(),
             skips,
@@ -205,51 +206,35 @@ impl Account {
                 "window skipped: the sum of its micro-batches overflows, first in `{parameter}`, though each of them is finite"
             );
             let skips = self.counters.skipped_windows;
-            return limit(schedule, skips, || exhausted(skips));
+            return Ok((skips, exhausted(skips)));
         }
         // Two optimizers that overflow in one iteration are one reason to back off, not two.
         if is_first {
             self.counters.consecutive_skips += 1;
         }
-        let skips = self.counters.consecutive_skips();
-        if schedule.config().raise_error_at_min_scale && schedule.is_at_floor() {
-            return Err(exhausted(skips));
+        let skips = self.counters.consecutive_skips;
+        match schedule.config().raise_error_at_min_scale && schedule.is_at_floor() {
+            true => Err(exhausted(skips)),
+            false => Ok((skips, exhausted(skips))),
         }
-        limit(schedule, skips, || exhausted(skips))
     }
 
-    fn record_bad_loss(
-        &mut self,
-        purpose: Purpose,
-        schedule: &LossScale,
-        output_finite: bool,
-    ) -> Result<(), AmpError> {
+    fn record_bad_loss(&mut self, output_finite: bool) -> (u64, AmpError) {
         self.counters.bad_losses += 1;
         self.counters.bad_losses_in_a_row += 1;
         let skips = self.counters.bad_losses_in_a_row;
-        limit(schedule, skips, || AmpError::LossNotFinite {
+        let error = AmpError::LossNotFinite {
             skips,
             output_finite,
-        })?;
-        let what = match output_finite {
-            true => "the gradient of the loss is infinite or NaN",
-            false => "the model's output is infinite or NaN",
         };
-        let skip = purpose.skip();
-        warn!("{skip}: {what}, {skips} in a row; the loss scale stays");
-        Ok(())
+        (skips, error)
     }
 
-    fn record_other_scale(
-        &mut self,
-        purpose: Purpose,
-        schedule: &LossScale,
-    ) -> Result<(), AmpError> {
+    fn record_other_scale(&mut self, purpose: Purpose) -> (u64, AmpError) {
         self.counters.consecutive_skips += 1;
-        let skips = self.counters.consecutive_skips();
-        let skip = purpose.skip();
+        let (skip, skips) = (purpose.skip(), self.counters.consecutive_skips);
         warn!("{skip}, {skips} in a row: {}", AmpError::TwoPrecisions);
-        limit(schedule, skips, || AmpError::TwoPrecisions)
+        (skips, AmpError::TwoPrecisions)
     }
 
     /// Logs that the scale has moved, or that a step was skipped at its floor. `overflows` are the first parameters that overflow, of
@@ -257,13 +242,13 @@ impl Account {
     pub(crate) fn record_scale(
         &self,
         [before, after]: [f32; 2],
-        seen: Observation,
+        seen: Evidence,
         purpose: Purpose,
         overflows: &[String],
         often: bool,
     ) {
         let [from, to] = [before, after].map(|scale| short(scale.into()));
-        if seen.outcome.is_skipped() {
+        if seen == Evidence::Overflow {
             let skips = self.counters.consecutive_skips();
             if skips > 2 {
                 warn!("{skips} overflows in a row at loss scale {from}");
@@ -274,6 +259,27 @@ impl Account {
             let what = if after > before { "grows" } else { "falls" };
             log::log!(level, "loss scale {what} from {from} to {to}");
         }
+    }
+}
+
+/// Says why a step is skipped, where that is not said yet and the loss scale stays.
+fn log_cause(purpose: Purpose, error: AmpError) {
+    match error {
+        AmpError::AlwaysGuarded { hook, reason, .. } => {
+            log::info!("step rejected by the {hook}: {reason}");
+        }
+        AmpError::LossNotFinite {
+            skips,
+            output_finite,
+        } => {
+            let what = match output_finite {
+                true => "the gradient of the loss is infinite or NaN",
+                false => "the model's output is infinite or NaN",
+            };
+            let skip = purpose.skip();
+            warn!("{skip}: {what}, {skips} in a row; the loss scale stays");
+        }
+        _ => {}
     }
 }
 

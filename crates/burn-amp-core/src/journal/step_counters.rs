@@ -10,23 +10,23 @@ use crate::{scale::loss_scale::StepOutcome, values::number::is_default};
 pub struct StepCounters {
     steps: u64,
     skipped: u64,
-    pub(crate) consecutive_skips: u64,
+    pub(super) consecutive_skips: u64,
     // Absent from records where they are zero, as from those of earlier releases.
     #[serde(skip_serializing_if = "is_default")]
-    pub(crate) dropped: u64,
+    pub(super) dropped: u64,
     #[serde(skip_serializing_if = "is_default")]
-    pub(crate) discarded: u64,
+    pub(super) discarded: u64,
     /// Windows in a row whose micro-batches were finite, but not their sum. Finite micro-batches between them end no row.
     #[serde(skip_serializing_if = "is_default")]
-    pub(crate) skipped_windows: u64,
+    pub(super) skipped_windows: u64,
     #[serde(skip_serializing_if = "is_default")]
-    pub(crate) bad_losses: u64,
+    pub(super) bad_losses: u64,
     #[serde(skip_serializing_if = "is_default")]
-    pub(crate) bad_losses_in_a_row: u64,
+    pub(super) bad_losses_in_a_row: u64,
     #[serde(skip_serializing_if = "is_default")]
     guarded: u64,
     #[serde(skip_serializing_if = "is_default")]
-    pub(crate) guarded_in_a_row: u64,
+    pub(super) guarded_in_a_row: u64,
 }
 
 impl StepCounters {
@@ -120,7 +120,7 @@ impl StepCounters {
     }
 
     /// The sum with those of another optimizer.
-    pub(crate) fn and(self, later: Self) -> Self {
+    pub(super) fn and(self, later: Self) -> Self {
         Self {
             steps: self.steps.saturating_add(later.steps),
             skipped: self.skipped.saturating_add(later.skipped),
@@ -132,7 +132,7 @@ impl StepCounters {
         }
     }
 
-    pub(crate) fn record(&mut self, outcome: StepOutcome) {
+    pub(super) fn record(&mut self, outcome: StepOutcome) {
         self.steps += 1;
         self.skipped += u64::from(outcome.is_skipped());
         match outcome {

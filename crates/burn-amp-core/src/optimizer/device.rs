@@ -4,7 +4,7 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Module, ParamId},
     optim::GradientsParams,
-    tensor::{DType, Device, Tensor},
+    tensor::{DType, Tensor},
 };
 use burn_amp_kernels::{Crossing, Status, TensorList, can_update, inspect};
 use std::{collections::VecDeque, sync::Arc, thread};
@@ -14,7 +14,7 @@ use crate::{
     error::AmpError,
     gradients::StepGradients,
     gradients::entries::{Entries, Entry, handles},
-    scale::border_events::{BorderEvent, SingleEvent},
+    scale::border_events::BorderEvent,
     scale::device_step::{DeviceStep, Run},
     scale::in_flight::Resolution,
     scale::live_scale::LiveScale,
@@ -79,7 +79,7 @@ type Start = (Inspected, Arc<DeviceStep>);
 pub(crate) struct Inspected {
     pub(super) entries: Vec<Entry>,
     /// Where they came to the border.
-    pub(super) event: Option<SingleEvent>,
+    pub(super) event: Option<BorderEvent>,
     /// What is in them; nobody has read it.
     pub(super) status: Status,
 }
@@ -90,7 +90,7 @@ impl Inspected {
     }
 
     pub(super) fn at_border(&self) -> Option<&Crossing> {
-        self.event.as_ref().map(|(_, crossing)| crossing)
+        self.event.as_ref()?.unread()
     }
 }
 
@@ -127,7 +127,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// From here on the host moves the scale.
     fn end_run(&mut self) {
         if self.flight.run.take().is_some() {
-            self.scaler.live().in_flight().set_device_step(None);
+            self.scaler.live().in_flight.set_device_step(None);
         }
     }
 
@@ -151,21 +151,21 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Adds a step in flight.
     pub(super) fn push(&self, inspected: Inspected, resolution: Resolution) {
-        let (event, crossing) = inspected.event.unzip();
+        let crossings = inspected.at_border().cloned().into_iter().collect();
         let run = self.flight.run.as_ref().map(|(run, _)| run.clone());
         let run = run.unwrap_or_default();
         let step = PendingStep {
             entries: inspected.entries,
-            reading: inspected.status.start(crossing.into_iter().collect()),
-            event,
-            of_all: self.scaler.live().events().take_range(),
+            reading: inspected.status.start(crossings),
+            event: inspected.event,
+            of_all: self.scaler.live().events.take_range(),
             clip: self.options.clip.clone(),
             number: run.next_number(),
             run,
-            ledger: self.scaler.ledger().clone(),
+            ledger: self.scaler.ledger.shared(),
             resolution,
         };
-        self.scaler.live().in_flight().push(Box::new(step));
+        self.scaler.live().in_flight.push(Box::new(step));
     }
 
     /// Begins a step that nobody waits for; none if the host has to decide it: all steps before are known then.
@@ -183,15 +183,15 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.scaler.live().resolve(false);
         self.take_error()?;
         // Of this step's own backward pass.
-        let mut events = self.scaler.live().events().take();
+        let events = self.scaler.live().events.take();
         let start = match grads {
             StepGradients::Plain(grads) if self.why_host().is_none() => {
-                self.start(lr, module, grads, &mut events)
+                self.start(lr, module, grads, &events)
             }
             _ => None,
         };
         if start.is_none() {
-            self.scaler.live().events().restore(events);
+            self.scaler.live().events.restore(events);
             self.synchronize()?;
         }
         Ok(start)
@@ -209,7 +209,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.scaler.check_scopes();
         self.options.clip.limit(&mut grads, &inspected.entries);
         let next = Arc::new(device_step.advance(&inspected.status, inspected.at_border()));
-        let in_flight = self.scaler.live().in_flight();
+        let in_flight = &self.scaler.live().in_flight;
         in_flight.set_device_step(Some(next.clone()));
         let how = Update::decided_by(&next, lr);
         let module = update(&mut self.optim, how, module, grads);
@@ -222,7 +222,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Why no step can be recorded, whatever its gradients are.
     pub(super) fn cannot_record(&self) -> Option<&'static str> {
         if !self.options.hooks.is_empty() {
-            return Some("hooks look at its steps (`with_guard`, `with_ema`, `with_hook`)");
+            return Some("hooks look at its steps (`with_hook` and the methods that add one)");
         }
         self.why_host()
     }
@@ -265,37 +265,29 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lr: &ModuleLearningRate,
         module: &M,
         grads: &GradientsParams,
-        events: &mut VecDeque<BorderEvent>,
+        events: &VecDeque<BorderEvent>,
     ) -> Option<Start> {
-        let (entries, event, pass) = self.find_gradients(lr, module, grads, events).ok()?;
-        let begun = match self.options.hooks.wait(module) {
-            false => self.device_step(&entries).zip(inspect(pass).ok()),
-            true => None,
-        };
-        if begun.is_none() {
-            events.extend(event.clone().map(BorderEvent::again));
-        }
-        let (device_step, status) = begun?;
-        let inspected = Inspected {
-            entries,
-            event,
-            status,
-        };
+        let (mut inspected, pass) = self.find_gradients(lr, module, grads, events).ok()?;
+        // None where a hook has to see the gradients.
+        self.options.hooks.judge(None, None, module).ok()??;
+        let device_step = self.device_step(&inspected.entries)?;
+        inspected.status = inspect(pass).ok()?;
         Some((inspected, device_step))
     }
 
-    /// The gradients of a step that the device can decide, and where they came to the border; or why it cannot.
+    /// The gradients of a step that the device can decide, and where they came to the border; or why it cannot. Their status is what the list
+    /// comes to.
     pub(super) fn find_gradients<M: Module>(
         &self,
         lr: &ModuleLearningRate,
         module: &M,
         grads: &GradientsParams,
-        events: &mut VecDeque<BorderEvent>,
-    ) -> Result<(Vec<Entry>, Option<SingleEvent>, TensorList), AmpError> {
+        events: &VecDeque<BorderEvent>,
+    ) -> Result<(Inspected, TensorList), AmpError> {
         // What is refused is refused by the step that waits.
         let entries = Entries::find(module, Some(grads), None, Some(lr))?;
-        if !entries.statistics.is_empty() {
-            let what = "the model has running statistics, as BatchNorm's, which a step that is skipped looks at";
+        if !entries.buffers.is_empty() {
+            let what = "the model has buffers that a forward pass changes, as BatchNorm's, which a step that is skipped looks at";
             return Err(refused(what));
         }
         if entries.adapted.is_some() {
@@ -307,8 +299,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let pass = pass.ok_or_else(|| refused("the gradients are not all on one device"))?;
         let several =
             "gradients come from several scopes, or from `rescaled` parts whose factors move";
-        let event = BorderEvent::single(events).ok_or_else(|| refused(several))?;
-        Ok((entries, event, pass))
+        let inspected = Inspected {
+            event: BorderEvent::single(events).ok_or_else(|| refused(several))?,
+            entries,
+            status: Status::default(),
+        };
+        Ok((inspected, pass))
     }
 
     /// Refuses gradients that no device steps with, whatever is in them.
@@ -325,7 +321,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 && entry.parameter != DType::F64
                 && self.optim.accepts(entry.parameter, entry.gradient)
         };
-        match entries.iter().all(fits) && has_kernels(device) {
+        let has_kernels = || can_update(&Tensor::<1>::empty([0], (device, DType::F32)));
+        match entries.iter().all(fits) && has_kernels() {
             true => Ok(()),
             false => Err("the parameters are not all on one device, in f32, f16 or bf16"),
         }
@@ -340,7 +337,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             run.as_ref()
                 .is_some_and(|run| Arc::ptr_eq(run, device_step.run()))
         };
-        if let Some(device_step) = self.scaler.live().in_flight().device_step().filter(goes_on) {
+        if let Some(device_step) = self.scaler.live().in_flight.device_step().filter(goes_on) {
             return Some(device_step);
         }
         self.scaler.live().resolve(true);
@@ -354,11 +351,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         (self.flight).begin(run, ids.collect(), self.scaler.live());
         Some(Arc::new(device_step))
     }
-}
-
-/// Whether the kernels of a step run there.
-fn has_kernels(device: &Device) -> bool {
-    can_update(&Tensor::<1>::empty([0], (device, DType::F32)))
 }
 
 #[cfg(test)]
@@ -388,7 +380,7 @@ mod tests {
             grads.register(param.id, zero.clone());
         }
         let optim = ScaledOptimizer::new(AdamConfig::new().init(), &MixedPrecision::f16());
-        let looked = optim.find_gradients(&1e-3.into(), &module, &grads, &mut VecDeque::new());
+        let looked = optim.find_gradients(&1e-3.into(), &module, &grads, &VecDeque::new());
         assert!(
             matches!(looked, Err(AmpError::CannotCapture { reason }) if reason.contains("65,536"))
         );

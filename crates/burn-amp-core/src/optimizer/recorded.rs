@@ -53,10 +53,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
         self.check_settings()?;
         self.check_loaded(module)?;
-        match self.cannot_record() {
-            Some(what) => Err(refused(what)),
-            None => Ok(()),
-        }
+        (self.cannot_record()).map_or(Ok(()), |what| Err(refused(what)))
     }
 
     /// The loss scale as it is, on a device: in the place of another, if there is one.
@@ -80,7 +77,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Scopes take the scale from the host again, after a recording that has failed.
     #[doc(hidden)]
     pub fn end_recording(&self) {
-        self.scaler.live().in_flight().set_device_step(None);
+        self.scaler.live().in_flight.set_device_step(None);
     }
 
     /// Computes a loss and its gradients, at the scale on the device, and looks at them there.
@@ -92,20 +89,16 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: &M,
         loss: impl FnOnce(&M) -> Tensor<1>,
     ) -> Result<(Found, GradientsParams), AmpError> {
-        self.scaler.live().events().clear();
+        self.scaler.live().events.clear();
         let device_step = self.scaler.device_step_at(scale.clone());
-        let in_flight = self.scaler.live().in_flight();
+        let in_flight = &self.scaler.live().in_flight;
         in_flight.set_device_step(Some(Arc::new(device_step)));
         let loss = loss(module);
         let mut grads = GradientsParams::from_grads(loss.clone().backward(), module);
         in_flight.set_device_step(None);
-        let mut events = self.scaler.live().events().take();
-        let (entries, event, pass) = self.find_gradients(lr, module, &grads, &mut events)?;
-        let inspected = Inspected {
-            status: inspect(pass)?,
-            entries,
-            event,
-        };
+        let events = self.scaler.live().events.take();
+        let (mut inspected, pass) = self.find_gradients(lr, module, &grads, &events)?;
+        inspected.status = inspect(pass)?;
         self.options.clip.limit(&mut grads, &inspected.entries);
         let loss = loss.inner();
         Ok((Found { inspected, loss }, grads))
@@ -133,10 +126,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let verdict = Arc::new(DeviceStep::recorded(next, clips, Arc::default(), rehearsal));
         let update = Update::decided_by(&verdict, lr);
         let module = self.optim.update(update, module, grads);
-        let (next, rehearsal) = DeviceStep::into_parts(verdict);
+        let (next, rows, stays) = DeviceStep::end(verdict);
         let before = stage.scale.place();
         let scale = stage.scale.become_of(next);
-        let (rows, stays) = rehearsal.map(Rehearsal::end).unwrap_or_default();
         let stays = stays && scale.place() == before;
         (module, Stage { scale, rows, clip }, stays)
     }
@@ -145,29 +137,24 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     #[doc(hidden)]
     pub fn begin_replay<M: Module>(
         &mut self,
-        stage: Stage,
+        mut stage: Stage,
         recorded: &Found,
         lr: ModuleLearningRate,
         module: &M,
         device: &Device,
     ) -> Result<Stage, AmpError> {
-        let run = self.replay_run(recorded)?;
-        let Stage {
-            mut scale,
-            rows,
-            clip,
-        } = stage;
-        let run = match run {
+        let run = match self.replay_run(recorded)? {
             Some(run) => run,
             // The host has moved the scale, or may have.
             None => {
-                scale = self.scale_on(device, Some(scale))?;
+                stage.scale = self.scale_on(device, Some(stage.scale))?;
                 let run = Arc::<Run>::default();
                 let ids = recorded.inspected.ids().collect();
                 (self.flight).begin(run.clone(), ids, self.scaler.live());
                 run
             }
         };
+        let Stage { scale, rows, clip } = stage;
         let rehearsal = Rehearsal::new(Rehearses::Replay, rows);
         let verdict = Arc::new(DeviceStep::recorded(scale, None, run, rehearsal));
         let ids: HashSet<_> = recorded.inspected.ids().collect();
@@ -176,8 +163,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         // Untracked: a parameter that is tracked anew leaves a node behind, which only a backward pass frees.
         let update = Update::decided_by(&verdict, lr);
         self.optim.update(update, module.clone().no_grad(), grads);
-        let (scale, rehearsal) = DeviceStep::into_parts(verdict);
-        let (rows, _) = rehearsal.map(Rehearsal::end).unwrap_or_default();
+        let (scale, rows, _) = DeviceStep::end(verdict);
         Ok(Stage { scale, rows, clip })
     }
 

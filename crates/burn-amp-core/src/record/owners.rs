@@ -156,7 +156,7 @@ impl GradScaler {
         let had_some = stored.is_some();
         match stored {
             Some(state) => self.restore_counters(state),
-            None => self.reset_counters(),
+            None => self.restart_at(Default::default()),
         }
         had_some
     }

@@ -22,7 +22,7 @@ pub(crate) const MAX_EVENTS: usize = 1024;
 
 /// A part of a network whose factor moves, as a scope has entered it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Region {
+pub(crate) struct OpenPart {
     pub(crate) part: Arc<str>,
     /// What gradients are multiplied by in it, and by the parts around it.
     pub(crate) factor: f64,
@@ -33,26 +33,23 @@ pub(crate) struct Region {
 #[derive(Clone, Debug)]
 pub(crate) enum EventPlace {
     /// Where it came to a scope, of this number and in this part.
-    Scope(u64, Option<Arc<Region>>),
+    Scope(u64, Option<Arc<OpenPart>>),
     /// Where it came to a part, out of another.
-    Arrival(Arc<Region>, Option<Arc<Region>>),
+    Arrival(Arc<OpenPart>, Option<Arc<OpenPart>>),
     /// Where it left a part, for another.
-    Departure(Arc<Region>, Option<Arc<Region>>),
+    Departure(Arc<OpenPart>, Option<Arc<OpenPart>>),
 }
 
 /// A gradient that was measured.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct BorderEvent {
     /// In the order of the backward passes.
     number: u64,
-    pub(crate) place: EventPlace,
+    place: EventPlace,
     measured: Measured,
     /// Whether it came in a backward pass whose gradients were discarded.
     is_discarded: bool,
 }
-
-/// A gradient that came to a scope, and what was measured of it, on the device still.
-pub(crate) type SingleEvent = ((u64, EventPlace), Crossing);
 
 /// What was measured of a gradient.
 #[derive(Clone, Debug)]
@@ -86,7 +83,7 @@ impl EventPlace {
     }
 
     /// The part that it enters.
-    fn entered(&self) -> Option<&Arc<Region>> {
+    fn entered(&self) -> Option<&Arc<OpenPart>> {
         match self {
             Self::Scope(_, region) => region.as_ref(),
             Self::Arrival(region, _) => Some(region),
@@ -96,43 +93,31 @@ impl EventPlace {
 }
 
 impl BorderEvent {
-    fn new((number, place): (u64, EventPlace), measured: Measured) -> Self {
-        Self {
-            number,
-            place,
-            measured,
-            is_discarded: false,
-        }
+    /// Those of which this was read.
+    pub(crate) fn read(
+        events: impl IntoIterator<Item = Self>,
+        statuses: Vec<Option<CrossingStatus>>,
+    ) -> VecDeque<Self> {
+        let read = |(event, status): (Self, Option<_>)| {
+            let measured = Measured::Read(status?);
+            Some(Self { measured, ..event })
+        };
+        events.into_iter().zip(statuses).filter_map(read).collect()
     }
 
-    /// One that was read.
-    pub(crate) fn of_read(at: (u64, EventPlace), status: CrossingStatus) -> Self {
-        Self::new(at, Measured::Read(status))
-    }
-
-    /// Takes out the single event of a step, if there is at most one, of a plain scope: a device can judge that. They all stay otherwise.
-    pub(crate) fn single(events: &mut VecDeque<Self>) -> Option<Option<SingleEvent>> {
+    /// The single event of a step, if there is at most one, of a plain scope: a device can judge that.
+    pub(crate) fn single(events: &VecDeque<Self>) -> Option<Option<Self>> {
         let fits = |event: &Self| {
-            matches!(event.place, EventPlace::Scope(_, None)) && event.is_on_device()
+            matches!(event.place, EventPlace::Scope(_, None)) && event.unread().is_some()
         };
         let is_single = events.len() <= 1 && events.iter().all(fits);
-        is_single.then(|| events.pop_front().and_then(Self::unread))
+        is_single.then(|| events.front().cloned())
     }
 
-    /// As it was before [`single`](Self::single).
-    pub(crate) fn again((at, crossing): SingleEvent) -> Self {
-        Self::new(at, Measured::OnDevice(Box::new(crossing)))
-    }
-
-    /// Whether it was not read.
-    pub(crate) fn is_on_device(&self) -> bool {
-        matches!(self.measured, Measured::OnDevice(_))
-    }
-
-    /// Its parts, if it was not read.
-    pub(crate) fn unread(self) -> Option<SingleEvent> {
-        match self.measured {
-            Measured::OnDevice(crossing) => Some(((self.number, self.place), *crossing)),
+    /// What was measured of it, if it was not read.
+    pub(crate) fn unread(&self) -> Option<&Crossing> {
+        match &self.measured {
+            Measured::OnDevice(crossing) => Some(crossing),
             Measured::Read(_) => None,
         }
     }
@@ -144,12 +129,12 @@ impl BorderEvent {
     }
 
     /// The part that it enters, unless its gradients were discarded.
-    pub(crate) fn entered(&self) -> Option<&Arc<Region>> {
+    pub(crate) fn entered(&self) -> Option<&Arc<OpenPart>> {
         self.place.entered().filter(|_| !self.is_discarded)
     }
 
     /// What came to a part, as it was before the part multiplied it. Waits for the device.
-    pub(crate) fn statistics(self) -> Option<(Arc<Region>, Statistics)> {
+    pub(crate) fn statistics(self) -> Option<(Arc<OpenPart>, Statistics)> {
         let region = self.place.entered()?.clone();
         let status = self.measured.read()?;
         let factor = region.factor;
@@ -198,8 +183,12 @@ impl BorderEvents {
         if events.len() == MAX_EVENTS {
             events.pop_front();
         }
-        let at = (COUNT.fetch_add(1, Ordering::Relaxed), place);
-        events.push_back(BorderEvent::again((at, crossing)));
+        events.push_back(BorderEvent {
+            number: COUNT.fetch_add(1, Ordering::Relaxed),
+            place,
+            measured: Measured::OnDevice(Box::new(crossing)),
+            is_discarded: false,
+        });
         events.len()
     }
 
@@ -323,7 +312,7 @@ pub(crate) fn first_cause(events: VecDeque<BorderEvent>) -> Option<Cause> {
     events.sort_by_key(|event| event.number);
     let read = |event: BorderEvent| Some((event.place, event.measured.read()?));
     let events: Vec<_> = events.into_iter().filter_map(read).collect();
-    let scale = |region: Option<&Arc<Region>>| {
+    let scale = |region: Option<&Arc<OpenPart>>| {
         let part = region.map(|region| region.part.clone());
         Some((SkipCause::Scale, part))
     };

@@ -16,6 +16,7 @@ use crate::{
 };
 
 /// The loss scale as the device moves it, further than the host's by the steps in flight. It also decides the last of them.
+#[derive(Debug)]
 pub struct DeviceStep {
     scale: DeviceScale,
     factors: OnceLock<[Tensor<1>; 2]>,
@@ -30,11 +31,7 @@ pub struct DeviceStep {
 
 impl DeviceStep {
     /// The loss scale as a device has it, before a step of `owner`.
-    pub fn new(scale: DeviceScale, run: Arc<Run>, owner: &Arc<()>) -> Self {
-        Self::of(scale, run, Arc::downgrade(owner))
-    }
-
-    fn of(scale: DeviceScale, run: Arc<Run>, owner: Weak<()>) -> Self {
+    pub fn new(scale: DeviceScale, run: Arc<Run>, owner: Weak<()>) -> Self {
         Self {
             scale,
             factors: OnceLock::new(),
@@ -55,7 +52,7 @@ impl DeviceStep {
         Self {
             clip,
             rehearsal: Mutex::new(Some(rehearsal)),
-            ..Self::of(scale, run, Weak::new())
+            ..Self::new(scale, run, Weak::new())
         }
     }
 
@@ -69,14 +66,13 @@ impl DeviceStep {
         self.rehearsal().as_ref().map(Rehearsal::what)
     }
 
-    /// Both, if nobody else holds it.
-    pub(crate) fn into_parts(this: Arc<Self>) -> (DeviceScale, Option<Rehearsal>) {
+    /// What is left of a step that was recorded: the scale after it, the rows that it reads, and whether all that it writes stays in its place.
+    pub(crate) fn end(this: Arc<Self>) -> (DeviceScale, Vec<Tensor<1>>, bool) {
         let rehearsal = this.rehearsal().take();
-        let scale = Arc::try_unwrap(this).map(|own| own.scale);
-        (
-            scale.unwrap_or_else(|shared| shared.scale.clone()),
-            rehearsal,
-        )
+        let (rows, stays) = rehearsal.map(Rehearsal::end).unwrap_or_default();
+        let own = Arc::try_unwrap(this).map(|own| own.scale);
+        let scale = own.unwrap_or_else(|shared| shared.scale.clone());
+        (scale, rows, stays)
     }
 
     fn factors(&self) -> &[Tensor<1>; 2] {
@@ -97,7 +93,7 @@ impl DeviceStep {
         let scale = self.scale.clone().advance(status, crossing);
         Self {
             clip: (self.clip.clone()).map(|(table, _)| (table, status.clone())),
-            ..Self::of(scale, self.run.clone(), self.owner.clone())
+            ..Self::new(scale, self.run.clone(), self.owner.clone())
         }
     }
 
@@ -137,12 +133,6 @@ impl DeviceStep {
     /// 1 over it.
     pub(crate) fn inverse(&self) -> Tensor<1> {
         self.factors()[1].clone()
-    }
-}
-
-impl std::fmt::Debug for DeviceStep {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("on the device")
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a pass over gradients has found, as a step is counted by it. Knows no tensors.
 
-use crate::scale::loss_scale::{Measures, Observation, SkipCause, StepOutcome};
+use crate::scale::loss_scale::{Evidence, Measures, SkipCause};
 
 /// What unscaled gradients have told of the loss scale.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,11 +30,6 @@ impl Finding {
         self.rejected.is_some() || (self.overflow.is_some() && self.cause != SkipCause::Scale)
     }
 
-    /// Whether the loss scale learns from them.
-    pub(crate) fn moves_scale(&self) -> bool {
-        !self.is_empty && !self.is_settled && !self.spares_scale()
-    }
-
     /// That of a sum of gradients: it overflows if either of the two does, and what the loss scale has not learned from the one, it has not
     /// learned from the sum.
     pub(crate) fn and(self, other: Self) -> Self {
@@ -51,14 +46,12 @@ impl Finding {
         }
     }
 
-    /// What the loss scale learns from them alone.
-    pub(crate) fn observation(&self) -> Observation {
-        Observation {
-            outcome: match self.overflow {
-                Some(_) => StepOutcome::Skipped,
-                None => StepOutcome::Stepped,
-            },
-            measures: Some(self.measures),
+    /// What the loss scale learns from them, if it does.
+    pub(crate) fn evidence(&self) -> Option<Evidence> {
+        match self.overflow {
+            _ if self.is_empty || self.is_settled || self.spares_scale() => None,
+            Some(_) => Some(Evidence::Overflow),
+            None => Some(Evidence::Finite(Some(self.measures))),
         }
     }
 }

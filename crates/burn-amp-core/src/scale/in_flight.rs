@@ -14,41 +14,31 @@ use crate::{lock::locked, scale::border_events::BorderEvents, scale::device_step
 /// Steps in flight; with more, the host waits: the device has enough to do then, and an error is not far.
 const MAX_IN_FLIGHT: usize = 16;
 
-/// A step in flight: launched on a device, not yet resolved. `S` is the scale that it moves.
-pub(crate) trait Pending<S>: std::fmt::Debug + Send {
+/// A step in flight: launched on a device, not yet resolved.
+pub(crate) trait Pending: std::fmt::Debug + Send {
     /// Whether its outcome is there.
     fn is_known(&self) -> bool;
 
-    /// Counts the step, and moves the scale. Waits for the device.
-    fn resolve(self: Box<Self>, scale: &S);
+    /// Counts the step, and moves its scale. Waits for the device.
+    fn resolve(self: Box<Self>);
 }
 
-#[derive(Debug)]
-pub(crate) struct InFlight<S> {
-    steps: Mutex<VecDeque<Box<dyn Pending<S>>>>,
+#[derive(Debug, Default)]
+pub(crate) struct InFlight {
+    steps: Mutex<VecDeque<Box<dyn Pending>>>,
     /// Whether they are being resolved: the iterations that end then are over for long.
     is_resolving: AtomicBool,
     device_step: Mutex<Option<Arc<DeviceStep>>>,
 }
 
-impl<S> Default for InFlight<S> {
-    fn default() -> Self {
-        Self {
-            steps: Mutex::default(),
-            is_resolving: AtomicBool::new(false),
-            device_step: Mutex::default(),
-        }
-    }
-}
-
-impl<S> InFlight<S> {
-    pub(crate) fn push(&self, step: Box<dyn Pending<S>>) {
+impl InFlight {
+    pub(crate) fn push(&self, step: Box<dyn Pending>) {
         locked(&self.steps).push_back(step);
     }
 
     /// Resolves steps in their order: all of them if it `waits`, else those whose outcome is there, and those that are more than
     /// [`MAX_IN_FLIGHT`]. `events` are of a backward pass whose step comes yet: they stay.
-    pub(crate) fn resolve(&self, scale: &S, events: &BorderEvents, waits: bool) {
+    pub(crate) fn resolve(&self, events: &BorderEvents, waits: bool) {
         // Held meanwhile, so that they are in their order whoever asks, and nobody clears the events of the next step.
         let mut steps = locked(&self.steps);
         if steps.is_empty() {
@@ -59,7 +49,7 @@ impl<S> InFlight<S> {
         loop {
             let waits = waits || steps.len() > MAX_IN_FLIGHT;
             match steps.pop_front_if(|step| waits || step.is_known()) {
-                Some(step) => step.resolve(scale),
+                Some(step) => step.resolve(),
                 None => break,
             }
         }

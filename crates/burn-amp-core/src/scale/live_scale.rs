@@ -2,8 +2,8 @@
 
 use burn_amp_kernels::{Crossing, ScaleState};
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
-    ops::{Range, RangeInclusive},
+    collections::{HashMap, VecDeque},
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -13,13 +13,11 @@ use std::{
 use crate::{
     lock::locked,
     scale::border_events::{
-        BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, Region, first_cause,
+        BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, OpenPart, first_cause,
     },
     scale::in_flight::InFlight,
-    scale::loss_scale::{
-        GradScalerConfig, LossScale, Measures, Observation, SkipCause, StepOutcome,
-    },
-    scale::parts::{PartState, Parts},
+    scale::loss_scale::{Evidence, GradScalerConfig, LossScale, SkipCause},
+    scale::parts::Parts,
     scale::rescale::Driven,
 };
 
@@ -31,10 +29,10 @@ const MIN_SCALE: f32 = f32::from_bits(1 << 23); // 2^-126
 const UNTESTED: usize = 16;
 
 /// One schedule for all scopes and optimizers of a `MixedPrecision`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct LiveScale {
     /// Of what scopes apply: its inverse must be normal.
-    range: RangeInclusive<f32>,
+    range: [f32; 2],
     /// How many scopes were opened.
     opened: AtomicU64,
     /// How many steps were skipped, whatever for.
@@ -42,15 +40,17 @@ pub(crate) struct LiveScale {
     state: Mutex<State>,
     /// Locked after the state, where both are.
     parts: Mutex<Parts>,
-    events: Arc<BorderEvents>,
-    in_flight: InFlight<Self>,
+    /// The gradients that came to the border since the last step.
+    pub(crate) events: Arc<BorderEvents>,
+    /// The steps of which the host does not know the outcome.
+    pub(crate) in_flight: InFlight,
     /// Whether there was ever an optimizer that tests gradients.
     is_tested: AtomicBool,
     /// Whether gradients that nobody tests were warned of.
     warned: AtomicBool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     schedule: LossScale,
     /// The optimizers that share the scale.
@@ -62,10 +62,8 @@ struct State {
 #[derive(Debug, Default)]
 struct Iteration {
     reported: Vec<usize>,
-    is_finite: bool,
-    /// What the gradients of all finite steps have shown.
-    measures: Option<Measures>,
-    backed_off: bool,
+    /// What they have shown together, if any says something of the scale.
+    seen: Option<Evidence>,
     /// The cause of the last skip.
     cause: Option<SkipCause>,
     /// The parts whose factors are the cause, and not the scale that all share.
@@ -85,44 +83,33 @@ pub(crate) struct ScopesLeft {
 impl LiveScale {
     /// That of a `MixedPrecision`, which scopes apply.
     pub(crate) fn new(schedule: LossScale) -> Self {
-        Self::with(schedule, MIN_SCALE..=MAX_SCALE)
+        Self::with(schedule, [MIN_SCALE, MAX_SCALE])
     }
 
     /// That of a scaler that scales losses itself, by any number.
     pub(crate) fn of_scaler(schedule: LossScale) -> Self {
-        Self::with(schedule, 0.0..=f32::MAX)
+        Self::with(schedule, [0.0, f32::MAX])
     }
 
-    fn with(schedule: LossScale, range: RangeInclusive<f32>) -> Self {
+    fn with(schedule: LossScale, range: [f32; 2]) -> Self {
         let live = Self {
             range,
-            opened: AtomicU64::new(0),
-            skips: AtomicU64::new(0),
-            state: Mutex::new(State {
-                schedule,
-                members: Vec::new(),
-                iteration: Iteration::default(),
-            }),
-            parts: Mutex::default(),
-            events: Arc::default(),
-            in_flight: InFlight::default(),
-            is_tested: AtomicBool::new(false),
-            warned: AtomicBool::new(false),
+            ..Self::default()
         };
-        live.set_schedule(live.schedule());
+        live.set_schedule(schedule);
         live
     }
 
     /// A scale of its own, in the same state, that no scope uses.
     pub(crate) fn detached(&self) -> Self {
-        let detached = Self::with(self.schedule(), self.range.clone());
+        let detached = Self::with(self.schedule(), self.range);
         *detached.parts() = self.parts().clone();
         detached
     }
 
     /// The scale of the next scope.
     pub(crate) fn scale(&self) -> f32 {
-        let (min, max) = (*self.range.start(), *self.range.end());
+        let [min, max] = self.range;
         locked(&self.state).schedule.scale().clamp(min, max)
     }
 
@@ -145,19 +132,9 @@ impl LiveScale {
         self.in_flight.set_device_step(None);
     }
 
-    /// The gradients that came to the border since the last step.
-    pub(crate) fn events(&self) -> &Arc<BorderEvents> {
-        &self.events
-    }
-
-    /// The steps of which the host does not know the outcome.
-    pub(crate) fn in_flight(&self) -> &InFlight<Self> {
-        &self.in_flight
-    }
-
     /// Resolves steps in flight, in their order: all of them if it `waits`.
     pub(crate) fn resolve(&self, waits: bool) {
-        self.in_flight.resolve(self, &self.events, waits);
+        self.in_flight.resolve(&self.events, waits);
     }
 
     /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped.
@@ -215,7 +192,7 @@ impl LiveScale {
     ///
     /// An overflow lowers the scale at once, the first of an iteration alone. A finite iteration counts when all optimizers
     /// have stepped, or when one steps again: as one, with the measures of all their gradients.
-    pub(crate) fn report(&self, member: &Weak<()>, seen: Option<Observation>) -> [f32; 2] {
+    pub(crate) fn report(&self, member: &Weak<()>, seen: Option<Evidence>) -> [f32; 2] {
         self.in_flight.leave_device_to(member);
         let mut state = locked(&self.state);
         let before = state.schedule.scale();
@@ -236,45 +213,38 @@ impl LiveScale {
         [before, state.schedule.scale()]
     }
 
-    fn observe(&self, state: &mut State, seen: Observation) {
+    fn observe(&self, state: &mut State, seen: Evidence) {
         let iteration = &mut state.iteration;
-        match seen.outcome {
-            StepOutcome::Skipped if !iteration.backed_off => {
-                iteration.backed_off = true;
-                let causes = std::mem::take(&mut iteration.parts);
-                if !self.parts().back_off(causes) {
-                    state.schedule = self.in_range(state.schedule.clone().advance(seen));
-                }
+        let joint = seen.after(iteration.seen);
+        let before = iteration.seen.replace(joint);
+        if seen == Evidence::Overflow && before != Some(seen) {
+            let causes = std::mem::take(&mut iteration.parts);
+            if !self.parts().back_off(causes) {
+                self.advance(state, seen);
             }
-            StepOutcome::Stepped => {
-                iteration.is_finite = true;
-                let both = [iteration.measures, seen.measures].into_iter().flatten();
-                iteration.measures = both.reduce(Measures::and);
-            }
-            _ => {}
         }
     }
 
     fn end_iteration(&self, state: &mut State) {
-        let iteration = std::mem::take(&mut state.iteration);
-        let is_finite = iteration.is_finite && !iteration.backed_off;
-        if is_finite {
-            let seen = Observation {
-                outcome: StepOutcome::Stepped,
-                measures: iteration.measures,
-            };
-            state.schedule = self.in_range(state.schedule.clone().advance(seen));
+        let seen = std::mem::take(&mut state.iteration).seen;
+        let finite = seen.filter(|seen| *seen != Evidence::Overflow);
+        if let Some(seen) = finite {
+            self.advance(state, seen);
         }
-        self.parts().end_iteration(is_finite);
+        self.parts().end_iteration(finite.is_some());
         if !self.in_flight.is_resolving() {
             self.events.take_range();
         }
         self.events.clear();
     }
 
+    fn advance(&self, state: &mut State, seen: Evidence) {
+        state.schedule = self.in_range(state.schedule.clone().advance(seen));
+    }
+
     /// A schedule whose scale is no higher than a scope can use.
     fn in_range(&self, schedule: LossScale) -> LossScale {
-        let max = *self.range.end();
+        let [_, max] = self.range;
         match schedule.scale() > max {
             true => (schedule.clone())
                 .with_scale("loss_scale", max.into())
@@ -337,9 +307,11 @@ impl LiveScale {
     }
 
     /// Takes out what came to the parts that move by statistics and was not read, to be read with the gradients of a step.
-    pub(crate) fn take_statistics(&self) -> (Vec<(u64, EventPlace)>, Vec<Crossing>) {
-        let unread = self.take_wanted(BorderEvent::is_on_device).into_iter();
-        unread.filter_map(BorderEvent::unread).unzip()
+    pub(crate) fn take_statistics(&self) -> (VecDeque<BorderEvent>, Vec<Crossing>) {
+        let unread = self.take_wanted(|event| event.unread().is_some());
+        let crossings = unread.iter().filter_map(BorderEvent::unread);
+        let crossings = crossings.cloned().collect();
+        (unread, crossings)
     }
 
     /// Lets parts that move by statistics see what came to them, after a backward pass without overflow. Waits for the device if that was
@@ -354,7 +326,7 @@ impl LiveScale {
 
     fn take_wanted(&self, fits: fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
         let parts = self.parts();
-        let is_wanted = |region: &Arc<Region>| parts.wants_statistics(&region.part);
+        let is_wanted = |region: &Arc<OpenPart>| parts.wants_statistics(&region.part);
         (self.events).take_if(|event| fits(event) && event.entered().is_some_and(is_wanted))
     }
 
@@ -381,10 +353,10 @@ impl LiveScale {
     }
 
     /// Uses the scale, and the factors of the parts, that another has reached.
-    pub(crate) fn follow(&self, schedule: LossScale, parts: &BTreeMap<String, PartState>) {
+    pub(crate) fn follow(&self, other: &Self) {
         self.in_flight.set_device_step(None);
-        locked(&self.state).schedule = self.in_range(schedule);
-        self.parts().follow(parts);
+        locked(&self.state).schedule = self.in_range(other.schedule());
+        self.parts().follow(&other.parts());
     }
 }
 

@@ -3,12 +3,11 @@
 use burn_amp_kernels::ScaleState;
 use serde::{Deserialize, Serialize};
 
-mod adaptive_interval;
+mod built_in;
 mod config;
 mod device;
 mod log_max;
 mod near_top;
-mod openseq2seq;
 mod outcome;
 mod rule;
 mod schedule;
@@ -17,8 +16,8 @@ mod stored;
 
 pub use config::GradScalerConfig;
 pub(crate) use outcome::SkipCause;
-pub use outcome::{Measures, Observation, StepOutcome};
-pub use rule::{Evidence, NextScale, Rule};
+pub use outcome::{Measures, StepOutcome};
+pub use rule::{Evidence, NextScale, Observation, Rule};
 pub use schedule::Schedule;
 
 use crate::{
@@ -27,7 +26,7 @@ use crate::{
 };
 use config::checked_scale;
 pub(crate) use config::settings;
-use state::{Driver, State};
+use state::State;
 use stored::Stored;
 
 /// The largest finite f16.
@@ -124,7 +123,7 @@ impl LossScale {
             scale: config.init_scale as f32,
             growth_tracker: 0,
             hysteresis_tracker: config.hysteresis,
-            state: config.first_state(),
+            state: State::first(&config),
             ceiling: None,
             warmup_step: 0,
         }
@@ -141,21 +140,19 @@ impl LossScale {
     /// How many finite steps in a row make the scale grow at present: the setting, or what
     /// [`Schedule::AdaptiveInterval`] has made of it.
     pub fn growth_interval(&self) -> u32 {
-        match &self.state {
-            State::AdaptiveInterval(state) => state.interval,
-            _ => self.config.growth_interval,
-        }
+        let adaptive = self.state.interval();
+        adaptive.map_or(self.config.growth_interval, |state| state.interval)
     }
 
     /// From which magnitude on unscaled gradients are to be counted, if the rule wants to know.
     pub(crate) fn edge(&self) -> Option<f32> {
-        let edge = f64::from(self.state.count_from()?) / f64::from(self.scale());
+        let edge = f64::from(self.state.rule.count_from()?) / f64::from(self.scale());
         self.config.dynamic.then_some(edge as f32)
     }
 
     /// Whether the rule wants values near the top to be counted.
     pub(crate) fn counts_near_top(&self) -> bool {
-        self.state.count_from().is_some()
+        self.state.rule.count_from().is_some()
     }
 
     /// Whether the schedule looks at more than outcomes.
@@ -189,23 +186,17 @@ impl LossScale {
     /// rule of your own that asks for one.
     #[must_use]
     pub fn adjust(mut self, seen: impl Into<Observation>) -> Self {
-        let Observation { outcome, measures } = seen.into();
-        let seen = match outcome {
-            _ if !self.config.dynamic => return self,
-            StepOutcome::Stepped => Evidence::Finite(measures),
-            StepOutcome::Skipped | StepOutcome::Dropped => Evidence::Overflow,
-            StepOutcome::Accumulated | StepOutcome::NoGradients | StepOutcome::Guarded => {
-                return self;
-            }
+        let Some(seen) = seen.into().0.filter(|_| self.config.dynamic) else {
+            return self;
         };
-        let overflow = matches!(seen, Evidence::Overflow);
+        let overflow = seen == Evidence::Overflow;
         let mut counts = self.words();
         let is_due = counts.count(overflow);
         if is_due && !overflow {
             self.lift_ceiling();
         }
         let (before, used) = (self.scale, self.scale());
-        let next = self.state.advance(used, seen);
+        let next = self.state.rule.advance(used, seen);
         self.scale = match next {
             NextScale::Counted if is_due && !overflow => self.grown(before),
             NextScale::Counted if is_due => self.backed_off(),
@@ -232,7 +223,7 @@ impl LossScale {
         self.growth_tracker = counts.growth_tracker;
         self.hysteresis_tracker = counts.hysteresis_tracker;
         self.warmup_step = counts.warmup_step;
-        if let State::AdaptiveInterval(state) = &mut self.state {
+        if let Some(state) = self.state.interval_mut() {
             state.interval = counts.growth_interval;
             state.growths_in_a_row = counts.growths_in_a_row;
         }
@@ -277,7 +268,7 @@ impl LossScale {
         let mut next = self.adjust(seen);
         if !has_inverse(next.scale) {
             next.scale = scale;
-            if let State::Rule(_) = before {
+            if !before.is_counted() {
                 next.state = before;
             }
         }
@@ -299,17 +290,10 @@ impl LossScale {
     pub(crate) fn restarted(self) -> Self {
         match self.config.dynamic {
             true => Self {
-                state: self.first_state(),
+                state: self.state.restarted(),
                 ..Self::first(self.config)
             },
             false => self,
-        }
-    }
-
-    fn first_state(&self) -> State {
-        match &self.state {
-            State::Rule(rule) => State::Rule(rule.restarted()),
-            _ => self.config.first_state(),
         }
     }
 
@@ -332,8 +316,8 @@ impl LossScale {
 
     /// Begins again at the interval of the settings.
     fn restart_interval(&mut self) {
-        if let State::AdaptiveInterval(_) = self.state {
-            self.state = self.config.first_state();
+        if self.state.interval().is_some() {
+            self.state = State::first(&self.config);
         }
     }
 
@@ -380,10 +364,20 @@ impl LossScale {
         self.with_scale("scale", scale)
     }
 
+    /// What this program makes of a stored state: with the settings of that, or with its own. The error says why its rule refuses it.
+    pub(crate) fn resumed(self, stored: &Self, with_settings: bool) -> Result<Self, String> {
+        if !with_settings {
+            return self.continuing(stored);
+        }
+        let mut stored = stored.clone();
+        stored.config.enabled = self.config.enabled;
+        stored.with_rule_of(&self)
+    }
+
     /// These settings and this rule with the scale and the counts of another state. What the rule remembers is that of the other if it is of
     /// the same rule, and else starts again. The error says why the rule refuses it.
     /// A scale outside the bounds is moved to the nearest; a static scale that was given another `init_scale` keeps that.
-    pub(crate) fn continuing(mut self, other: &Self) -> Result<Self, String> {
+    fn continuing(mut self, other: &Self) -> Result<Self, String> {
         let config = &self.config;
         let same =
             |other: &GradScalerConfig| !other.dynamic && other.init_scale == config.init_scale;
@@ -408,23 +402,26 @@ impl LossScale {
     fn with_state_of(mut self, other: &Self) -> Result<Self, String> {
         (self.state, self.ceiling) = match self.state.continuing(&other.state)? {
             Some(state) => (state, other.ceiling),
-            None => (self.first_state(), None),
+            None => (self.state.restarted(), None),
         };
         Ok(self)
     }
 
     /// This stored state with all its settings, under the rule of a program where that is its own or the only one to be had.
-    pub(crate) fn with_rule_of(self, program: &Self) -> Result<Self, String> {
+    fn with_rule_of(self, program: &Self) -> Result<Self, String> {
         let rule = match program.has_own_rule() {
-            true => program.first_state(),
-            false if self.has_own_rule() => self.config.first_state(),
+            true => program.state.restarted(),
+            false if self.has_own_rule() => State::first(&self.config),
             false => return Ok(self),
         };
-        let here = Self {
-            state: rule,
-            ..self.clone()
-        };
-        here.with_state_of(&self)
+        self.under(rule)
+    }
+
+    /// The same state under a rule, which goes on with what is remembered if that is its own.
+    fn under(mut self, rule: State) -> Result<Self, String> {
+        let before = self.clone();
+        self.state = rule;
+        self.with_state_of(&before)
     }
 
     /// The same scale moved by a rule of your own, in place of the one in the settings. Bounds, factors, hysteresis, warm-up and counts are
@@ -436,15 +433,13 @@ impl LossScale {
     /// # Errors
     ///
     /// [`AmpError::InvalidValue`] if the name is empty or that of a built-in rule, or if the rule refuses the stored state.
-    pub fn with_rule<R: Rule + Clone>(mut self, rule: R) -> Result<Self, AmpError> {
+    pub fn with_rule<R: Rule + Clone>(self, rule: R) -> Result<Self, AmpError> {
         let name = rule.name();
-        if name.is_empty() || Schedule::is_name(name) {
+        if name.is_empty() || State::is_built_in(name) {
             let allowed = "a name of its own, which no built-in rule has";
             return Err(AmpError::refused("name", format!("`{name}`"), allowed));
         }
-        let before = self.clone();
-        self.state = State::Rule(Driver::new(Box::new(rule)));
-        self.with_state_of(&before)
+        self.under(State::new(rule))
             .map_err(|reason| AmpError::refused("state", reason, "one that the rule can have"))
     }
 
@@ -455,19 +450,17 @@ impl LossScale {
 
     /// Whether it is moved by a rule that is not one of the settings'.
     pub(crate) fn has_own_rule(&self) -> bool {
-        !Schedule::is_name(self.rule_name())
+        !State::is_built_in(self.rule_name())
     }
 
     /// Refuses a stored state whose rule is missing.
     pub(crate) fn check_rule(self) -> Result<Self, AmpError> {
-        match &self.state {
-            State::Unknown { name, .. } => {
-                let value = format!("stored under the rule `{name}`");
-                let allowed = "given that rule, by `LossScale::with_rule`";
-                Err(AmpError::refused("schedule", value, allowed))
-            }
-            _ => Ok(self),
+        if !self.state.is_unknown() {
+            return Ok(self);
         }
+        let value = format!("stored under the rule `{}`", self.rule_name());
+        let allowed = "given that rule, by `LossScale::with_rule`";
+        Err(AmpError::refused("schedule", value, allowed))
     }
 
     /// Whether settings and rule are those of another, whatever both have reached.

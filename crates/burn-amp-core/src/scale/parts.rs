@@ -9,7 +9,7 @@ use std::{
 use crate::{
     error::short,
     scale::adaloss::Statistics,
-    scale::loss_scale::{LossScale, Measures, Observation, StepOutcome},
+    scale::loss_scale::{Evidence, LossScale, Measures},
     scale::rescale::Driven,
 };
 
@@ -27,16 +27,13 @@ impl Parts {
 
     /// What a part multiplies gradients by now. A `dry` run leaves no trace.
     pub(crate) fn enter(&mut self, driven: &Arc<Driven>, dry: bool) -> f32 {
-        let first = || Part {
-            settings: Some(driven.clone()),
-            ..Part::stored(PartState::first(driven), false)
-        };
         if dry {
             let known = self.by_name.get(&driven.name);
-            return known.map_or_else(|| first().stored.factor(), |part| part.stored.factor());
+            let first = || PartState::first(driven).factor();
+            return known.map_or_else(first, |part| part.stored.factor());
         }
         let part = self.by_name.entry(driven.name.clone());
-        let part = part.or_insert_with(first);
+        let part = part.or_insert_with(|| Part::first(driven));
         part.open(driven);
         part.stored.factor()
     }
@@ -119,27 +116,25 @@ impl Parts {
     /// Goes on from the parts of a record, or from none.
     pub(crate) fn restore(&mut self, states: &BTreeMap<String, PartState>, with_settings: bool) {
         let part = |(name, state): (&String, &PartState)| {
-            let part = Part::stored(state.clone(), with_settings);
-            (name.as_str().into(), part)
+            (name.as_str().into(), Part::of(state, with_settings))
         };
         self.by_name = states.iter().map(part).collect();
     }
 
     /// Uses the factors that another has reached.
-    pub(crate) fn follow(&mut self, states: &BTreeMap<String, PartState>) {
-        for (name, reached) in states {
-            let part = self.by_name.entry(name.as_str().into());
-            let part = part.or_insert_with(|| Part::stored(reached.clone(), true));
-            part.stored = reached.clone();
+    pub(crate) fn follow(&mut self, other: &Self) {
+        for (name, Part { stored, .. }) in &other.by_name {
+            let part = self.by_name.entry(name.clone());
+            let part = part.or_insert_with(|| Part::of(stored, true));
+            part.stored = stored.clone();
         }
     }
 
     /// Starts all of them again that were opened.
     pub(crate) fn restart(&mut self) {
         for part in self.by_name.values_mut() {
-            if let Some(driven) = part.settings.take() {
-                *part = Part::stored(PartState::first(&driven), false);
-                part.settings = Some(driven);
+            if let Some(driven) = &part.settings {
+                *part = Part::first(driven);
             }
         }
     }
@@ -155,7 +150,7 @@ impl Parts {
 }
 
 /// What a record holds of a part.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PartState {
     schedule: LossScale,
@@ -186,7 +181,7 @@ impl PartState {
 }
 
 /// A part whose factor moves. A value, without tensors.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Part {
     stored: PartState,
     /// What the program wants; none until it has opened a part that came from a record.
@@ -200,15 +195,21 @@ struct Part {
 }
 
 impl Part {
-    /// One that a record has brought, with its settings or without.
-    fn stored(stored: PartState, keeps_settings: bool) -> Self {
+    /// One that a program has opened.
+    fn first(driven: &Arc<Driven>) -> Self {
         Self {
-            stored,
-            settings: None,
+            stored: PartState::first(driven),
+            settings: Some(driven.clone()),
+            ..Self::default()
+        }
+    }
+
+    /// One that a record has brought, with its settings or without.
+    fn of(stored: &PartState, keeps_settings: bool) -> Self {
+        Self {
+            stored: stored.clone(),
             keeps_settings,
-            warned: false,
-            opened: false,
-            seen: None,
+            ..Self::default()
         }
     }
 
@@ -247,10 +248,7 @@ impl Part {
 
     /// What a program that opens it with these settings makes of a stored schedule. The error says why its rule refuses it.
     fn resumed(&self, stored: &LossScale, driven: &Driven) -> Result<LossScale, String> {
-        match self.keeps_settings {
-            true => stored.clone().with_rule_of(&driven.schedule),
-            false => driven.schedule.clone().continuing(stored),
-        }
+        (driven.schedule.clone()).resumed(stored, self.keeps_settings)
     }
 
     /// Whether what comes to it is to be read.
@@ -274,7 +272,7 @@ impl Part {
         if !schedule.config().dynamic || schedule.is_at_floor() {
             return false;
         }
-        stored.schedule = schedule.advance(StepOutcome::Skipped);
+        stored.schedule = schedule.advance(Evidence::Overflow);
         stored.factor = stored.factor.map(|_| stored.schedule.scale());
         let (before, after) = (short(before.into()), short(stored.factor().into()));
         log::info!(
@@ -287,15 +285,12 @@ impl Part {
     fn count_finite(&mut self, name: &str) {
         let before = self.stored.factor();
         let stored = &mut self.stored;
-        let seen = Observation {
-            outcome: StepOutcome::Stepped,
-            measures: self.seen.map(|seen| Measures {
-                max_abs: seen.max_abs,
-                elements: seen.elements,
-                above: 0,
-            }),
-        };
-        stored.schedule = stored.schedule.clone().advance(seen);
+        let measures = self.seen.map(|seen| Measures {
+            max_abs: seen.max_abs,
+            elements: seen.elements,
+            above: 0,
+        });
+        stored.schedule = (stored.schedule.clone()).advance(Evidence::Finite(measures));
         let adaloss = self.settings.as_ref().and_then(|driven| driven.adaloss);
         if let (Some(adaloss), Some(seen)) = (adaloss, self.seen)
             && let Some(factor) = adaloss.factor(&seen, stored.schedule.scale())

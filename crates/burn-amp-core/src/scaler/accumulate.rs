@@ -56,8 +56,8 @@ impl GradScaler {
         self.account().begin_call();
         let params = grads.as_ref().map(StepGradients::params);
         let entries = Entries::find(module, params, Some(&window.state.sums), None)?;
-        if let Some(StepGradients::Unscaled(grads)) = &grads {
-            self.unsettled.take(&grads.verdicts);
+        if let Some(grads) = &grads {
+            self.take_tested(grads);
         }
         let full = self.inspect(Some(window), grads, entries)?;
         Ok(full.map(|grads| self.registered(grads)))
@@ -120,7 +120,7 @@ impl GradScaler {
             }
         }
         self.account().outcome = Some(StepOutcome::Accumulated);
-        self.live().events().take_micro_batch();
+        self.live().events.take_micro_batch();
         Ok(window.is_full())
     }
 
@@ -194,12 +194,11 @@ impl GradScaler {
 
     /// Lets the loss scale learn from one micro-batch: the test of a step, and its update.
     fn end_micro_batch(&mut self, grads: &UnscaledGradients) -> Result<(), AmpError> {
-        self.look_at_losses(grads);
-        self.remember(grads);
+        self.look_at(grads);
         if grads.has_overflow() {
             self.buffers.suspect();
         }
-        let ended = (self.ledger()).end(self.live(), Purpose::MicroBatch, &grads.finding);
+        let ended = (self.ledger).end(Purpose::MicroBatch, &grads.finding);
         self.watch.forget();
         ended
     }
@@ -214,9 +213,8 @@ impl GradScaler {
             return Ok(());
         }
         let in_own_dtype = self.config().parameter_dtype_gradients;
-        (entries.gradients.iter()).try_for_each(|entry| {
-            let gradient = optimizer_dtype(entry.parameter, in_own_dtype);
-            check_accepted(optim, entry, gradient.into())
+        check_accepted(optim, &entries.gradients, |entry| {
+            optimizer_dtype(entry.parameter, in_own_dtype).into()
         })
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     error::AmpError, gradients::UnscaledGradients, lock::locked, scale::finding::Finding,
-    scale::loss_scale::Observation,
+    scale::loss_scale::Evidence,
 };
 
 /// The key of gradients that are observed: they belong to no optimizer.
@@ -18,11 +18,11 @@ pub(crate) const OBSERVED: usize = 0;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Iteration {
     /// What the loss scale is to learn from the steps so far, if any was recorded.
-    pub(crate) seen: Option<Observation>,
+    pub(crate) seen: Option<Evidence>,
     /// The optimizers that have stepped each parameter: clones of a network have parameters of the same ids.
     stepped: HashMap<ParamId, Vec<usize>>,
     /// The first parameter of each overflow.
-    overflows: Vec<String>,
+    pub(crate) overflows: Vec<String>,
 }
 
 impl Iteration {
@@ -55,36 +55,10 @@ impl Iteration {
 
     /// Takes what was found into the joint outcome.
     pub(crate) fn record(&mut self, found: &Finding) {
-        if !found.moves_scale() {
-            return;
+        if let Some(seen) = found.evidence() {
+            self.overflows.extend(found.overflow.clone());
+            self.seen = Some(seen.after(self.seen));
         }
-        self.overflows.extend(found.overflow.clone());
-        let mut seen = found.observation();
-        if let Some(Observation { outcome, measures }) = self.seen {
-            if outcome.is_skipped() {
-                seen.outcome = outcome;
-            }
-            if let Some(measures) = measures {
-                seen.measures = Some(measures.and(found.measures));
-            }
-        }
-        self.seen = Some(seen);
-    }
-
-    /// Goes on where a stored iteration stopped. Which parameters were stepped is not stored.
-    pub(crate) fn restore(&mut self, seen: Option<Observation>) {
-        *self = Self {
-            seen,
-            ..Self::default()
-        };
-    }
-
-    /// Ends the iteration: what is to be learned from it, and the first parameter of each overflow.
-    pub(crate) fn finish(&mut self) -> (Option<Observation>, Vec<String>) {
-        let Self {
-            seen, overflows, ..
-        } = std::mem::take(self);
-        (seen, overflows)
     }
 }
 

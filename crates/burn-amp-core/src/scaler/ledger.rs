@@ -1,23 +1,26 @@
-//! The account of an optimizer in the hands of all who count its steps: itself, and its steps in flight. Every step ends here, whoever has
-//! decided it: the account counts and logs it, and the scale moves. Knows no tensors.
+//! The scale that an optimizer moves, and its account, in the hands of all who count its steps: itself, and its steps in flight. Every step ends
+//! here, whoever has decided it: the account counts and logs it, and the scale moves. Knows no tensors.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::{
+    border::mixed_precision::MixedPrecision,
     error::AmpError,
     journal::account::{Account, Purpose},
     journal::{Journal, new_optimizer},
     lock::locked,
     scale::finding::Finding,
     scale::live_scale::LiveScale,
-    scale::loss_scale::Observation,
+    scale::loss_scale::Evidence,
 };
 
-/// An account, and the journals that show it. Steps in flight have it too, so that what they come to is counted although their
-/// optimizer is gone.
+/// The loss scale of a [`MixedPrecision`], which scopes apply and clones share, or one of a scaler's own; and an account, with the journals
+/// that show it.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    account: Mutex<Account>,
+    pub(crate) live: Arc<LiveScale>,
+    pub(crate) amp: Option<MixedPrecision>,
+    account: Arc<Mutex<Account>>,
     /// The optimizer, among those that share the scale.
     pub(crate) member: Arc<()>,
     optimizer: u64,
@@ -25,25 +28,61 @@ pub(crate) struct Ledger {
     journals: Vec<Journal>,
 }
 
+/// That of a clone, which counts on by itself. Nobody follows a scale of its own yet.
+impl Clone for Ledger {
+    fn clone(&self) -> Self {
+        match self.amp {
+            Some(_) => self.forked(self.member.clone()),
+            None => self.detached(),
+        }
+    }
+}
+
 impl Ledger {
-    /// Of a new optimizer; `shared` is the journal of its scale, if it shares that.
-    pub(crate) fn new(member: Arc<()>, shared: Option<&Journal>, account: Account) -> Self {
-        let own = std::iter::once(Journal::default());
+    /// Of a new optimizer.
+    pub(crate) fn new(live: Arc<LiveScale>, amp: Option<MixedPrecision>, account: Account) -> Self {
+        // The steps in flight end iterations without this optimizer.
+        live.resolve(true);
+        let shared = amp.iter().map(|amp| amp.journal().clone());
         Self {
-            account: Mutex::new(account),
-            member,
+            account: Arc::new(Mutex::new(account)),
+            member: live.join(),
             optimizer: new_optimizer(),
-            journals: own.chain(shared.cloned()).collect(),
+            journals: std::iter::once(Journal::default()).chain(shared).collect(),
+            live,
+            amp,
         }
     }
 
-    /// That of a clone, which counts on by itself.
-    pub(crate) fn forked(&self, member: Arc<()>) -> Self {
+    pub(crate) fn of(amp: &MixedPrecision, account: Account) -> Self {
+        Self::new(amp.live().clone(), Some(amp.clone()), account)
+    }
+
+    /// With a scale of its own, in the same state.
+    pub(crate) fn detached(&self) -> Self {
+        let account = self.account().clone();
+        Self::new(Arc::new(self.live.detached()), None, account)
+    }
+
+    /// The same one, for a step in flight: what it comes to is counted although its optimizer is gone.
+    pub(crate) fn shared(&self) -> Self {
         Self {
-            account: Mutex::new(self.account().clone()),
-            member,
+            live: self.live.clone(),
+            amp: self.amp.clone(),
+            account: self.account.clone(),
+            member: self.member.clone(),
             optimizer: self.optimizer,
             journals: self.journals.clone(),
+        }
+    }
+
+    /// The same scale with an account that goes on by itself.
+    pub(crate) fn forked(&self, member: Arc<()>) -> Self {
+        let account = self.account().clone();
+        Self {
+            account: Arc::new(Mutex::new(account)),
+            member,
+            ..self.shared()
         }
     }
 
@@ -70,16 +109,10 @@ impl Ledger {
     }
 
     /// Counts gradients, and moves the scale by them. An error if they are an overflow, or a rejection, too many: the scale stays then.
-    pub(crate) fn end(
-        &self,
-        live: &LiveScale,
-        purpose: Purpose,
-        found: &Finding,
-    ) -> Result<(), AmpError> {
-        self.count(live, purpose, found, true)?;
-        if found.moves_scale() {
-            let overflows = found.overflow.as_slice();
-            self.advance(live, found.observation(), purpose, overflows);
+    pub(crate) fn end(&self, purpose: Purpose, found: &Finding) -> Result<(), AmpError> {
+        self.count(purpose, found, true)?;
+        if let Some(seen) = found.evidence() {
+            self.advance(seen, purpose, found.overflow.as_slice());
         }
         Ok(())
     }
@@ -87,36 +120,29 @@ impl Ledger {
     /// Counts gradients, which move the scale later, with others of their iteration. `is_first` of those to overflow.
     pub(crate) fn count(
         &self,
-        live: &LiveScale,
         purpose: Purpose,
         found: &Finding,
         is_first: bool,
     ) -> Result<(), AmpError> {
-        let schedule = live.schedule();
+        let schedule = self.live.schedule();
         let mut account = self.account();
         let recorded = account.record(purpose, found, &schedule, is_first);
         if found.spares_scale() && schedule.config().enabled {
             // The others that share the scale are not kept waiting.
-            live.report(&Arc::downgrade(&self.member), None);
+            self.live.report(&Arc::downgrade(&self.member), None);
         }
         recorded
     }
 
     /// Moves the scale by what gradients have shown. `overflows` are the first parameters that overflow, of each optimizer.
-    pub(crate) fn advance(
-        &self,
-        live: &LiveScale,
-        seen: Observation,
-        purpose: Purpose,
-        overflows: &[String],
-    ) {
-        let schedule = live.schedule();
+    pub(crate) fn advance(&self, seen: Evidence, purpose: Purpose, overflows: &[String]) {
+        let schedule = self.live.schedule();
         let mut account = self.account();
-        if seen.outcome.is_stepped() {
-            account.counters.consecutive_skips = 0;
+        if seen != Evidence::Overflow {
+            account.end_row();
         }
         if schedule.config().enabled {
-            let moved = live.report(&Arc::downgrade(&self.member), Some(seen));
+            let moved = self.live.report(&Arc::downgrade(&self.member), Some(seen));
             let often = schedule.needs_measures();
             account.record_scale(moved, seen, purpose, overflows, often);
         }

@@ -14,17 +14,17 @@ const MAX_LOSSES: usize = 8;
 /// Copies of a scaler share what they have seen until the next `update`: workers scale their losses with copies.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LossWatch {
-    seen: Arc<Mutex<ScaledLosses>>,
+    pub(crate) seen: SharedLosses,
     steps: u64,
     warned_of_loss: bool,
     warned_of_plain: bool,
 }
 
-/// Losses that were scaled, and not looked at.
-pub(crate) struct Losses(Arc<Mutex<ScaledLosses>>);
+pub(crate) type SharedLosses = Arc<Mutex<ScaledLosses>>;
 
+/// Losses that were scaled, and not looked at.
 #[derive(Debug, Default)]
-struct ScaledLosses {
+pub(crate) struct ScaledLosses {
     scaled: bool,
     losses: Vec<Tensor<1>>,
 }
@@ -83,15 +83,6 @@ impl LossWatch {
     /// Starts a new iteration: no loss was scaled in it yet.
     pub(crate) fn start(&mut self) {
         self.seen = Arc::default();
-    }
-
-    /// The losses so far, for a step that is decided elsewhere. None are left here.
-    pub(crate) fn hand_over(&mut self) -> Losses {
-        Losses(std::mem::take(&mut self.seen))
-    }
-
-    pub(crate) fn take_over(&mut self, losses: Losses) {
-        self.seen = losses.0;
     }
 
     pub(crate) fn any(&self, is: impl Fn(f64) -> bool) -> bool {

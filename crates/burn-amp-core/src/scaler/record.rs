@@ -9,8 +9,10 @@ use crate::{
     error::{AmpError, short},
     journal::step_counters::StepCounters,
     scale::live_scale::LiveScale,
-    scale::loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome},
+    scale::loss_scale::{Evidence, LossScale, Measures, Observation, StepOutcome},
     scale::parts::PartState,
+    scaler::iteration::{Iteration, Unsettled},
+    scaler::loss_watch::LossWatch,
 };
 
 /// The state of a scaler, as it is stored.
@@ -64,19 +66,7 @@ impl ScalerState {
     ///
     /// [`AmpError::DamagedRecord`] if a rule of the program refuses what is stored under its name.
     pub(crate) fn check(&self, live: &LiveScale, origin: &str) -> Result<LossScale, AmpError> {
-        let here = live.schedule();
-        let stored = self.schedule.clone();
-        let resumed = match self.with_settings {
-            true => {
-                let enabled = here.config().enabled;
-                let config = GradScalerConfig {
-                    enabled,
-                    ..*stored.config()
-                };
-                stored.in_program(&config).with_rule_of(&here)
-            }
-            false => here.continuing(&stored),
-        };
+        let resumed = live.schedule().resumed(&self.schedule, self.with_settings);
         resumed
             .and_then(|resumed| live.parts().check(&self.parts).map(|()| resumed))
             .map_err(|reason| AmpError::damaged(origin, reason))
@@ -144,9 +134,12 @@ impl GradScaler {
     pub(crate) fn state_to_store(&self) -> ScalerState {
         ScalerState {
             schedule: self.schedule(),
-            counters: self.account().counters,
-            pending: self.iteration.seen.map(|seen| seen.outcome),
-            seen: self.iteration.seen.and_then(|seen| seen.measures),
+            counters: self.counters(),
+            pending: self.iteration.seen.map(Evidence::outcome),
+            seen: match self.iteration.seen {
+                Some(Evidence::Finite(measures)) => measures,
+                _ => None,
+            },
             parts: self.live().parts().states(),
             with_settings: false,
         }
@@ -166,31 +159,24 @@ impl GradScaler {
 
     /// As [`restore`](Self::restore), where the schedule is in place already.
     pub(crate) fn restore_counters(&mut self, state: ScalerState) {
-        self.forget_steps();
-        self.account().counters = match self.schedule().is_like(&state.schedule) {
+        self.restart_at(match self.schedule().is_like(&state.schedule) {
             true => state.counters,
             // A run that has ended for its skips is to go on with other settings.
             false => state.counters.with_rows_of(StepCounters::default()),
-        };
-        let pending = state.pending.map(|outcome| Observation {
-            outcome,
-            measures: state.seen,
         });
-        self.iteration.restore(pending);
+        let pending = state
+            .pending
+            .map(|outcome| Observation::of(outcome, state.seen));
+        self.iteration.seen = pending.and_then(|pending| pending.0);
     }
 
-    pub(super) fn forget_steps(&mut self) {
-        self.account().begin_call();
-        self.watch = crate::scaler::loss_watch::LossWatch::default();
-        self.iteration = crate::scaler::iteration::Iteration::default();
-        self.unsettled = crate::scaler::iteration::Unsettled::default();
+    /// Counts on from there, and forgets all that this scaler has seen before. The schedule stays.
+    pub(crate) fn restart_at(&mut self, counters: StepCounters) {
+        self.account().restart_at(counters);
+        self.watch = LossWatch::default();
+        self.iteration = Iteration::default();
+        self.unsettled = Unsettled::default();
         // Those of a model that is loaded too, most likely.
         self.buffers.forget();
-    }
-
-    /// Counts from zero. The schedule stays.
-    pub(crate) fn reset_counters(&mut self) {
-        self.forget_steps();
-        self.account().counters = StepCounters::default();
     }
 }

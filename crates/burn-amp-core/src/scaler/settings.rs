@@ -46,9 +46,8 @@ impl GradScaler {
     /// [`AmpError::InvalidValue`], the old value kept, unless `scale` is positive, finite as an f32 and
     /// within `min_scale` and `max_scale`.
     pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
-        self.change(|schedule| schedule.with_scale("loss_scale", scale))?;
-        self.account().counters.consecutive_skips = 0;
-        Ok(())
+        self.live().resolve(true);
+        self.replace_update(self.schedule(), scale)
     }
 
     /// Sets the growth factor.

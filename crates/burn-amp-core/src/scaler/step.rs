@@ -12,7 +12,7 @@ use crate::{
     gradients::{StepGradients, UnscaledGradients},
     journal::account::{Purpose, log_skip},
     scale::finding::{Finding, Rejection},
-    scale::loss_scale::{Observation, StepOutcome},
+    scale::loss_scale::{Evidence, StepOutcome},
     scaler::iteration::{Iteration, OBSERVED},
     update::module_optim::ModuleOptim,
 };
@@ -71,7 +71,7 @@ impl GradScaler {
         let entries =
             checked.and_then(|()| Entries::find(&module, Some(grads.params()), None, Some(&lr)));
         let decided = entries.and_then(|entries| {
-            self.begin_step(entries.statistics);
+            self.begin_step(entries.buffers);
             let decided = self.count_step(optim, grads, None);
             self.leave_step(&module, false);
             decided
@@ -94,8 +94,7 @@ impl GradScaler {
     ) -> Result<Option<GradientsParams>, AmpError> {
         let optimizer = std::ptr::from_ref(optim).addr();
         self.iteration.check(&grads, optimizer)?;
-        let mut entries = grads.entries().iter();
-        entries.try_for_each(|entry| check_accepted(optim, entry, entry.gradient))?;
+        check_accepted(optim, grads.entries(), |entry| entry.gradient)?;
         let is_applied = !grads.has_overflow() && rejected.is_none();
         self.count_for(&grads, rejected, optimizer)?;
         Ok(is_applied.then(|| grads.into_tested()))
@@ -108,8 +107,7 @@ impl GradScaler {
         rejected: Option<Rejection>,
         optimizer: usize,
     ) -> Result<(), AmpError> {
-        self.look_at_losses(grads);
-        self.remember(grads);
+        self.look_at(grads);
         let found = Finding {
             rejected,
             ..grads.finding.clone()
@@ -123,8 +121,8 @@ impl GradScaler {
 
     /// Counts gradients, from which the scale learns when the iteration ends. After an overflow too many it is over.
     fn count(&mut self, purpose: Purpose, found: &Finding) -> Result<(), AmpError> {
-        let is_first = (self.iteration.seen).is_none_or(|seen| !seen.outcome.is_skipped());
-        let recorded = (self.ledger()).count(self.live(), purpose, found, is_first);
+        let is_first = self.iteration.seen != Some(Evidence::Overflow);
+        let recorded = (self.ledger).count(purpose, found, is_first);
         match &recorded {
             Ok(()) => self.iteration.record(found),
             Err(_) if found.spares_scale() => {}
@@ -146,11 +144,11 @@ impl GradScaler {
     /// iteration is ended.
     pub fn update(&mut self) -> Result<Option<StepOutcome>, AmpError> {
         self.learn_from_dropped()?;
-        let (seen, overflows) = self.end_iteration();
-        if let Some(seen) = seen {
-            (self.ledger()).advance(self.live(), seen, Purpose::Step, &overflows);
+        let ended = self.end_iteration();
+        if let Some(seen) = ended.seen {
+            (self.ledger).advance(seen, Purpose::Step, &ended.overflows);
         }
-        Ok(seen.map(|seen| seen.outcome))
+        Ok(ended.seen.map(Evidence::outcome))
     }
 
     /// Ends the iteration with a loss scale of the caller's choice, whatever the outcome was.
@@ -165,13 +163,12 @@ impl GradScaler {
         let before = self.schedule().scale();
         self.set_loss_scale(scale)?;
         self.learn_from_dropped()?;
-        let (seen, overflows) = self.end_iteration();
-        let outcome = seen.map(|seen| seen.outcome);
-        if self.is_enabled() && outcome.is_some_and(StepOutcome::is_skipped) {
+        let ended = self.end_iteration();
+        if self.is_enabled() && ended.seen == Some(Evidence::Overflow) {
             let after = self.schedule().scale();
-            log_skip([before, after], Purpose::Step, &overflows);
+            log_skip([before, after], Purpose::Step, &ended.overflows);
         }
-        Ok(outcome)
+        Ok(ended.seen.map(Evidence::outcome))
     }
 
     /// Ends an iteration of which nothing is left but gradients that were dropped, if there are any.
@@ -197,9 +194,9 @@ impl GradScaler {
         Ok(())
     }
 
-    fn end_iteration(&mut self) -> (Option<Observation>, Vec<String>) {
+    fn end_iteration(&mut self) -> Iteration {
         self.watch.start();
-        self.iteration.finish()
+        std::mem::take(&mut self.iteration)
     }
 
     /// Counts unscaled gradients as a step of this scaler's without stepping on them: for gradients that are added to
@@ -242,7 +239,7 @@ impl GradScaler {
         if (tested.as_ref()).is_none_or(UnscaledGradients::has_overflow) {
             self.buffers.suspect();
         }
-        self.live().events().discard();
+        self.live().events.discard();
         let recorded = match tested.filter(|_| self.is_enabled()) {
             Some(grads) => {
                 self.unsettled.take(&grads.verdicts);
@@ -263,18 +260,19 @@ impl GradScaler {
     }
 }
 
-/// Refuses a gradient of a dtype that an optimizer cannot combine with its parameter.
+/// Refuses gradients of dtypes that an optimizer cannot combine with their parameters.
 pub(super) fn check_accepted<O: ModuleOptim>(
     optim: &O,
-    entry: &Entry,
-    gradient_dtype: DType,
+    entries: &[Entry],
+    dtype: impl Fn(&Entry) -> DType,
 ) -> Result<(), AmpError> {
-    match optim.accepts(entry.parameter, gradient_dtype) {
-        true => Ok(()),
-        false => Err(AmpError::HalfPrecisionParameter {
+    let refused = |entry: &&Entry| !optim.accepts(entry.parameter, dtype(entry));
+    match entries.iter().find(refused) {
+        None => Ok(()),
+        Some(entry) => Err(AmpError::HalfPrecisionParameter {
             parameter: entry.path.clone(),
             parameter_dtype: entry.parameter,
-            gradient_dtype,
+            gradient_dtype: dtype(entry),
         }),
     }
 }

@@ -1,88 +1,67 @@
 //! The two sides of a scaler whose steps are decided on another thread: that which scales losses, and that which learns.
 
 use burn::module::Module;
-use std::collections::BTreeMap;
 
-use super::{GradScaler, Scale};
+use super::GradScaler;
 use crate::{
     error::AmpError,
     gradients::StepGradients,
-    journal::account::Account,
-    scale::live_scale::{LiveScale, ScopesLeft},
+    scale::live_scale::ScopesLeft,
     scale::loss_scale::LossScale,
-    scale::parts::PartState,
-    scaler::loss_watch::{LossWatch, Losses},
+    scaler::ledger::Ledger,
+    scaler::loss_watch::{LossWatch, SharedLosses},
 };
-
-/// Where a scaler is after a step: what the other side is to know of it.
-#[derive(Clone, Debug)]
-pub struct Reached {
-    pub(crate) schedule: LossScale,
-    parts: BTreeMap<String, PartState>,
-    account: Account,
-}
 
 /// What the side that scales has noted in an iteration.
 pub struct HandedOver {
-    passage: ScopesLeft,
-    losses: Losses,
+    scopes: ScopesLeft,
+    losses: SharedLosses,
 }
 
 impl GradScaler {
     /// Takes out what was noted since the last step.
     pub fn hand_over(&mut self) -> HandedOver {
         HandedOver {
-            passage: self.live().hand_over(),
-            losses: self.watch.hand_over(),
+            scopes: self.live().hand_over(),
+            losses: std::mem::take(&mut self.watch.seen),
         }
     }
 
     /// Decides on what the other side has noted.
     pub fn take_over(&mut self, noted: HandedOver) {
-        self.live().take_over(noted.passage);
-        self.watch.take_over(noted.losses);
+        self.live().take_over(noted.scopes);
+        self.watch.seen = noted.losses;
     }
 
     /// The side that learns: it moves a scale of its own, in the same state, which multiplies nothing.
     #[doc(hidden)]
     pub fn for_worker(&self) -> Self {
-        let account = || self.account().clone();
+        let account = self.account().clone();
         Self {
             watch: LossWatch::default(),
-            scale: match self.precision() {
-                Some(amp) => Scale::of(&amp.for_worker(), account()),
-                None => self.scale.clone(),
+            ledger: match self.precision() {
+                Some(amp) => Ledger::of(&amp.for_worker(), account),
+                None => self.ledger.detached(),
             },
             ..self.clone()
         }
     }
 
-    /// A copy with a scale that it shares with nobody.
+    /// A copy with a scale that it shares with nobody: what the scaler has come to.
     #[doc(hidden)]
     pub fn detached(&self) -> Self {
-        let live = LiveScale::of_scaler(self.schedule());
-        // The clone below locks it, too.
-        let account = self.account().clone();
         Self {
-            scale: Scale::own(live, account),
+            ledger: self.ledger.detached(),
             ..self.clone()
         }
     }
 
-    /// Where the scaler has come to.
-    pub fn reached(&self) -> Reached {
-        Reached {
-            schedule: self.schedule(),
-            parts: self.live().parts().states(),
-            account: self.account().clone(),
-        }
-    }
-
     /// Scales the next losses as far as the side that learns has come, by a call of `step` or by something else.
-    pub fn follow(&mut self, reached: Reached, is_call: bool) {
-        *self.account() = reached.account;
-        self.live().follow(reached.schedule, &reached.parts);
-        self.ledger().show(is_call.then(|| self.loss_scale()));
+    #[doc(hidden)]
+    pub fn follow(&mut self, reached: &Self, is_call: bool) {
+        *self.account() = reached.account().clone();
+        self.live().follow(reached.live());
+        self.ledger.show(is_call.then(|| self.loss_scale()));
     }
 
     /// Whether other optimizers move the scale, too.
@@ -118,7 +97,7 @@ impl GradScaler {
     pub fn replace_update(&mut self, before: LossScale, scale: f64) -> Result<(), AmpError> {
         self.live()
             .set_schedule(before.with_scale("loss_scale", scale)?);
-        self.account().counters.consecutive_skips = 0;
+        self.account().end_row();
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! Hooks: what a program adds to the steps of a [`ScaledOptimizer`](crate::ScaledOptimizer). [`Guard`](crate::Guard) and
-//! [`Ema`](crate::Ema) are hooks; they use nothing else than what stands here.
+//! Hooks: what a program adds to the steps of a [`ScaledOptimizer`](crate::ScaledOptimizer). Those of this crate
+//! use nothing else than what stands here.
 //!
 //! ```
 //! use burn::{nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};
@@ -62,7 +62,7 @@ use crate::{
 };
 
 pub use crate::{record::State, scale::in_flight::Resolution, values::module_path::Parameter};
-pub(crate) use list::{Hooks, Judgement, applied};
+pub(crate) use list::{Hooks, applied};
 
 /// What a program adds to the steps of a [`ScaledOptimizer`](crate::ScaledOptimizer), by
 /// [`with_hook`](crate::ScaledOptimizer::with_hook).

@@ -6,14 +6,14 @@ use burn::{
 
 use crate::{
     error::AmpError,
+    gradients::StepGradients,
     gradients::clip::{ClipRules, Factors},
     gradients::entries::Entries,
-    gradients::{StepGradients, UnscaledGradients},
     record::{AmpRecord, WINDOW},
     scale::loss_scale::StepOutcome,
     scaler::GradScaler,
     scaler::accumulation::AccumulationWindow,
-    step::hook::{Hooks, Judgement},
+    step::hook::Hooks,
     update::module_optim::ModuleOptim,
 };
 
@@ -101,59 +101,53 @@ impl StepOptions {
         let losses = window.map(|window| window.state.losses).unwrap_or_default();
         let loss = losses.and(self.loss).mean();
         let tests_micro_batches = window.is_some_and(AccumulationWindow::drops_micro_batches);
-        scaler.begin_step(std::mem::take(&mut entries.statistics));
-        let decided = match self.inspect(scaler, optim, grads, entries) {
-            Ok(Some(grads)) => {
-                let hooks = self.hooks.clone();
-                let ended = self.end_step(scaler, optim, module, grads, loss);
-                if ended.is_err() {
-                    // What is refused leaves no trace.
-                    self.hooks = hooks;
-                }
-                ended
-            }
-            Ok(None) => Ok(None),
-            Err(error) => Err(error),
-        };
-        self.end_call(scaler.last_outcome());
+        scaler.begin_step(std::mem::take(&mut entries.buffers));
+        let hooks = self.hooks.clone();
+        let decided = self.step(scaler, optim, module, grads, entries, loss);
+        if decided.is_err() {
+            // What is refused leaves no trace.
+            self.hooks = hooks;
+        }
+        let outcome = scaler.last_outcome();
+        if let Some(window) = &mut self.window
+            && outcome == Some(StepOutcome::Accumulated)
+        {
+            window.state.losses = window.state.losses.and(self.loss);
+        }
+        // Refused, it may be called again.
+        if outcome.is_some() {
+            self.loss = None;
+        }
         scaler.leave_step(module, tests_micro_batches);
         decided
     }
 
-    /// Tests gradients, or those of a window; none if that is not full.
-    fn inspect<O: ModuleOptim>(
+    /// Tests gradients, or those of a window, and ends the step: none if the window is not full, if they overflow or if a hook rejects them.
+    fn step<O: ModuleOptim, M: Module>(
         &mut self,
         scaler: &mut GradScaler,
         optim: &O,
+        module: &M,
         grads: Option<StepGradients>,
         entries: Entries,
-    ) -> Result<Option<UnscaledGradients>, AmpError> {
+        loss: Option<f64>,
+    ) -> Result<Option<Decided>, AmpError> {
         if grads.is_some() {
             scaler.check_scopes();
             if self.window.is_some() {
                 scaler.check_accepted(optim, &entries)?;
             }
         }
-        scaler.inspect(self.window.as_mut(), grads, entries)
-    }
-
-    /// Ends the step. The gradients, unless they overflow or a hook rejects them.
-    fn end_step<O: ModuleOptim, M: Module>(
-        &mut self,
-        scaler: &mut GradScaler,
-        optim: &O,
-        module: &M,
-        mut grads: UnscaledGradients,
-        loss: Option<f64>,
-    ) -> Result<Option<Decided>, AmpError> {
-        let mut judgement = Judgement::default();
+        let Some(mut grads) = scaler.inspect(self.window.as_mut(), grads, entries)? else {
+            return Ok(None);
+        };
+        let mut judged = None;
         if !grads.has_overflow() && !grads.entries().is_empty() {
-            judgement = self.hooks.judge(&mut grads, loss, module)?;
+            judged = self.hooks.judge(Some(&mut grads), loss, module)?;
         }
-        if grads.has_overflow() {
-            judgement = Judgement::default();
-        }
-        let Judgement { factor, rejected } = judgement;
+        // A hook may have found an overflow.
+        let judged = judged.filter(|_| !grads.has_overflow());
+        let (factor, rejected) = judged.unwrap_or((1.0, None));
         let mut factors = Factors::new();
         // A loss that is not finite may come of a forward pass that has spoilt the buffers.
         let spoilt = rejected.is_some()
@@ -172,19 +166,6 @@ impl StepOptions {
             scaler.buffers.suspect();
         }
         Ok(grads.map(|grads| (grads, factors)))
-    }
-
-    /// What becomes of the loss that was told for a call.
-    fn end_call(&mut self, outcome: Option<StepOutcome>) {
-        if let Some(window) = &mut self.window
-            && outcome == Some(StepOutcome::Accumulated)
-        {
-            window.state.losses = window.state.losses.and(self.loss);
-        }
-        // Refused, it may be called again.
-        if outcome.is_some() {
-            self.loss = None;
-        }
     }
 
     /// Throws gradients away. Finite ones do not move the scale inside a window that is skipped as a whole.

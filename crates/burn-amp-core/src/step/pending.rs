@@ -3,7 +3,7 @@
 
 use burn::optim::GradientsParams;
 use burn_amp_kernels::Reading;
-use std::{collections::VecDeque, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 #[cfg(any(test, feature = "counts"))]
 use crate::gradients::pass::READS;
@@ -12,10 +12,9 @@ use crate::{
     gradients::clip::ClipRules,
     gradients::entries::Entry,
     journal::account::Purpose,
-    scale::border_events::{BorderEvent, EventPlace},
+    scale::border_events::BorderEvent,
     scale::device_step::Run,
     scale::in_flight::{Pending, Resolution},
-    scale::live_scale::LiveScale,
     scaler::ledger::Ledger,
 };
 
@@ -26,7 +25,7 @@ pub(crate) struct PendingStep {
     /// What was found in its gradients, and where they came to the border.
     pub(crate) reading: Reading,
     /// Where they came to the border.
-    pub(crate) event: Option<(u64, EventPlace)>,
+    pub(crate) event: Option<BorderEvent>,
     /// The events of all handles in its iteration.
     pub(crate) of_all: Range<u64>,
     /// By which they were clipped.
@@ -34,17 +33,18 @@ pub(crate) struct PendingStep {
     pub(crate) run: Arc<Run>,
     /// Where it stands in its run.
     pub(crate) number: usize,
-    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) ledger: Ledger,
     /// Is told whether it was applied.
     pub(crate) resolution: Resolution,
 }
 
-impl Pending<LiveScale> for PendingStep {
+impl Pending for PendingStep {
     fn is_known(&self) -> bool {
         self.reading.is_there()
     }
 
-    fn resolve(self: Box<Self>, live: &LiveScale) {
+    fn resolve(self: Box<Self>) {
+        let live = &self.ledger.live;
         #[cfg(any(test, feature = "counts"))]
         if !self.reading.is_there() {
             READS.set(READS.get() + 1);
@@ -53,9 +53,7 @@ impl Pending<LiveScale> for PendingStep {
         if statuses.iter().any(|status| status.non_finite > 0) {
             self.run.add_skip(self.number);
         }
-        let events = self.event.into_iter().zip(crossed);
-        let events = events.filter_map(|(at, status)| Some(BorderEvent::of_read(at, status?)));
-        let events: VecDeque<_> = events.collect();
+        let events = BorderEvent::read(self.event, crossed);
         let mut entries = self.entries;
         for (entry, status) in entries.iter_mut().zip(statuses) {
             entry.status = status;
@@ -76,7 +74,7 @@ impl Pending<LiveScale> for PendingStep {
         account.status = Some(grads.status().clone());
         account.warn_of_zeros(grads.status(), live.schedule().scale(), || arrived);
         drop(account);
-        if let Err(error) = self.ledger.end(live, Purpose::Step, &grads.finding) {
+        if let Err(error) = self.ledger.end(Purpose::Step, &grads.finding) {
             self.ledger.account().error.get_or_insert(error);
         }
         self.ledger.show(Some(live.schedule().scale()));

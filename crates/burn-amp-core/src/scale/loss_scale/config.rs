@@ -1,12 +1,11 @@
 //! The settings of a loss scale.
 
-use burn::config::{Config, config_to_json};
 use serde::{Deserialize, Serialize};
 
-use super::{schedule::Schedule, state::State};
+use super::schedule::Schedule;
 use crate::error::{AmpError, in_range, short};
 
-/// Settings: a struct, its defaults and its setters, from one list.
+/// Settings, a Burn `Config`: a struct, its defaults and its setters, from one list.
 macro_rules! settings {
     (
         $(#[$about:meta])* $name:ident:
@@ -23,7 +22,20 @@ macro_rules! settings {
             }
         }
 
+        impl burn::config::Config for $name {}
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(&burn::config::config_to_json(self))
+            }
+        }
+
         impl $name {
+            /// All settings at their defaults.
+            pub fn new() -> Self {
+                Self::default()
+            }
+
             $(
                 #[doc = concat!("Sets [`", stringify!($field), "`](Self::", stringify!($field), ").")]
                 pub fn $with(mut self, $field: $type) -> Self {
@@ -40,7 +52,7 @@ pub(crate) use settings;
 settings! {
     /// The settings of a loss scale and of its [`GradScaler`](crate::GradScaler): PyTorch's names and defaults, then more.
     ///
-    /// Saved to and loaded from JSON as every Burn [`Config`]. A setting that the JSON does not name has its default; an unknown
+    /// Saved to and loaded from JSON as every Burn [`Config`](burn::config::Config). A setting that the JSON does not name has its default; an unknown
     /// name is an error.
     ///
     /// ```
@@ -111,20 +123,7 @@ settings! {
     parameter_dtype_gradients, with_parameter_dtype_gradients: bool = false,
 }
 
-impl Config for GradScalerConfig {}
-
-impl std::fmt::Display for GradScalerConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&config_to_json(self))
-    }
-}
-
 impl GradScalerConfig {
-    /// PyTorch's defaults.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     pub(super) fn check(&self) -> Result<(), AmpError> {
         checked_scale("init_scale", self.init_scale)?;
         let growth = self.growth_factor;
@@ -133,13 +132,9 @@ impl GradScalerConfig {
         let backoff = self.backoff_factor;
         let inside = backoff > 0.0 && backoff < 1.0;
         in_range("backoff_factor", backoff, inside, "above 0 and below 1")?;
-        let counts = [
-            ("growth_interval", self.growth_interval),
-            ("hysteresis", self.hysteresis),
-        ];
-        for (field, count) in counts {
-            in_range(field, count.into(), count > 0, "at least 1")?;
-        }
+        let count = |field, count: u32| in_range(field, count.into(), count > 0, "at least 1");
+        count("growth_interval", self.growth_interval)?;
+        count("hysteresis", self.hysteresis)?;
         if let Some(min) = self.min_scale {
             checked_scale("min_scale", min)?;
         }
@@ -176,11 +171,6 @@ impl GradScalerConfig {
         let allowed = format!("between `min_scale` ({lowest}) and `max_scale` ({highest})");
         in_range(field, value, (min..=max).contains(&scale), &allowed)?;
         Ok(scale)
-    }
-
-    /// What the schedule remembers before the first step.
-    pub(super) fn first_state(&self) -> State {
-        self.schedule.state(self.growth_interval)
     }
 
     /// The lowest and the highest scale; 0 and infinity where none is set.

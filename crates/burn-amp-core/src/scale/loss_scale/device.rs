@@ -2,7 +2,7 @@
 
 use burn_amp_kernels::ScaleState;
 
-use super::{LossScale, schedule::Schedule, state::State};
+use super::{LossScale, schedule::Schedule};
 
 impl LossScale {
     /// The state as a device moves it; none of a schedule that looks at more than whether a step was skipped, or whose scales and
@@ -49,12 +49,12 @@ impl LossScale {
             ..ScaleState::default()
         };
         if let (
-            State::AdaptiveInterval(state),
+            Some(state),
             Schedule::AdaptiveInterval {
                 min_interval,
                 max_interval,
             },
-        ) = (&self.state, config.schedule)
+        ) = (self.state.interval(), config.schedule)
         {
             words.growths_in_a_row = state.growths_in_a_row;
             (words.min_interval, words.max_interval) = (min_interval, max_interval);

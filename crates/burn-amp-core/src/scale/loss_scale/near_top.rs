@@ -2,52 +2,34 @@
 
 use burn::tensor::f16;
 use serde::{Deserialize, Serialize};
-use std::error::Error;
 
-use super::rule::{Evidence, NextScale, Rule};
-
-#[derive(Clone, Debug)]
-pub(super) struct NearTop {
-    /// The magnitude of a scaled gradient from which on it counts as near the top.
-    edge: f32,
-    /// The share of values near the top that is too large.
-    share: f64,
-    /// The first iteration of each period moves the scale.
-    period: u32,
-    count: Count,
-}
+use super::{
+    F16_MAX,
+    built_in::Memory,
+    rule::{Evidence, NextScale},
+    schedule::Schedule,
+};
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Count {
-    /// Iterations since the last update, or the start.
+pub(super) struct Count {
+    /// Iterations since the last update, or the start. The first of each period moves the scale.
     step: u32,
 }
 
-impl NearTop {
-    /// `edge` as a share of the largest f16.
-    pub(super) fn new(edge: f64, share: f64, period: u32) -> Self {
-        Self {
-            edge: f16::from_f32(super::F16_MAX as f32 * edge as f32).to_f32(),
-            share,
-            period,
-            count: Count::default(),
-        }
-    }
-}
+impl Memory for Count {
+    const NAME: &'static str = "NearTop";
 
-impl Rule for NearTop {
-    fn name(&self) -> &str {
-        "NearTop"
-    }
-
-    fn advance(&mut self, _scale: f32, evidence: Evidence) -> NextScale {
-        let updates = self.count.step == 0;
-        self.count.step = (self.count.step + 1) % self.period;
+    fn advance(&mut self, schedule: &Schedule, evidence: Evidence) -> NextScale {
+        let Schedule::NearTop { share, period, .. } = *schedule else {
+            return NextScale::Same;
+        };
+        let updates = self.step == 0;
+        self.step = (self.step + 1) % period;
         match evidence {
             Evidence::Overflow => NextScale::Counted,
             Evidence::Finite(Some(found)) if updates => {
-                match is_too_high(found.elements, found.above, self.share) {
+                match is_too_high(found.elements, found.above, share) {
                     true => NextScale::Lower,
                     false => NextScale::UpTo(f32::INFINITY),
                 }
@@ -56,17 +38,13 @@ impl Rule for NearTop {
         }
     }
 
-    fn count_from(&self) -> Option<f32> {
-        Some(self.edge)
-    }
-
-    fn state(&self) -> String {
-        serde_json::to_string(&self.count).expect("a count is plain data")
-    }
-
-    fn load_state(&mut self, state: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
-        self.count = serde_json::from_str(state)?;
-        Ok(())
+    fn count_from(schedule: &Schedule) -> Option<f32> {
+        match *schedule {
+            Schedule::NearTop { edge, .. } => {
+                Some(f16::from_f32(F16_MAX as f32 * edge as f32).to_f32())
+            }
+            _ => None,
+        }
     }
 }
 

@@ -34,24 +34,6 @@ impl StepOutcome {
     }
 }
 
-/// What [`LossScale::adjust`](crate::LossScale::adjust) takes: an outcome alone, or with the measures of the gradients.
-///
-/// `(outcome, &status)` has the measures of a [`GradientStatus`](crate::GradientStatus).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Observation {
-    pub(crate) outcome: StepOutcome,
-    pub(crate) measures: Option<Measures>,
-}
-
-impl From<StepOutcome> for Observation {
-    fn from(outcome: StepOutcome) -> Self {
-        Self {
-            outcome,
-            measures: None,
-        }
-    }
-}
-
 /// What the gradients of an iteration have shown, of all its optimizers. Host values of unscaled gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

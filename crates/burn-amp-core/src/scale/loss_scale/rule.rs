@@ -1,8 +1,8 @@
 //! A rule that moves a loss scale: what it is shown of an iteration, and what it wants of the scale next. Knows no settings.
 
-use std::{error::Error, fmt::Debug};
+use std::{any::Any, error::Error, fmt::Debug};
 
-use super::outcome::Measures;
+use super::outcome::{Measures, StepOutcome};
 
 /// A rule that moves a loss scale: give your own to [`LossScale::with_rule`](crate::LossScale::with_rule). The built-in ones that look at
 /// gradients are rules too, named by [`Schedule`](crate::Schedule).
@@ -93,6 +93,56 @@ pub enum Evidence {
     Overflow,
 }
 
+impl Evidence {
+    /// That of several steps of an iteration, after those before.
+    pub(crate) fn after(self, before: Option<Self>) -> Self {
+        match (before, self) {
+            (None, seen) => seen,
+            (Some(Self::Finite(before)), Self::Finite(seen)) => {
+                let measures = [before, seen].into_iter().flatten();
+                Self::Finite(measures.reduce(Measures::and))
+            }
+            _ => Self::Overflow,
+        }
+    }
+
+    pub(crate) fn outcome(self) -> StepOutcome {
+        match self {
+            Self::Finite(_) => StepOutcome::Stepped,
+            Self::Overflow => StepOutcome::Skipped,
+        }
+    }
+}
+
+/// What [`LossScale::adjust`](crate::LossScale::adjust) takes: an outcome alone, or with the measures of the gradients. None of an outcome that
+/// says nothing of the scale.
+///
+/// `(outcome, &status)` has the measures of a [`GradientStatus`](crate::GradientStatus).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Observation(pub(crate) Option<Evidence>);
+
+impl Observation {
+    pub(crate) fn of(outcome: StepOutcome, measures: Option<Measures>) -> Self {
+        Self(match outcome {
+            StepOutcome::Stepped => Some(Evidence::Finite(measures)),
+            StepOutcome::Skipped | StepOutcome::Dropped => Some(Evidence::Overflow),
+            _ => None,
+        })
+    }
+}
+
+impl From<StepOutcome> for Observation {
+    fn from(outcome: StepOutcome) -> Self {
+        Self::of(outcome, None)
+    }
+}
+
+impl From<Evidence> for Observation {
+    fn from(seen: Evidence) -> Self {
+        Self(Some(seen))
+    }
+}
+
 /// What a rule wants of the scale next.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
@@ -111,8 +161,8 @@ pub enum NextScale {
     Exactly(f32),
 }
 
-/// A rule behind a box, which can be cloned.
-pub(super) trait DynRule: Rule {
+/// A rule behind a box, which can be cloned, and be asked for its type.
+pub(super) trait DynRule: Rule + Any {
     fn boxed(&self) -> Box<dyn DynRule>;
 }
 

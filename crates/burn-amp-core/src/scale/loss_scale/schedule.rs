@@ -2,14 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    adaptive_interval::AdaptiveInterval,
-    log_max::LogMax,
-    near_top::NearTop,
-    openseq2seq::OpenSeq2Seq,
-    rule::DynRule,
-    state::{Driver, State},
-};
 use crate::{
     error::{AmpError, in_range},
     scale::defaults::{defaults, with_defaults},
@@ -138,7 +130,7 @@ impl Schedule {
     }
 
     /// Of the schedules that go by mean and variance: their decays, and the standard deviations above the mean.
-    fn moments(&self) -> Option<[f64; 3]> {
+    pub(super) fn moments(&self) -> [f64; 3] {
         match *self {
             Self::LogMax {
                 beta1,
@@ -150,8 +142,8 @@ impl Schedule {
                 beta2,
                 overflow_std_dev,
                 ..
-            } => Some([beta1, beta2, overflow_std_dev]),
-            _ => None,
+            } => [beta1, beta2, overflow_std_dev],
+            _ => [0.0; 3],
         }
     }
 
@@ -165,12 +157,11 @@ impl Schedule {
             in_range(field, share, inside, "between 0 and 1")
         };
         let count = |field, count: u32| in_range(field, count.into(), count > 0, "at least 1");
-        if let Some([beta1, beta2, std_dev]) = self.moments() {
-            decay("beta1", beta1)?;
-            decay("beta2", beta2)?;
-            let inside = std_dev.is_finite() && std_dev >= 0.0;
-            in_range("overflow_std_dev", std_dev, inside, "finite and at least 0")?;
-        }
+        let [beta1, beta2, std_dev] = self.moments();
+        decay("beta1", beta1)?;
+        decay("beta2", beta2)?;
+        let inside = std_dev.is_finite() && std_dev >= 0.0;
+        in_range("overflow_std_dev", std_dev, inside, "finite and at least 0")?;
         match *self {
             Self::GrowthInterval | Self::LogMax { .. } => Ok(()),
             Self::AdaptiveInterval {
@@ -196,39 +187,8 @@ impl Schedule {
         }
     }
 
-    /// What it remembers before the first step.
-    pub(super) fn state(&self, growth_interval: u32) -> State {
-        let moments = self.moments().unwrap_or_default();
-        let rule: Box<dyn DynRule> = match *self {
-            Self::GrowthInterval => return State::GrowthInterval,
-            Self::AdaptiveInterval { .. } => {
-                return State::AdaptiveInterval(AdaptiveInterval::new(growth_interval));
-            }
-            Self::LogMax { .. } => Box::new(LogMax::new(moments)),
-            Self::OpenSeq2SeqLogMax { log_max, .. } => Box::new(OpenSeq2Seq::new(moments, log_max)),
-            Self::NearTop {
-                edge,
-                share,
-                period,
-            } => Box::new(NearTop::new(edge, share, period)),
-        };
-        State::Rule(Driver::new(rule))
-    }
-
     /// Whether it can lead to a scale that is NaN or infinite.
     pub(super) fn can_lose_scale(&self) -> bool {
         matches!(self, Self::OpenSeq2SeqLogMax { .. })
-    }
-
-    /// Whether a rule of this name is one of these.
-    pub(super) fn is_name(name: &str) -> bool {
-        const NAMES: [&str; 5] = [
-            "GrowthInterval",
-            "AdaptiveInterval",
-            "LogMax",
-            "OpenSeq2SeqLogMax",
-            "NearTop",
-        ];
-        NAMES.contains(&name)
     }
 }

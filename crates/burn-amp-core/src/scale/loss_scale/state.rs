@@ -1,115 +1,143 @@
-//! What a schedule remembers beside the scale and the counts that all of them have, and how it is stored: by the name of its rule.
+//! The rule of a schedule with what it remembers beside the scale and the counts, and how that is stored: by the name of the rule.
 
 use serde::{Serialize, Serializer};
 use serde_json::Value;
+use std::{any::Any, error::Error};
 
 use super::{
-    adaptive_interval::AdaptiveInterval,
-    rule::{DynRule, Evidence, NextScale},
+    built_in::{AdaptiveInterval, BuiltIn, Memory},
+    config::GradScalerConfig,
+    log_max, near_top,
+    rule::{DynRule, Evidence, NextScale, Rule},
+    schedule::Schedule,
 };
 
 #[derive(Clone, Debug)]
-pub(super) enum State {
-    GrowthInterval,
-    /// Counted by `rule.rs` of the kernels, as the growth interval is, so that devices move it too: a `Rule` would copy that arithmetic.
-    AdaptiveInterval(AdaptiveInterval),
-    Rule(Driver),
-    /// A record has brought it: that of a rule which the program has to give.
-    Unknown {
-        name: String,
-        state: String,
-    },
-}
-
-/// A rule that runs.
-#[derive(Clone, Debug)]
-pub(super) struct Driver {
+pub(super) struct State {
     /// As it is at the first step.
     first: Box<dyn DynRule>,
-    now: Box<dyn DynRule>,
+    pub(super) rule: Box<dyn DynRule>,
 }
 
-impl Driver {
-    pub(super) fn new(rule: Box<dyn DynRule>) -> Self {
-        Self {
-            now: rule.clone(),
-            first: rule,
-        }
+/// A record has brought it: the state of a rule which the program has to give.
+#[derive(Clone, Debug)]
+pub(super) struct Unknown {
+    pub(super) name: String,
+    pub(super) state: String,
+}
+
+impl Rule for Unknown {
+    fn name(&self) -> &str {
+        &self.name
     }
 
-    pub(super) fn restarted(&self) -> Self {
-        Self::new(self.first.clone())
+    fn advance(&mut self, _scale: f32, _evidence: Evidence) -> NextScale {
+        NextScale::Counted
     }
 
-    /// At a stored state. The error says why the rule refuses it.
-    pub(super) fn restored(&self, state: &str) -> Result<Self, String> {
-        let mut restored = self.restarted();
-        match restored.now.load_state(state) {
-            Ok(()) => Ok(restored),
-            Err(reason) => Err(format!("rule `{}`: {reason}", self.first.name())),
-        }
+    fn state(&self) -> String {
+        self.state.clone()
+    }
+
+    fn load_state(&mut self, state: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.state = state.to_string();
+        Ok(())
     }
 }
 
 impl State {
-    pub(super) fn name(&self) -> &str {
-        match self {
-            Self::GrowthInterval => "GrowthInterval",
-            Self::AdaptiveInterval(_) => "AdaptiveInterval",
-            Self::Rule(rule) => rule.first.name(),
-            Self::Unknown { name, .. } => name,
+    /// Before the first step.
+    pub(super) fn first(config: &GradScalerConfig) -> Self {
+        fn of(schedule: Schedule, memory: impl Memory) -> State {
+            State::new(BuiltIn { schedule, memory })
         }
+        let schedule = config.schedule;
+        match schedule {
+            Schedule::GrowthInterval => of(schedule, ()),
+            Schedule::AdaptiveInterval { .. } => {
+                let start = AdaptiveInterval {
+                    interval: config.growth_interval,
+                    growths_in_a_row: 0,
+                };
+                of(schedule, start)
+            }
+            Schedule::LogMax { .. } => of(schedule, log_max::Sums::START),
+            Schedule::OpenSeq2SeqLogMax { .. } => of(schedule, log_max::OriginalSums::START),
+            Schedule::NearTop { .. } => of(schedule, near_top::Count::default()),
+        }
+    }
+
+    /// Whether a rule of this name is one of the settings'.
+    pub(super) fn is_built_in(name: &str) -> bool {
+        let names = [
+            <()>::NAME,
+            AdaptiveInterval::NAME,
+            log_max::Sums::NAME,
+            log_max::OriginalSums::NAME,
+            near_top::Count::NAME,
+        ];
+        names.contains(&name)
+    }
+
+    pub(super) fn new(rule: impl Rule + Clone) -> Self {
+        Self {
+            first: Box::new(rule.clone()),
+            rule: Box::new(rule),
+        }
+    }
+
+    pub(super) fn restarted(&self) -> Self {
+        Self {
+            rule: self.first.clone(),
+            ..self.clone()
+        }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.rule.name()
     }
 
     /// What is stored under the name.
     fn value(&self) -> Value {
-        match self {
-            Self::GrowthInterval => Value::Null,
-            Self::AdaptiveInterval(state) => serde_json::to_value(state).unwrap_or_default(),
-            Self::Rule(rule) => to_value(rule.now.state()),
-            Self::Unknown { state, .. } => to_value(state.clone()),
-        }
+        to_value(self.rule.state())
     }
 
     /// Whether it is PyTorch's, which remembers nothing.
     pub(super) fn is_nothing(&self) -> bool {
-        matches!(self, Self::GrowthInterval)
+        self.name() == <()>::NAME
     }
 
-    /// From which magnitude on scaled values are to be counted.
-    pub(super) fn count_from(&self) -> Option<f32> {
-        match self {
-            Self::Rule(rule) => rule.now.count_from(),
-            _ => None,
-        }
+    pub(super) fn is_unknown(&self) -> bool {
+        (&*self.rule as &dyn Any).is::<Unknown>()
     }
 
-    /// Takes in what an iteration has shown.
-    pub(super) fn advance(&mut self, scale: f32, evidence: Evidence) -> NextScale {
-        match self {
-            Self::Rule(rule) => rule.now.advance(scale, evidence),
-            _ => NextScale::Counted,
-        }
+    /// The interval, where it follows the run.
+    pub(super) fn interval(&self) -> Option<AdaptiveInterval> {
+        let rule = (&*self.rule as &dyn Any).downcast_ref::<BuiltIn<_>>()?;
+        Some(rule.memory)
+    }
+
+    pub(super) fn interval_mut(&mut self) -> Option<&mut AdaptiveInterval> {
+        let rule = (&mut *self.rule as &mut dyn Any).downcast_mut::<BuiltIn<_>>()?;
+        Some(&mut rule.memory)
     }
 
     /// Whether the counts of steps say all: it does not look at gradients.
     pub(super) fn is_counted(&self) -> bool {
-        matches!(self, Self::GrowthInterval | Self::AdaptiveInterval(_))
+        self.is_nothing() || self.interval().is_some()
     }
 
     /// The same rule at the state of another; none if that is of another rule. The error says why the rule refuses it.
     pub(super) fn continuing(&self, other: &Self) -> Result<Option<Self>, String> {
-        if self.name() != other.name() {
+        let name = self.name();
+        if name != other.name() {
             return Ok(None);
         }
-        Ok(Some(match (self, other) {
-            (Self::Rule(rule), _) => Self::Rule(rule.restored(&to_text(&other.value()))?),
-            (Self::AdaptiveInterval(_), Self::Unknown { state, .. }) => {
-                Self::AdaptiveInterval(AdaptiveInterval::from_json(state)?)
-            }
-            (Self::GrowthInterval, _) => Self::GrowthInterval,
-            _ => other.clone(),
-        }))
+        let mut next = self.restarted();
+        match next.rule.load_state(&other.rule.state()) {
+            Ok(()) => Ok(Some(next)),
+            Err(reason) => Err(format!("rule `{name}`: {reason}")),
+        }
     }
 }
 

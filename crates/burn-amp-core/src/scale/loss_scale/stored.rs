@@ -4,9 +4,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    GradScalerConfig, LossScale, Schedule,
+    GradScalerConfig, LossScale,
     config::checked_scale,
-    state::{State, to_text},
+    state::{State, Unknown, to_text},
 };
 use crate::{
     error::{AmpError, in_range},
@@ -42,8 +42,7 @@ impl TryFrom<Stored> for LossScale {
             .map_err(|reason| AmpError::refused("state", reason, allowed))?;
         // Zero is a state that a schedule reaches without `min_scale`; NaN, and infinity without `max_scale`, are OpenSeq2Seq's, and may be
         // those of a rule that is not known here.
-        let can_be_lost =
-            stored.config.schedule.can_lose_scale() || matches!(state, State::Unknown { .. });
+        let can_be_lost = stored.config.schedule.can_lose_scale() || state.is_unknown();
         let is_zero = stored.scale.to_bits() == 0 && stored.config.min_scale.is_none();
         let is_infinite = stored.scale == f32::INFINITY && stored.config.max_scale.is_none();
         let is_lost = (stored.scale.is_nan() || is_infinite) && can_be_lost;
@@ -88,11 +87,11 @@ fn read(stored: &Value, first: &State) -> Result<State, String> {
         }
         _ => return Err(refused()),
     };
-    let stored = State::Unknown {
+    let stored = State::new(Unknown {
         name: name.clone(),
         state,
-    };
-    match Schedule::is_name(name) {
+    });
+    match State::is_built_in(name) {
         true => first.continuing(&stored)?.ok_or_else(refused),
         false if name.is_empty() => Err(refused()),
         false => Ok(stored),

@@ -36,24 +36,6 @@ impl Clone for Box<dyn AnyHook> {
 #[derive(Clone, Debug, Default)]
 pub struct Hooks(Vec<Box<dyn AnyHook>>);
 
-/// What all hooks together say of a step.
-#[derive(Debug)]
-pub(crate) struct Judgement {
-    /// By which its gradients are multiplied.
-    pub(crate) factor: f64,
-    pub(crate) rejected: Option<Rejection>,
-}
-
-/// It may be applied.
-impl Default for Judgement {
-    fn default() -> Self {
-        Self {
-            factor: 1.0,
-            rejected: None,
-        }
-    }
-}
-
 impl Hooks {
     /// Adds a hook, in the place of one of the same name.
     pub(crate) fn add(&mut self, hook: impl Hook + Clone) -> Result<(), AmpError> {
@@ -80,37 +62,27 @@ impl Hooks {
         self.0.is_empty()
     }
 
-    /// Whether the host is to decide the next step of a module.
-    pub(crate) fn wait<M: Module>(&mut self, module: &M) -> bool {
-        let of_module = || distinct_parameters(module);
-        let mut step = Proposed {
-            grads: None,
-            loss: None,
-            parameters: Parameters::new(&of_module),
-            error: None,
-        };
-        let mut hooks = self.0.iter_mut();
-        hooks.any(|hook| hook.judge(&mut step) != Verdict::Apply)
-    }
-
-    /// Judges gradients that are finite.
+    /// Judges gradients that are finite, or the next step of a module without them: what they are multiplied by, and who has rejected the step.
+    /// None if the host is to read them first.
     pub(crate) fn judge<M: Module>(
         &mut self,
-        grads: &mut UnscaledGradients,
+        grads: Option<&mut UnscaledGradients>,
         loss: Option<f64>,
         module: &M,
-    ) -> Result<Judgement, AmpError> {
+    ) -> Result<Option<(f64, Option<Rejection>)>, AmpError> {
         let of_module = || distinct_parameters(module);
         let mut step = Proposed {
-            grads: Some(grads),
+            grads,
             loss,
             parameters: Parameters::new(&of_module),
             error: None,
         };
-        let mut judgement = Judgement::default();
+        let (mut smallest, mut rejected) = (1.0f64, None);
         for hook in &mut self.0 {
             match hook.judge(&mut step) {
-                Verdict::Apply | Verdict::Wait => {}
+                Verdict::Apply => {}
+                _ if step.is_on_device() => return Ok(None),
+                Verdict::Wait => {}
                 // Not a number, too.
                 Verdict::Clip { factor, .. } if !(0.0..=1.0).contains(&factor) => {
                     let allowed = format!("between 0 and 1, for the hook `{}`", hook.name());
@@ -118,15 +90,15 @@ impl Hooks {
                 }
                 Verdict::Clip { factor, reason } => {
                     log::info!("gradients clipped by the {}: {reason}", hook.name());
-                    judgement.factor = judgement.factor.min(factor);
+                    smallest = smallest.min(factor);
                 }
                 Verdict::Reject { reason } => {
                     let hook = hook.name().to_string();
-                    judgement.rejected.get_or_insert(Rejection { hook, reason });
+                    rejected.get_or_insert(Rejection { hook, reason });
                 }
             }
         }
-        step.error.map_or(Ok(judgement), Err)
+        step.error.map_or(Ok(Some((smallest, rejected))), Err)
     }
 
     /// After the update. `masters` are those of the optimizer; `device_step` decides the step, if the device does.

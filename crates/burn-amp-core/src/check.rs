@@ -14,16 +14,10 @@ use std::{
 };
 
 use crate::{
-    border::dry_run::{DryRun, DryRunNotes},
-    border::mixed_precision::MixedPrecision,
-    border::scope,
+    border::{DryRun, DryRunNotes, MixedPrecision, scope},
     error::AmpError,
-    gradients::entries::{Entries, Entry},
-    gradients::running_statistics::RunningStatistics,
-    gradients::status::GradientStatus,
-    gradients::unscale::inspect,
-    values::any_tensor::AnyTensor,
-    values::dtype::is_half,
+    gradients::{Entries, Entry, GradientStatus, inspect, unchanged},
+    values::{AnyTensor, is_half},
 };
 
 /// How often the scale is halved to find one at which nothing overflows.
@@ -178,7 +172,7 @@ pub fn dry_loss<M: Module, const D: usize>(
     let opened = amp.live().opened();
     let forward = || catch_unwind(AssertUnwindSafe(|| loss(model)));
     let forward = || scope::in_dry_run(amp, dry, forward);
-    let loss = match RunningStatistics::unchanged(model, forward) {
+    let loss = match unchanged(model, forward) {
         (_, Some(error)) => return Err(error),
         (Ok(loss), None) => loss,
         // Outside of all scopes: f16 that was carried out, or f32 that was expected there.

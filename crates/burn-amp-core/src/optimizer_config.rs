@@ -6,16 +6,16 @@ use burn::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    border::mixed_precision::MixedPrecision,
+    border::MixedPrecision,
     ema::EmaConfig,
     error::AmpError,
-    gradients::clip::GradientClip,
+    gradients::GradientClip,
     guard::Guard,
     optimizer::ScaledOptimizer,
     scale::loss_scale::{GradScalerConfig, settings},
     scaler::GradScaler,
     scaler::accumulation::AccumulationConfig,
-    update::module_optim::ModuleOptim,
+    update::ModuleOptim,
 };
 
 settings! {

@@ -53,7 +53,14 @@ pub fn audit<M: Module, const D: usize>(
     loss: impl FnMut(&M) -> Tensor<D>,
 ) -> Result<Audit, ReportError> {
     check_devices(FloatDType::F16, model)?;
-    Ok(Bench::new(model, amp, loss).audit()?)
+    let mut bench = Bench {
+        model,
+        amp,
+        loss,
+        losses_computed: 0,
+        note: None,
+    };
+    Ok(bench.audit()?)
 }
 
 /// What an [`audit`] has found. `Display` is a text table.

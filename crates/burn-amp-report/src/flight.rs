@@ -15,6 +15,7 @@ use std::{
 
 use crate::{error::ReportError, file};
 pub(crate) use ring::Ring;
+pub(crate) use step::{Host, read_steps};
 
 /// Keeps what happened in the last 21 steps of a run, and writes it down when something goes wrong.
 ///

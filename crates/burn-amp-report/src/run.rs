@@ -10,7 +10,6 @@ use crate::{
     error::ReportError,
     file, page,
 };
-pub(crate) use logs::last_step;
 use logs::{Logs, Series};
 
 /// Reads what runs have left in their folders, and writes one page that shows them beside each other.

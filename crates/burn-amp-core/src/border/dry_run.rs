@@ -8,8 +8,10 @@ use std::{
 };
 
 use crate::{
-    border::mixed_precision::MixedPrecision, border::observer::Observer, lock::locked,
-    values::any_tensor::AnyTensor, values::dtype::is_half,
+    border::mixed_precision::MixedPrecision,
+    border::observer::Observer,
+    lock::locked,
+    values::{AnyTensor, is_half},
 };
 
 /// How the scopes of a dry run differ.

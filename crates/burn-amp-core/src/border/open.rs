@@ -12,8 +12,7 @@ use crate::{
     scale::border_events::{EventPlace, Region},
     scale::device_step::DeviceStep,
     scale::rescale::{Rescale, Rule},
-    values::any_tensor::AnyTensor,
-    values::dtype::is_half,
+    values::{AnyTensor, is_half},
 };
 
 /// The factor between two sides, and its inverse, must be normal in f32, or gradients lose digits.

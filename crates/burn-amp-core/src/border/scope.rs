@@ -35,8 +35,7 @@ use crate::{
     lock::locked,
     scale::border_events::EventPlace,
     scale::rescale::{Rescale, Rule},
-    values::any_tensor::AnyTensor,
-    values::dtype::is_half,
+    values::{AnyTensor, is_half},
 };
 
 thread_local! {
@@ -377,9 +376,10 @@ pub(crate) fn dry_run() -> Option<Arc<DryRun>> {
     HERE.with_borrow(|here| here.dry.clone())
 }
 
-/// What gradients are multiplied by where the thread is: 1 in f32.
-pub fn scale_here() -> f64 {
-    innermost().map_or(1.0, |open| open.side.scale)
+/// What gradients of this dtype are multiplied by where the thread is.
+pub fn scale_here(dtype: DType) -> f64 {
+    let open = innermost().filter(|_| is_half(dtype));
+    open.map_or(1.0, |open| open.side.scale)
 }
 
 /// That of the scope around, or of the model that a `Learner` trains.

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::{
     error::AmpError, gradients::UnscaledGradients, gradients::entries::Entry,
-    gradients::status::norm, values::any_tensor::AnyTensor,
+    gradients::status::norm, values::AnyTensor,
 };
 
 /// How gradients are clipped: Burn's `GradientClippingConfig`, with the global norm beside it.
@@ -170,11 +170,7 @@ impl UnscaledGradients {
     /// measured and a gradient's device cannot compute in the gradient's dtype.
     pub fn clip(self, clip: &GradientClip) -> Result<Self, AmpError> {
         clip.check("clip")?;
-        let rules = ClipRules {
-            all: Some(*clip),
-            ..Default::default()
-        };
-        Ok(self.clip_by(&rules, 1.0, false)?.0)
+        self.clip_groups(&[(ParamGroup::all(), *clip)])
     }
 
     /// As [`clip`](Self::clip), with a rule for each group of parameters. A parameter that matches several groups follows the
@@ -224,7 +220,7 @@ impl UnscaledGradients {
         if plan.changed() > 0 {
             self = self.map_each(|position, grad| plan.changes[position].of(grad));
         }
-        let status = self.status_mut();
+        let status = &mut self.status;
         status.clipped = Some(clipped);
         status.clip_coefficient = plan.coefficients.into_iter().min_by(f64::total_cmp);
         status.clip_norms = plan.norms;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::Container;
 use crate::{
     error::AmpError,
-    values::module_path::{Parameter, parameters},
+    values::{Parameter, parameters},
 };
 
 /// The tensors of a stored state: field and shape, by parameter.

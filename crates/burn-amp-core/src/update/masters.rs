@@ -10,8 +10,7 @@ use std::cell::RefCell;
 
 use crate::{
     beside_burn::{Beside, during},
-    values::dtype::is_half,
-    values::param_tensors::{ParamTensor, ParamTensors},
+    values::{ParamTensor, ParamTensors, is_half},
 };
 
 /// What masters, and states beside them, are called in a record.

@@ -1,6 +1,7 @@
 //! The tensors of a batch: of what kind they are, and their copies where a recorded step reads them.
 
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, kind::BridgeTensor};
+use burn_amp_core::walk_arrays_and_tuples;
 use burn_amp_kernels::Place;
 use std::vec;
 
@@ -129,28 +130,4 @@ impl<T: CaptureInput> CaptureInput for Option<T> {
     }
 }
 
-impl<T: CaptureInput, const N: usize> CaptureInput for [T; N] {
-    fn walked(self, walk: &mut Walk) -> Self {
-        walk.list(N);
-        self.map(|value| value.walked(walk))
-    }
-}
-
-macro_rules! tuple {
-    ($($name:ident),+) => {
-        impl<$($name: CaptureInput),+> CaptureInput for ($($name,)+) {
-            #[allow(non_snake_case)]
-            fn walked(self, walk: &mut Walk) -> Self {
-                let ($($name,)+) = self;
-                ($($name.walked(walk),)+)
-            }
-        }
-    };
-}
-
-tuple!(A);
-tuple!(A, B);
-tuple!(A, B, C);
-tuple!(A, B, C, D);
-tuple!(A, B, C, D, E);
-tuple!(A, B, C, D, E, F);
+walk_arrays_and_tuples!(CaptureInput, walked, &mut Walk);

@@ -7,13 +7,13 @@ use burn::{
 };
 use burn_amp_core::{
     AmpError, MixedPrecision,
-    observe::{self, DryRun},
+    observe::{self, DryRun, measure},
 };
 use std::sync::Arc;
 
 use super::{
     Audit, Compared, Run, Trace, Trial, Verdict,
-    compare::{Figures, measure, rms},
+    compare::{Figures, rms},
     minimal::minimal,
     reference::{Noise, Reference},
     show::{passed, reproduction, value},
@@ -24,24 +24,12 @@ const BINADES: f64 = 4.0;
 const SEED: u64 = 0x5ca1e;
 
 pub(super) struct Bench<'a, M, F> {
-    model: &'a M,
-    amp: &'a MixedPrecision,
-    loss: F,
-    losses_computed: u32,
+    pub(super) model: &'a M,
+    pub(super) amp: &'a MixedPrecision,
+    pub(super) loss: F,
+    pub(super) losses_computed: u32,
     /// What else is to be known.
-    note: Option<&'static str>,
-}
-
-impl<'a, M, F> Bench<'a, M, F> {
-    pub(super) fn new(model: &'a M, amp: &'a MixedPrecision, loss: F) -> Self {
-        Self {
-            model,
-            amp,
-            loss,
-            losses_computed: 0,
-            note: None,
-        }
-    }
+    pub(super) note: Option<&'static str>,
 }
 
 /// Whether all devices of a model compute in a dtype.
@@ -52,11 +40,7 @@ pub(super) fn check_devices<M: Module>(dtype: FloatDType, model: &M) -> Result<(
 }
 
 impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
-    fn run(&mut self, dtype: FloatDType, scale: f64, keeps: bool) -> Result<Trial, AmpError> {
-        self.run_seeded(SEED, dtype, scale, Trace::new(keeps, &[]))
-    }
-
-    fn run_seeded(
+    fn run(
         &mut self,
         seed: u64,
         dtype: FloatDType,
@@ -100,7 +84,8 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             FloatDType::F16 => f64::from(self.amp.loss_scale()),
             _ => 65536.0,
         };
-        let mut reference = Reference::new(self.run(FloatDType::F32, 1.0, true)?)?;
+        let in_f32 = self.run(SEED, FloatDType::F32, 1.0, Trace::of_all())?;
+        let mut reference = Reference::new(in_f32)?;
         let mut specs = vec![
             (FloatDType::F16, present / BINADES),
             (FloatDType::F16, present),
@@ -111,7 +96,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         }
         let mut runs = Vec::new();
         for (dtype, scale) in specs {
-            match self.run(dtype, scale, true) {
+            match self.run(SEED, dtype, scale, Trace::of_all()) {
                 Err(AmpError::HalfPrecisionLoss { .. }) => {
                     return Ok(self.judged(&reference, present, Verdict::LossInHalf));
                 }
@@ -165,11 +150,10 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
 
     /// Devices draw other random numbers in f16 from one seed, so dropout sets the runs apart.
     fn look_for_noise(&mut self, reference: &mut Reference) -> Result<(), AmpError> {
-        let trace = Trace::new(true, &[]);
-        let other = self.run_seeded(SEED + 1, FloatDType::F32, 1.0, trace)?;
+        let other = self.run(SEED + 1, FloatDType::F32, 1.0, Trace::of_all())?;
         let other = reference.compare(other)?;
         let error = |(index, figures): (usize, Figures)| Some((index, figures.error?));
-        let values = passed(reference, &other, value, false)?.into_iter();
+        let values = passed(reference, &other, value)?.into_iter();
         let gradients = other.figures.iter().copied().enumerate();
         reference.noise = Noise {
             loss: (other.trial.loss - reference.trial.loss).abs(),
@@ -247,7 +231,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         let mut scale = reference.ideal_scale().unwrap_or(present);
         let mut last = None;
         for _ in 0..4 {
-            let tried = self.run(FloatDType::F16, scale, false)?;
+            let tried = self.run(SEED, FloatDType::F16, scale, Trace::default())?;
             let tried = last.insert(reference.compare(tried)?);
             if reference.is_right(tried, None) {
                 return Ok((Some(scale), last));
@@ -278,8 +262,8 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         }
         for scale in scales {
             let mut mends = |layers: &[String]| {
-                let trace = Trace::new(false, layers);
-                match self.run_seeded(SEED, FloatDType::F16, *scale, trace) {
+                let trace = Trace::with_layers_in_f32(layers);
+                match self.run(SEED, FloatDType::F16, *scale, trace) {
                     Ok(trial) => Ok(reference.is_right(&reference.compare(trial)?, None)),
                     // A tensor that the layer captures is f16.
                     Err(AmpError::DTypeClash { .. }) => Ok(false),
@@ -346,14 +330,14 @@ fn explain(
     in_f32: Vec<String>,
 ) -> Result<Verdict, AmpError> {
     let now = &runs[1];
-    let values = passed(reference, now, value, false)?;
-    let first = |test: &dyn Fn(usize, &Figures) -> bool| {
-        let found = values.iter().find(|(index, figures)| test(*index, figures));
+    let values = passed(reference, now, value)?;
+    let first = |test: &dyn Fn(&usize, &Figures) -> bool| {
+        let found = values.iter().find(|(index, figures)| test(index, figures));
         found.map(|(index, _)| now.trial.visits[*index].name.clone())
     };
-    let is_infinite = |_: usize, figures: &Figures| figures.non_finite > 0;
-    let is_off = |index: usize, figures: &Figures| {
-        let limit = Noise::limit(&reference.noise.values, index);
+    let is_infinite = |_: &usize, figures: &Figures| figures.non_finite > 0;
+    let is_off = |index: &usize, figures: &Figures| {
+        let limit = Noise::limit(&reference.noise.values, *index);
         is_infinite(index, figures) || figures.error.is_some_and(|error| error > limit)
     };
     let infinite = first(&is_infinite);
@@ -367,8 +351,9 @@ fn explain(
             // bf16 has the range of f32: where it is right, f16 lacked range.
             Some(bf16) => reference.is_right(bf16, None),
             None => {
-                let large = (reference.trial.visits.iter()).filter_map(value);
-                measure(large)?.iter().any(|status| status.max_abs > 255.0)
+                let visits = reference.trial.visits.iter();
+                let values = visits.filter_map(|visit| visit.value.as_ref());
+                measure(values)?.iter().any(|status| status.max_abs > 255.0)
             }
         };
         return Ok(match lacks_range || infinite.is_some() {

@@ -1,12 +1,13 @@
 //! What passes the probes of one run of an audit.
 
 use burn::tensor::{DType, Gradients, Tensor};
-use burn_amp_core::observe::{Observer, locked};
+use burn_amp_core::observe::{Observer, locked, scale_here};
 use std::{collections::BTreeSet, sync::Mutex};
 
-use crate::place::{Names, scale_here};
+use crate::place::Names;
 
 /// Keeps tensors and their gradients, and knows which layers run in f32.
+#[derive(Default)]
 pub(crate) struct Trace {
     pub(crate) in_f32: BTreeSet<String>,
     /// Whether tensors are kept; else only the names.
@@ -42,11 +43,19 @@ pub(crate) struct Visit {
 type Leaf = Box<dyn FnOnce(&Gradients) -> Option<Tensor<1>> + Send>;
 
 impl Trace {
-    pub(crate) fn new(keeps: bool, in_f32: &[String]) -> Self {
+    pub(crate) fn with_layers_in_f32(layers: &[String]) -> Self {
+        let in_f32 = layers.iter().cloned().collect();
         Self {
-            in_f32: in_f32.iter().cloned().collect(),
-            keeps,
-            visits: Mutex::default(),
+            in_f32,
+            ..Self::default()
+        }
+    }
+
+    /// One that keeps the tensors.
+    pub(crate) fn of_all() -> Self {
+        Self {
+            keeps: true,
+            ..Self::default()
         }
     }
 

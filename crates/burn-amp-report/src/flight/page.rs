@@ -58,37 +58,32 @@ impl<'a> Flight<'a> {
         let of_host = |name: &str, value: fn(&Host) -> Option<f64>| {
             vec![self.line(name, 0, |step| value(&step.host))]
         };
+        let chart = |title, scale, lines: &[Line]| chart::lines(title, "", scale, lines, &skips);
+        let scale = of_host("loss scale", |host| host.loss_scale);
+        let norm = of_host("norm", |host| host.norm);
+        let forward = self.magnitudes(|seen| seen.value.max_abs);
+        let back = self.magnitudes(|seen| seen.gradient.max_abs);
         let charts = [
-            (
-                "loss scale",
-                Scale::Binary,
-                of_host("loss scale", |host| Some(host.loss_scale)),
-            ),
-            (
+            chart("loss scale", Scale::Binary, &scale),
+            chart(
                 "largest magnitudes on the way forward",
                 Scale::Log,
-                self.magnitudes(|seen| seen.value.max_abs),
+                &forward,
             ),
-            (
+            chart(
                 "largest magnitudes of gradients, unscaled",
                 Scale::Log,
-                self.magnitudes(|seen| seen.gradient.max_abs),
+                &back,
             ),
-            (
-                "norm of all gradients",
-                Scale::Log,
-                of_host("norm", |host| host.norm),
-            ),
+            chart("norm of all gradients", Scale::Log, &norm),
         ];
-        let charts = (charts.iter())
-            .filter_map(|(title, scale, lines)| chart::lines(title, "", *scale, lines, &skips));
         let last = self.steps.last();
         let context = context! {
             title => format!("Flight recorder, step {}", self.step),
             flight => self,
             bad => self.first.is_some() || last.is_some_and(|last| !last.is("stepped")),
             skipped => count_skipped(self.steps),
-            charts => charts.collect::<Vec<_>>(),
+            charts => charts.into_iter().flatten().collect::<Vec<_>>(),
             last,
         };
         page::render("flight.html", context)
@@ -160,7 +155,7 @@ fn advice(steps: &[Step], first: Option<&First>) -> String {
     let Some(last) = steps.last() else {
         return "No step was made yet.".to_string();
     };
-    let scale = page::power(last.host.loss_scale);
+    let scale = last.host.loss_scale.map(page::power).unwrap_or_default();
     let before = |first: &First| match first.max_abs_before {
         Some(max_abs) => format!(
             " (largest magnitude in the last step in which it was finite: {})",

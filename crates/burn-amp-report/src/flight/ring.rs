@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use burn_amp_core::{
     StepOutcome, UnscaledGradients,
-    observe::{self, Observer, Stepped, locked},
+    observe::{self, Observer, Stepped, locked, scale_here},
 };
 use burn_amp_kernels::{ExponentHistogram, Watch, watched_cast};
 use std::{
@@ -18,12 +18,12 @@ use std::{
 
 use super::{
     page,
-    step::{Host, Overflow, Passed, Step},
+    step::{Host, Overflow, Passed, Step, read_steps},
 };
 use crate::{
     error::ReportError,
     file,
-    place::{Names, dtype_name, scale_here},
+    place::{Names, dtype_name},
 };
 
 /// Steps that are kept.
@@ -58,7 +58,7 @@ struct State {
 impl Ring {
     pub(super) fn new(folder: &Path, loss_scale: f32) -> Result<Self, ReportError> {
         let path = folder.join("steps.jsonl");
-        let count = crate::run::last_step(&path)?;
+        let count = read_steps(&path)?.last().map_or(0, |step| step.step);
         let open = || {
             let mut log = OpenOptions::new().create(true).append(true).open(&path)?;
             if log.metadata()?.len() > 0 {
@@ -91,7 +91,7 @@ impl Ring {
 
     pub(super) fn note(&self, name: &str, value: f64) {
         let notes = &mut locked(&self.state).next.notes;
-        notes.insert(name.to_string(), value);
+        notes.insert(name.to_string(), Some(value));
     }
 
     pub(super) fn written(&self) -> Vec<PathBuf> {
@@ -185,7 +185,10 @@ impl Observer for Ring {
                 Some(outcome) => format!("{outcome:?}").to_lowercase(),
                 None => "refused".to_string(),
             },
-            loss_scale: std::mem::replace(&mut state.loss_scale, step.loss_scale.into()),
+            loss_scale: Some(std::mem::replace(
+                &mut state.loss_scale,
+                step.loss_scale.into(),
+            )),
             norm: step.status.map(|status| status.norm()),
             max_abs: step.status.map(|status| status.max_abs()),
             zero_share: step.status.map(|status| status.zero_share()),

@@ -94,17 +94,6 @@ impl DryRun {
         locked(&self.noted).read.insert(path.to_string());
     }
 
-    /// A bare `autocast` opens no scope.
-    pub(crate) fn runs_in_f32(&self) {
-        locked(&self.noted).runs_in_f32 = true;
-    }
-
-    /// What a part multiplies gradients by whose factor this is.
-    pub(crate) fn opens_part(&self, factor: f64) -> f64 {
-        locked(&self.noted).has_parts = true;
-        (self.part)(factor)
-    }
-
     /// A tensor leaves a scope of this handle. An output of a batch of one has two dimensions, a loss has one.
     pub(crate) fn leaves(&self, tensor: &AnyTensor, amp: &MixedPrecision, is_outside: bool) {
         if !tensor.is_tracked() {

@@ -117,7 +117,8 @@ impl Open {
             Rule::Driven(_) => 1.0,
         };
         if let Some(dry) = &self.dry {
-            factor = dry.opens_part(factor);
+            locked(&dry.noted).has_parts = true;
+            factor = (dry.part)(factor);
         }
         let limited = |value: f64| value.clamp(1.0 / LARGEST, LARGEST);
         let mut side = self.side.clone();

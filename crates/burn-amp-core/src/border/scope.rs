@@ -421,7 +421,7 @@ pub fn autocast<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) ->
 fn warn_of_f32() {
     static SAID: Once = Once::new();
     if let Some(dry) = dry_run() {
-        dry.runs_in_f32();
+        locked(&dry.noted).runs_in_f32 = true;
     } else if half_exists() {
         SAID.call_once(|| {
             warn!(

@@ -145,10 +145,9 @@ impl GuardState {
                 "its guard has {length} values, and at most {capacity}"
             ));
         }
-        let series = [&self.losses, &self.norms];
+        let values = self.losses.values.iter().chain(&self.norms.values);
         let averages = self.average.iter().flat_map(|a| [a.mean, a.var]);
-        let mut numbers = series.iter().flat_map(|s| s.values.iter().copied());
-        let broken = numbers.any(|n| !n.is_finite()) || averages.clone().any(|n| !n.is_finite());
+        let broken = values.copied().chain(averages).any(|n| !n.is_finite());
         let negative = self.average.is_some_and(|average| average.var < 0.0);
         (!self.guard.is_original() && (broken || negative))
             .then(|| "its guard has values that are not finite, or a negative variance".to_string())

@@ -207,41 +207,37 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             return Ok(Verdict::Fine);
         }
         let parameters = reference.paths(&off);
-        let (mut healing, mut last) = (None, None);
+        let mut last = None;
         if !reference.is_forward_off(now) {
-            (healing, last) = self.look_for_scale(reference, present)?;
-            let mut others = [high, low].into_iter();
-            let right = others.find(|run| healing.is_none() && reference.is_right(run, None));
-            healing = healing.or(right.map(|run| run.trial.loss_scale));
-        }
-        if healing.is_some() {
-            return Ok(of_range(overflows, healing, parameters, Vec::new()));
+            let tried = &*last.insert(self.look_for_scale(reference, present)?);
+            let mut runs = [tried, high, low].into_iter();
+            if let Some(right) = runs.find(|run| reference.is_right(run, None)) {
+                let healing = Some(right.trial.loss_scale);
+                return Ok(of_range(overflows, healing, parameters, Vec::new()));
+            }
         }
         let best = (last.as_ref()).map_or(present, |tried| tried.trial.loss_scale);
         let in_f32 = self.layers_for_f32(reference, &now.trial.visits, &[present, best])?;
         explain(reference, runs, last.as_ref(), parameters, in_f32)
     }
 
-    /// Another scale at which all is right, if one is found, and the last run.
+    /// The last run of a search for another scale at which all is right: it is, if one was found.
     fn look_for_scale(
         &mut self,
         reference: &Reference,
         present: f64,
-    ) -> Result<(Option<f64>, Option<Compared>), AmpError> {
+    ) -> Result<Compared, AmpError> {
         let mut scale = reference.ideal_scale().unwrap_or(present);
-        let mut last = None;
-        for _ in 0..4 {
+        let mut tries = 0;
+        loop {
+            tries += 1;
             let tried = self.run(SEED, FloatDType::F16, scale, Trace::default())?;
-            let tried = last.insert(reference.compare(tried)?);
-            if reference.is_right(tried, None) {
-                return Ok((Some(scale), last));
-            }
-            if !tried.overflows() {
-                break;
+            let tried = reference.compare(tried)?;
+            if tries == 4 || !tried.overflows() {
+                return Ok(tried);
             }
             scale /= 256.0;
         }
-        Ok((None, last))
     }
 
     /// The smallest set of layers that mends it in f32, at one of the scales.

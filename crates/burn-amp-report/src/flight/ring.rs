@@ -36,23 +36,23 @@ pub(crate) struct Ring {
     folder: PathBuf,
     /// What passes the probes between two steps, shared with the graphs.
     passed: Arc<Mutex<VecDeque<Passed>>>,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
 }
 
-struct State {
+pub(super) struct State {
     steps: VecDeque<Step>,
     /// Steps so far.
     count: u64,
     loss_scale: f64,
     /// How often gradients are counted by exponent; 0 for never.
-    count_every: u32,
+    pub(super) count_every: u32,
     /// Probes of the step that is under way.
     names: Names,
     /// What is known of the step that is under way.
-    next: Host,
+    pub(super) next: Host,
     log: File,
     last: Instant,
-    written: Vec<PathBuf>,
+    pub(super) written: Vec<PathBuf>,
 }
 
 impl Ring {
@@ -83,19 +83,6 @@ impl Ring {
                 written: Vec::new(),
             }),
         })
-    }
-
-    pub(super) fn count_every(&self, steps: u32) {
-        locked(&self.state).count_every = steps;
-    }
-
-    pub(super) fn note(&self, name: &str, value: f64) {
-        let notes = &mut locked(&self.state).next.notes;
-        notes.insert(name.to_string(), Some(value));
-    }
-
-    pub(super) fn written(&self) -> Vec<PathBuf> {
-        locked(&self.state).written.clone()
     }
 
     /// Measures a tensor and its gradient on the way back.

@@ -259,20 +259,20 @@ impl AmpRecord {
     ///
     /// [`AmpError::ForeignRecord`] if there is no optimizer in it, [`AmpError::RecordIo`] if the container cannot be rebuilt.
     pub fn into_optimizer(self) -> Result<OptimizerRecord, AmpError> {
-        if let Some(error) = self.refused {
-            return Err(error);
-        }
-        let foreign = self.foreign("no state of an optimizer");
-        let container = self.optimizer.ok_or(foreign)?;
+        let container = self.stored_optimizer()?.clone();
         OptimizerRecord::from_bytes(container.into_bytes()?)
             .map_err(|error| AmpError::damaged(&self.origin, error.to_string()))
     }
 
     /// What an optimizer's state is that of, by parameter.
     pub(crate) fn optimizer_state(&self) -> Result<OptimizerState, AmpError> {
+        OptimizerState::of(self.stored_optimizer()?)
+    }
+
+    fn stored_optimizer(&self) -> Result<&Container, AmpError> {
         match (&self.refused, &self.optimizer) {
             (Some(error), _) => Err(error.clone()),
-            (None, Some(container)) => OptimizerState::of(container),
+            (None, Some(container)) => Ok(container),
             (None, None) => Err(self.foreign("no state of an optimizer")),
         }
     }

@@ -212,10 +212,6 @@ impl Compared {
 }
 
 impl Trial {
-    fn is_half(&self) -> bool {
-        self.dtype != FloatDType::F32
-    }
-
     fn name(&self) -> String {
         match self.dtype {
             FloatDType::F16 => format!("f16 at {}", power(self.loss_scale)),

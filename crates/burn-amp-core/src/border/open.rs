@@ -49,15 +49,13 @@ pub(crate) struct ScopeNotes {
 impl ScopeNotes {
     /// The innermost scope from here whose closure has not returned.
     fn running(notes: Arc<Mutex<Self>>) -> Option<Arc<Mutex<Self>>> {
-        let outer = match &*locked(&notes) {
-            Self {
-                is_closed: true,
-                outer,
-                ..
-            } => outer.clone()?,
-            _ => return Some(notes.clone()),
-        };
-        Self::running(outer)
+        let known = locked(&notes);
+        let (is_closed, outer) = (known.is_closed, known.outer.clone());
+        drop(known);
+        match is_closed {
+            true => Self::running(outer?),
+            false => Some(notes),
+        }
     }
 }
 

@@ -203,11 +203,9 @@ impl Container {
                 return Ok(Some(format!("its tensor `{name}` would be changed")));
             }
         }
-        let scalars = self.scalars.iter();
-        let lost = scalars.filter(|(name, value)| other.scalars.get(*name) != Some(*value));
-        Ok(lost
-            .map(|(name, _)| format!("its value `{name}` is unknown here"))
-            .next())
+        let mut scalars = self.scalars.iter();
+        let lost = scalars.find(|(name, value)| other.scalars.get(*name) != Some(*value));
+        Ok(lost.map(|(name, _)| format!("its value `{name}` is unknown here")))
     }
 
     pub(crate) fn into_bytes(self) -> Result<Bytes, AmpError> {

@@ -1,6 +1,6 @@
 //! The statistics of the originals, step by step.
 
-use super::{Guard, GuardState, Kind, Usual, Verdict};
+use super::{Guard, GuardState, LOSS, NORM, Usual, Verdict};
 use serde::Deserialize;
 use serde_json::Value;
 use std::{fs, path::Path};
@@ -122,8 +122,8 @@ fn parity_olmo_skipstep() {
         };
         let mut state = GuardState::new(guard).unwrap();
         let kinds = [
-            (Kind::Loss, "loss", "loss_mean", "loss_std"),
-            (Kind::Norm, "grad_norm", "grad_norm_mean", "grad_norm_std"),
+            (LOSS, "loss", "loss_mean", "loss_std"),
+            (NORM, "grad_norm", "grad_norm_mean", "grad_norm_std"),
         ];
         let factors = column(&trace, "step_factor");
         for (step, factor) in factors.iter().enumerate() {
@@ -135,8 +135,8 @@ fn parity_olmo_skipstep() {
                     continue;
                 };
                 let series = match kind {
-                    Kind::Loss => &mut state.losses,
-                    Kind::Norm => &mut state.norms,
+                    LOSS => &mut state.losses,
+                    _ => &mut state.norms,
                 };
                 held |= series.reject(&guard, kind, value).is_some();
                 let (means, stds) = (column(&trace, mean_name), column(&trace, std_name));
@@ -189,7 +189,7 @@ fn parity_llmc_outlier() {
             close(Some(z), z_losses[step], 0.0, 0.0, &format!("{at}, loss"));
             let z = state.clone().norms.z_score(norm, window, true);
             close(Some(z), z_norms[step], 0.0, 0.0, &format!("{at}, norm"));
-            let by_loss = state.clone().losses.reject(&guard, Kind::Loss, loss);
+            let by_loss = state.clone().losses.reject(&guard, LOSS, loss);
             let verdict = state.judge(Some(loss), norm);
             let series = &state.norms;
             close(Some(series.sum), sums[step], 0.0, 0.0, &at);

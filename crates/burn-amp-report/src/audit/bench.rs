@@ -258,7 +258,10 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         }
         for scale in scales {
             let mut mends = |layers: &[String]| {
-                let trace = Trace::with_layers_in_f32(layers);
+                let trace = Trace {
+                    in_f32: layers.iter().cloned().collect(),
+                    ..Trace::default()
+                };
                 match self.run(SEED, FloatDType::F16, *scale, trace) {
                     Ok(trial) => Ok(reference.is_right(&reference.compare(trial)?, None)),
                     // A tensor that the layer captures is f16.

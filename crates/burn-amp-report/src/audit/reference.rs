@@ -1,5 +1,6 @@
 //! The run in f32, and when another one is off.
 
+use burn::tensor::FloatDType;
 use burn_amp_core::{AmpError, observe};
 use burn_amp_kernels::TensorStatus;
 use std::{cmp::Ordering, collections::HashMap};
@@ -89,7 +90,7 @@ impl Reference {
         let mut figures = compare(&pairs.collect::<Vec<_>>(), &self.statuses)?;
         let found = figures.iter_mut().zip(&trial.gradients).zip(&self.statuses);
         for ((figures, gradient), status) in found {
-            if trial.is_half() && trial.read.contains(&gradient.path) {
+            if trial.dtype != FloatDType::F32 && trial.read.contains(&gradient.path) {
                 // What is f32 outside was f16 inside, times the scale.
                 figures.headroom = headroom(trial.dtype, status.max_abs * trial.loss_scale);
             }

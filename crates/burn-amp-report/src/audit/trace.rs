@@ -11,12 +11,12 @@ use crate::place::Names;
 pub(crate) struct Trace {
     pub(crate) in_f32: BTreeSet<String>,
     /// Whether tensors are kept; else only the names.
-    keeps: bool,
-    visits: Mutex<Visits>,
+    pub(super) keeps: bool,
+    pub(super) visits: Mutex<Visits>,
 }
 
 #[derive(Default)]
-struct Visits {
+pub(super) struct Visits {
     list: Vec<Visit>,
     names: Names,
 }
@@ -43,14 +43,6 @@ pub(crate) struct Visit {
 type Leaf = Box<dyn FnOnce(&Gradients) -> Option<Tensor<1>> + Send>;
 
 impl Trace {
-    pub(crate) fn with_layers_in_f32(layers: &[String]) -> Self {
-        let in_f32 = layers.iter().cloned().collect();
-        Self {
-            in_f32,
-            ..Self::default()
-        }
-    }
-
     /// One that keeps the tensors.
     pub(crate) fn of_all() -> Self {
         Self {

@@ -48,10 +48,6 @@ impl<'a> Flight<'a> {
         }
     }
 
-    pub(super) fn to_json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("names and numbers")
-    }
-
     pub(super) fn render(&self) -> String {
         let taken = self.steps.iter().filter(|step| !step.is("stepped"));
         let skips: Vec<f64> = taken.map(|step| step.host.step as f64).collect();
@@ -59,23 +55,16 @@ impl<'a> Flight<'a> {
             vec![self.line(name, 0, |step| value(&step.host))]
         };
         let chart = |title, scale, lines: &[Line]| chart::lines(title, "", scale, lines, &skips);
+        let log = |title, lines: &[Line]| chart(title, Scale::Log, lines);
         let scale = of_host("loss scale", |host| host.loss_scale);
         let norm = of_host("norm", |host| host.norm);
         let forward = self.magnitudes(|seen| seen.value.max_abs);
         let back = self.magnitudes(|seen| seen.gradient.max_abs);
         let charts = [
             chart("loss scale", Scale::Binary, &scale),
-            chart(
-                "largest magnitudes on the way forward",
-                Scale::Log,
-                &forward,
-            ),
-            chart(
-                "largest magnitudes of gradients, unscaled",
-                Scale::Log,
-                &back,
-            ),
-            chart("norm of all gradients", Scale::Log, &norm),
+            log("largest magnitudes on the way forward", &forward),
+            log("largest magnitudes of gradients, unscaled", &back),
+            log("norm of all gradients", &norm),
         ];
         let last = self.steps.last();
         let context = context! {

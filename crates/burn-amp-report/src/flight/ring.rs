@@ -124,7 +124,8 @@ impl State {
         let step = self.count;
         let flight = page::Flight::of(step, why, steps);
         let path = folder.join(format!("flight-{step}.json"));
-        file::write(&path, &flight.to_json())?;
+        let json = serde_json::to_string_pretty(&flight).expect("names and numbers");
+        file::write(&path, &json)?;
         let path = folder.join(format!("flight-{step}.html"));
         file::write(&path, &flight.render())?;
         if !self.written.contains(&path) {

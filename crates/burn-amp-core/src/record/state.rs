@@ -118,19 +118,17 @@ impl State {
             let parts = tensor.into_parts();
             let (_, dtype, shape, id, bytes) =
                 parts.map_err(|error| container.damaged(error.to_string()))?;
-            let reason = match (id, dtype) {
-                (Some(id), DType::F32 | DType::F64) => {
-                    found.insert(
-                        id.into(),
-                        TensorData::from_bytes(bytes, shape, dtype).into(),
-                    );
+            let reason = match id {
+                Some(id) if matches!(dtype, DType::F32 | DType::F64) => {
+                    let data = TensorData::from_bytes(bytes, shape, dtype);
+                    found.insert(id.into(), data.into());
                     continue;
                 }
-                (None, _) => format!("tensor `{name}` belongs to no parameter"),
-                (Some(_), other) => {
-                    let other = other.name();
-                    format!("tensor `{name}` is {other}, but must be f32 or f64")
-                }
+                Some(_) => format!(
+                    "tensor `{name}` is {}, but must be f32 or f64",
+                    dtype.name()
+                ),
+                None => format!("tensor `{name}` belongs to no parameter"),
             };
             return Err(container.damaged(reason));
         }

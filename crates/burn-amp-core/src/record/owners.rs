@@ -122,7 +122,9 @@ impl std::fmt::Debug for AmpRecord {
             .field("origin", &self.origin())
             .field("num_tensors", &self.num_tensors())
             .field("scaler", &self.scaler)
-            .field("states", &self.states.keys())
+            .field("window", &self.window())
+            .field("masters", &self.masters())
+            .field("hooks", &self.hooks().collect::<Vec<_>>())
             .finish()
     }
 }

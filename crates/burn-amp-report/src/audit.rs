@@ -3,7 +3,6 @@
 mod bench;
 mod compare;
 mod minimal;
-mod page;
 mod reference;
 mod show;
 mod table;
@@ -18,10 +17,16 @@ use burn_amp_core::{MixedPrecision, observe::Flat};
 // For the documentation.
 #[cfg(doc)]
 use burn_amp_core::AmpError;
+use minijinja::context;
 use serde::Serialize;
 use std::{collections::BTreeSet, path::Path};
 
-use crate::{error::ReportError, file, page::power};
+use crate::{
+    chart,
+    error::ReportError,
+    file,
+    page::{self, power},
+};
 use bench::{Bench, check_devices};
 use compare::Figures;
 pub(crate) use trace::Trace;
@@ -183,7 +188,16 @@ impl Audit {
             file::write(&folder.join("reproduce.json"), &text)?;
         }
         file::write(&folder.join("audit.json"), &self.to_json())?;
-        file::write(&folder.join("audit.html"), &page::render(self))
+        let has_counts = self.exponents.iter().any(|(_, count)| *count > 0);
+        let context = context! {
+            title => "Audit of one step",
+            audit => self,
+            chart => has_counts.then(|| chart::exponents(&self.exponents)),
+        };
+        file::write(
+            &folder.join("audit.html"),
+            &page::render("audit.html", context),
+        )
     }
 }
 

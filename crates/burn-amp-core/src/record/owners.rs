@@ -114,6 +114,17 @@ impl AmpRecord {
         self.take_masters();
         self
     }
+
+    /// The loss scale of `amp` goes on from the state here, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::DamagedRecord`] if a rule of the program refuses what is stored under its name.
+    #[doc(hidden)]
+    pub fn resume_scale(&self, amp: &MixedPrecision, origin: &str) -> Result<(), AmpError> {
+        let scaler = self.scaler.as_ref();
+        scaler.map_or(Ok(()), |state| state.resume(amp.live(), origin))
+    }
 }
 
 impl std::fmt::Debug for AmpRecord {
@@ -126,19 +137,6 @@ impl std::fmt::Debug for AmpRecord {
             .field("masters", &self.masters())
             .field("hooks", &self.hooks().collect::<Vec<_>>())
             .finish()
-    }
-}
-
-impl AmpRecord {
-    /// The loss scale of `amp` goes on from the state here, if there is one.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::DamagedRecord`] if a rule of the program refuses what is stored under its name.
-    #[doc(hidden)]
-    pub fn resume_scale(&self, amp: &MixedPrecision, origin: &str) -> Result<(), AmpError> {
-        let scaler = self.scaler.as_ref();
-        scaler.map_or(Ok(()), |state| state.resume(amp.live(), origin))
     }
 }
 

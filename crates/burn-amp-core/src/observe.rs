@@ -10,6 +10,7 @@ pub use crate::{
     border::scope::{Region, scale_here},
     check::dry_loss,
     lock::locked,
+    record::write_whole,
     values::dtype::is_half,
 };
 use crate::{

@@ -19,6 +19,7 @@ use std::{collections::BTreeMap, path::Path};
 
 pub use container::Container;
 use container::STATE;
+pub use file::write_whole;
 pub(crate) use optimizer_state::OptimizerState;
 pub(crate) use owners::WINDOW;
 use owners::{HOOK, MASTERS};

@@ -27,7 +27,7 @@ use crate::{
     file,
     page::{self, power},
 };
-use bench::{Bench, check_devices};
+use bench::Bench;
 use compare::Figures;
 pub(crate) use trace::Trace;
 use trace::Visit;
@@ -57,7 +57,7 @@ pub fn audit<M: Module, const D: usize>(
     amp: &MixedPrecision,
     loss: impl FnMut(&M) -> Tensor<D>,
 ) -> Result<Audit, ReportError> {
-    check_devices(FloatDType::F16, model)?;
+    MixedPrecision::f16().check_devices(model)?;
     let mut bench = Bench {
         model,
         amp,

@@ -206,6 +206,13 @@ impl MixedPrecision {
         }
     }
 
+    /// As [`check_device`](Self::check_device), for all devices of a model.
+    #[doc(hidden)]
+    pub fn check_devices<M: Module>(&self, model: &M) -> Result<(), AmpError> {
+        let mut devices = model.devices().into_iter();
+        devices.try_for_each(|device| self.check_device(&device))
+    }
+
     /// Whether both are clones of one handle.
     #[doc(hidden)]
     pub fn is(&self, other: &Self) -> bool {

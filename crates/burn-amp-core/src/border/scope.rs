@@ -120,27 +120,23 @@ pub(crate) fn in_dry_run<R>(
 /// assert_eq!(output.dtype(), DType::F32);
 /// ```
 #[derive(Clone)]
-pub struct Scope {
-    frame: Frame,
-}
+pub struct Scope(Frame);
 
 impl Scope {
     /// What the calling thread is in: a scope, a part of one [`in_f32`] or [`rescaled`], or nothing of these.
     pub fn current() -> Self {
-        Self {
-            frame: Frame::here(),
-        }
+        Self(Frame::here())
     }
 
     /// Runs `work` on the calling thread as if it were where [`current`](Self::current) was called.
     pub fn enter<R>(&self, work: impl FnOnce() -> R) -> R {
-        self.frame.clone().run(work)
+        self.0.clone().run(work)
     }
 }
 
 impl std::fmt::Debug for Scope {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let side = self.frame.open.as_ref().map(|open| &open.side);
+        let side = self.0.open.as_ref().map(|open| &open.side);
         f.debug_struct("Scope").field("side", &side).finish()
     }
 }

@@ -227,7 +227,11 @@ impl Container {
         let origin = path.display().to_string();
         self.origin.clone_from(&origin);
         let writer = self.into_writer()?.auto_extension(false);
-        write_whole(path, |scratch| {
+        let target = match path.extension() {
+            Some(_) => path.to_path_buf(),
+            None => path.with_extension(burn_pack::EXTENSION),
+        };
+        write_whole(&target, |scratch| {
             writer.write_to_file_in_place(scratch)?;
             // What Burn's reader refuses must not take the place of a file that it reads.
             Reader::from_file_exact(scratch).map(drop)

@@ -22,10 +22,10 @@ pub(super) fn saved_path(path: &Path) -> PathBuf {
 }
 
 /// Gives `write` a path beside `path`, and puts what it has written there in the place of `path`: a reader finds the old file or
-/// the new one. A path without extension gets `.bpk`; a symbolic link is followed.
+/// the new one. A symbolic link is followed.
 ///
 /// The new file has the old one's permissions from its first byte on. What a killed writer has left behind is removed.
-pub(super) fn write_whole<E: ToString>(
+pub fn write_whole<E: ToString>(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), String> {
@@ -58,10 +58,7 @@ struct Place {
 
 impl Place {
     fn of(path: &Path) -> io::Result<Self> {
-        let mut target = match path.extension() {
-            Some(_) => path.to_path_buf(),
-            None => path.with_extension(burn_pack::EXTENSION),
-        };
+        let mut target = path.to_path_buf();
         // A rename would put a file in the place of the link.
         for _ in 0..40 {
             let Ok(link) = fs::read_link(&target) else {

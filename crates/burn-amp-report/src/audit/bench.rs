@@ -32,13 +32,6 @@ pub(super) struct Bench<'a, M, F> {
     pub(super) note: Option<&'static str>,
 }
 
-/// Whether all devices of a model compute in a dtype.
-pub(super) fn check_devices<M: Module>(dtype: FloatDType, model: &M) -> Result<(), AmpError> {
-    let amp = MixedPrecision::new(dtype);
-    let mut devices = model.devices().into_iter();
-    devices.try_for_each(|device| amp.check_device(&device))
-}
-
 impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
     fn run(
         &mut self,
@@ -91,7 +84,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             (FloatDType::F16, present),
             (FloatDType::F16, present * BINADES),
         ];
-        if check_devices(FloatDType::BF16, self.model).is_ok() {
+        if MixedPrecision::bf16().check_devices(self.model).is_ok() {
             specs.push((FloatDType::BF16, 1.0));
         }
         let mut runs = Vec::new();

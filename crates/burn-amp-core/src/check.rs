@@ -226,11 +226,6 @@ impl Difference {
             moved: (!moved.is_nan()).then_some(moved),
         })
     }
-
-    /// The share of the values that differ.
-    fn share(&self) -> f64 {
-        self.differ as f64 / self.values as f64
-    }
 }
 
 /// The leak at the parameter that differs `by` most, the first of equals.
@@ -260,7 +255,8 @@ fn leak(
 ) -> Option<AmpError> {
     worst_of(entries, |entry| {
         let difference = Difference::of(first, second, scale, entry)?;
-        (difference.differ > 0).then(|| (difference.share(), difference))
+        let share = difference.differ as f64 / difference.values as f64;
+        (share > 0.0).then_some((share, difference))
     })
 }
 

@@ -204,12 +204,6 @@ impl Ema {
             })
     }
 
-    /// Counts the steps in flight that are over.
-    fn count_resolved(&mut self) {
-        self.updates = self.updates();
-        self.in_flight.retain(|step| step.is_applied().is_none());
-    }
-
     /// A copy of the module with the averages in place of its parameters, for evaluation while training goes on.
     ///
     /// As [`finalize`](Self::finalize) otherwise.
@@ -298,7 +292,9 @@ impl Hook for Ema {
     }
 
     fn applied(&mut self, step: &mut Applied<'_>) {
-        self.count_resolved();
+        // Counts the steps in flight that are over.
+        self.updates = self.updates();
+        self.in_flight.retain(|step| step.is_applied().is_none());
         let skipped = step.skipped();
         let loaded = self.averages.len();
         let unknown = loaded - self.average(step.parameters(), skipped.as_ref());

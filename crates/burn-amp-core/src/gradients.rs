@@ -120,7 +120,8 @@ impl UnscaledGradients {
     }
 
     /// The same, and how many of their values are not finite.
-    pub(crate) fn overflow_counts(&self) -> impl Iterator<Item = (&str, u64)> {
+    #[doc(hidden)]
+    pub fn overflow_counts(&self) -> impl Iterator<Item = (&str, u64)> {
         let entries = self.entries.iter().filter(|_| self.is_measured);
         let counts = entries.map(|entry| (entry.path.as_str(), entry.status.non_finite));
         counts.filter(|(_, count)| *count > 0)

@@ -40,11 +40,6 @@ pub fn is_dynamic(amp: &MixedPrecision) -> bool {
     amp.is_scaled() && amp.live().config().dynamic
 }
 
-/// The parameters whose gradients are not finite, and how many of their values are not.
-pub fn overflows(grads: &UnscaledGradients) -> impl Iterator<Item = (&str, u64)> {
-    grads.overflow_counts()
-}
-
 /// Counts gradients by exponent. Waits for the device.
 pub fn histogram(grads: &UnscaledGradients) -> Result<ExponentHistogram, AmpError> {
     Ok(handles(grads.params(), grads.entries(), None).histogram()?)

@@ -94,7 +94,7 @@ impl FlightRecorder {
     ///
     /// [`ReportError::File`].
     pub fn write(&self) -> Result<PathBuf, ReportError> {
-        self.ring.write("on request")
+        locked(&self.ring.state).write(&self.ring.folder, "on request")
     }
 
     /// The pages that were written so far.

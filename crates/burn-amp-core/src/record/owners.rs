@@ -86,9 +86,8 @@ impl AmpRecord {
     /// The number of master weights, which a `PipelinedOptimizer` stores where the model's own record does not
     /// have them; 0 otherwise.
     pub fn masters(&self) -> usize {
-        self.states
-            .get(MASTERS)
-            .map_or(0, |state| state.tensors.len())
+        let masters = self.states.get(MASTERS);
+        masters.map_or(0, |state| state.tensors.len())
     }
 
     #[doc(hidden)]

@@ -45,10 +45,6 @@ impl Noise {
     pub(super) fn limit(of: &HashMap<usize, f64>, index: usize) -> f64 {
         OFF.max(3.0 * of.get(&index).copied().unwrap_or(0.0))
     }
-
-    pub(super) fn is_random(&self) -> bool {
-        self.gradients.values().any(|error| *error > 1e-3)
-    }
 }
 
 impl Reference {

@@ -33,7 +33,7 @@ const MAX_PASSED: usize = 4096;
 
 /// What a recorder keeps.
 pub(crate) struct Ring {
-    folder: PathBuf,
+    pub(super) folder: PathBuf,
     /// What passes the probes between two steps, shared with the graphs.
     passed: Arc<Mutex<VecDeque<Passed>>>,
     pub(super) state: Mutex<State>,
@@ -110,15 +110,11 @@ impl Ring {
         });
         watched_cast(x, dtype.into(), 1.0, &watch)
     }
-
-    /// Reads the last steps and writes them down.
-    pub(super) fn write(&self, why: &str) -> Result<PathBuf, ReportError> {
-        locked(&self.state).write(&self.folder, why)
-    }
 }
 
 impl State {
-    fn write(&mut self, folder: &Path, why: &str) -> Result<PathBuf, ReportError> {
+    /// Reads the last steps and writes them down.
+    pub(super) fn write(&mut self, folder: &Path, why: &str) -> Result<PathBuf, ReportError> {
         let steps = self.steps.make_contiguous();
         steps.iter_mut().for_each(Step::read);
         let step = self.count;
@@ -138,7 +134,7 @@ impl State {
 impl Observer for Ring {
     fn tested(&self, grads: &UnscaledGradients) {
         let mut state = locked(&self.state);
-        let overflows = observe::overflows(grads).map(|(parameter, values)| Overflow {
+        let overflows = grads.overflow_counts().map(|(parameter, values)| Overflow {
             parameter: parameter.to_string(),
             values,
         });

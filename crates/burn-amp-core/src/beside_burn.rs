@@ -1,13 +1,29 @@
-//! What goes beside Burn's `ModuleOptimizer`, which holds our optimizers of single parameters and their states, and shows them to nobody.
+//! What is known of a thread, because Burn's calls have no place for it: each with the hook in Burn that would make it needless.
 //!
-//! Three values are there for the time of one call of Burn's, in a variable of the thread:
+//! For the time of one call of Burn's ([`during`]), beside `ModuleOptimizer`, which holds our optimizers of single parameters and their states, and
+//! shows them to nobody:
 //!
-//! - The pass of a fused step (`fused/pass.rs`). It collects the parameters that `ModuleOptimizer::step` hands over one by one, and knows who
-//!   decides the step. With a method `DynOptimizer::step_many`, called once for all parameters of a group, there would be no need of it.
-//! - The masters of half-precision parameters (`master_weights.rs`), which averages are made of. Only `ModuleOptimizer::to_record` looks at
-//!   states, and copies them to the host. With `ModuleOptimizer::states`, which shows each with its parameter's id, there would be no need of it.
-//! - The steps of a `Learner` (`train/checkpoint.rs`), whose state goes with the optimizer's. With a place in Burn's checkpoint for others, there
-//!   would be no need of it.
+//! - `OPEN` (`fused/pass.rs`): the pass of a fused step. It collects the parameters that `ModuleOptimizer::step` hands over one by one, and knows who
+//!   decides the step. The hook: a method `DynOptimizer::step_many`, called once for all parameters of a group.
+//! - `MASTERS` (`update/masters.rs`): the masters of half-precision parameters, which averages are made of. Only `ModuleOptimizer::to_record` looks at
+//!   states, and copies them to the host. The hook: `ModuleOptimizer::states`, which shows each with its parameter's id.
+//! - `EXCHANGED` (`train/checkpoint.rs`): the steps of a `Learner`, whose state goes with the optimizer's. The hook: a place in Burn's checkpoint for
+//!   the state of others.
+//!
+//! For as long as a scope is open, and as a scope takes no argument of the layers in it:
+//!
+//! - `HERE` (`border/scope.rs`): the scope that the thread is in. A layer's forward pass reads a parameter by `Param::val`, which calls
+//!   `Reparameterization::apply` with the parameter alone. The hook: a context that `Module::forward` hands to `apply`, or a dtype policy of the
+//!   device, as `device.autodiff()` is one. The first would serve other threads too, which take the scope along by `Scope` now.
+//!
+//! For the next call on the thread:
+//!
+//! - `REFUSED` (`border/scope.rs`): the error with which a scope has panicked, for the scope around, which catches the panic and cannot tell what
+//!   it was. The hook: a `Result` from the closures of modules, or operations of Burn that return their errors.
+//! - `LAST` (`scale/border_events.rs`): the handle whose scope was opened last, to find gradients that pass through scopes of two handles. The hook: a
+//!   graph of `burn-autodiff` that tells which operations of ours are in it.
+//! - The map of calls by `ThreadId` (`journal.rs`): a scheduler holds when the call before it on its thread was a skip. The workers of a training on
+//!   several devices step in their own time, each with a scheduler. The hook: `LrScheduler::step` with the outcome of the step before.
 
 use std::{cell::RefCell, thread::LocalKey};
 

@@ -2,8 +2,11 @@
 
 pub(crate) mod cast;
 pub(crate) mod dry_run;
-pub(crate) mod last_step;
 pub(crate) mod mixed_precision;
 pub(crate) mod observer;
 pub(crate) mod open;
 pub(crate) mod scope;
+
+pub(crate) use cast::multiply_losses;
+pub(crate) use dry_run::{DryRun, DryRunNotes};
+pub(crate) use mixed_precision::MixedPrecision;

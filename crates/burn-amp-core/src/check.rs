@@ -14,16 +14,10 @@ use std::{
 };
 
 use crate::{
-    border::dry_run::{DryRun, DryRunNotes},
-    border::mixed_precision::MixedPrecision,
-    border::scope,
+    border::{DryRun, DryRunNotes, MixedPrecision, scope},
     error::AmpError,
-    gradients::entries::{Entries, Entry},
-    gradients::running_statistics::RunningStatistics,
-    gradients::status::GradientStatus,
-    gradients::unscale::inspect,
-    values::any_tensor::AnyTensor,
-    values::dtype::is_half,
+    gradients::{Entries, Entry, GradientStatus, inspect, unchanged},
+    values::{AnyTensor, is_half},
 };
 
 /// How often the scale is halved to find one at which nothing overflows.
@@ -178,7 +172,7 @@ pub fn dry_loss<M: Module, const D: usize>(
     let opened = amp.live().opened();
     let forward = || catch_unwind(AssertUnwindSafe(|| loss(model)));
     let forward = || scope::in_dry_run(amp, dry, forward);
-    let loss = match RunningStatistics::unchanged(model, forward) {
+    let loss = match unchanged(model, forward) {
         (_, Some(error)) => return Err(error),
         (Ok(loss), None) => loss,
         // Outside of all scopes: f16 that was carried out, or f32 that was expected there.
@@ -232,11 +226,6 @@ impl Difference {
             moved: (!moved.is_nan()).then_some(moved),
         })
     }
-
-    /// The share of the values that differ.
-    fn share(&self) -> f64 {
-        self.differ as f64 / self.values as f64
-    }
 }
 
 /// The leak at the parameter that differs `by` most, the first of equals.
@@ -266,7 +255,8 @@ fn leak(
 ) -> Option<AmpError> {
     worst_of(entries, |entry| {
         let difference = Difference::of(first, second, scale, entry)?;
-        (difference.differ > 0).then(|| (difference.share(), difference))
+        let share = difference.differ as f64 / difference.values as f64;
+        (share > 0.0).then_some((share, difference))
     })
 }
 

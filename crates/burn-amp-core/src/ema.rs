@@ -13,10 +13,8 @@ use crate::{
     optimizer::ScaledOptimizer,
     record::AmpRecord,
     step::hook::{self, Applied, Hook, Parameter, Proposed, Resolution, State, Verdict},
-    update::module_optim::ModuleOptim,
-    values::dtype::working_dtype,
-    values::module_path::replaced,
-    values::param_tensors::ParamTensors,
+    update::ModuleOptim,
+    values::{ParamTensors, replaced, working_dtype},
 };
 
 /// How weights are averaged: Keras's `ema_momentum` and `ema_overwrite_frequency`, and its defaults.
@@ -134,7 +132,8 @@ impl Ema {
     /// The average of a parameter, f32 or f64; none before the first update, or if it is not averaged. A handle to the
     /// same memory, on `module`'s device; does not wait.
     pub fn get<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
-        self.averages.get(param.id, &param.device().inner())
+        let average = self.averages.get(&param.id).cloned();
+        average?.on(&param.device().inner())
     }
 
     /// Updates the averages with the parameters after a step. Do not call it after a skipped step.
@@ -159,23 +158,19 @@ impl Ema {
         let (keep, add) = (self.config.momentum, 1.0 - self.config.momentum);
         let mut known = 0;
         for parameter in parameters.iter().filter(|parameter| parameter.is_trained) {
-            let (id, path) = (parameter.id, &parameter.path);
-            let value = parameter.value.clone();
-            let device = value.device();
-            let old = self.averages.shape(id);
+            let (path, value) = (&parameter.path, parameter.value.clone());
+            let old = self.averages.remove(&parameter.id);
             known += usize::from(old.is_some());
-            let old = old.filter(|shape| *shape != value.shape());
-            if let Some(old) = &old {
-                let new = value.shape();
-                warn!(
-                    "`{path}` has shape {new}, but its average has {old}: the average starts again"
-                );
-            }
-            let average = match old {
-                None => self.averages.take_any(id, &device),
-                Some(_) => None,
-            };
-            let average = match average {
+            let old = old.filter(|old| {
+                let (old, new) = (old.shape(), value.shape());
+                if old != new {
+                    warn!(
+                        "`{path}` has shape {new}, but its average has {old}: the average starts again"
+                    );
+                }
+                old == new
+            });
+            let average = match old.and_then(|old| old.live(&value.device())) {
                 Some(average) => {
                     let value = value.into_handle();
                     average.map(|average| match found_inf {
@@ -189,7 +184,7 @@ impl Ema {
                     value.cast(working)
                 }
             };
-            self.averages.insert(id, average);
+            self.averages.insert(parameter.id, average.into());
         }
         known
     }
@@ -202,16 +197,11 @@ impl Ema {
             && !self.loaded
             && self.config.overwrite_frequency.is_none()
             && trained.all(|parameter| {
-                self.averages.shape(parameter.id) == Some(parameter.shape())
-                    && self.averages.dtype(parameter.id) == Some(DType::F32)
+                let average = self.averages.get(&parameter.id);
+                let of_average = average.map(|average| (average.shape(), average.dtype()));
+                of_average == Some((parameter.shape(), DType::F32))
                     && Some(parameter.value.device()) == device
             })
-    }
-
-    /// Counts the steps in flight that are over.
-    fn count_resolved(&mut self) {
-        self.updates = self.updates();
-        self.in_flight.retain(|step| step.is_applied().is_none());
     }
 
     /// A copy of the module with the averages in place of its parameters, for evaluation while training goes on.
@@ -230,19 +220,17 @@ impl Ema {
     pub fn finalize<M: Module>(&self, module: M) -> M {
         let mut known = 0;
         let average = |id, found: &dyn Fn() -> Parameter| {
-            let old = self.averages.shape(id)?;
+            let average = self.averages.get(&id)?;
             known += 1;
-            let found = found();
-            let shape = found.value.shape();
+            let Parameter { path, value, .. } = found();
+            let (shape, old) = (value.shape(), average.shape());
             if old != shape {
-                let path = &found.path;
                 warn!(
                     "`{path}` has shape {shape}, but its average has {old}: the parameter is kept"
                 );
                 return None;
             }
-            let average = self.averages.get_any(id, &found.value.device())?;
-            Some(average.cast(found.value.dtype()))
+            Some(average.clone().live(&value.device())?.cast(value.dtype()))
         };
         let module = replaced(module, average);
         if known == 0 && self.parameters() > 0 {
@@ -281,12 +269,10 @@ impl Ema {
     /// [`AmpError::ForeignRecord`] if there are no averages in it, [`AmpError::DamagedRecord`] if they are of no update; the present state
     /// stays as it was.
     pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
-        match record.take_hook(NAME) {
-            Some(state) => {
-                (self.restore(Some(state))).map_err(|reason| record.refused_hook(NAME, &reason))
-            }
-            None => Err(record.foreign("no averages of weights")),
-        }
+        let Some(state) = record.take_hook(NAME) else {
+            return Err(record.foreign("no averages of weights"));
+        };
+        (self.restore(Some(state))).map_err(|reason| record.refused_state(NAME, &reason))
     }
 }
 
@@ -306,7 +292,9 @@ impl Hook for Ema {
     }
 
     fn applied(&mut self, step: &mut Applied<'_>) {
-        self.count_resolved();
+        // Counts the steps in flight that are over.
+        self.updates = self.updates();
+        self.in_flight.retain(|step| step.is_applied().is_none());
         let skipped = step.skipped();
         let loaded = self.averages.len();
         let unknown = loaded - self.average(step.parameters(), skipped.as_ref());
@@ -324,8 +312,8 @@ impl Hook for Ema {
         let is_due = |frequency: u32| self.updates.is_multiple_of(frequency.into());
         if self.config.overwrite_frequency.is_some_and(is_due) {
             let values = step.parameters().iter().filter_map(|parameter| {
-                let device = parameter.value.device();
-                Some((parameter.id, self.averages.get_any(parameter.id, &device)?))
+                let average = self.averages.get(&parameter.id)?.clone();
+                Some((parameter.id, average.live(&parameter.value.device())?))
             });
             let values: Vec<_> = values.collect();
             for (id, average) in values {
@@ -414,7 +402,7 @@ mod tests {
         let mut tensors = ParamTensors::default();
         if let Some(dtype) = average {
             let data = TensorData::from([1.0f32, 2.0]).convert_dtype(dtype);
-            tensors.insert(7.into(), data);
+            tensors.insert(7.into(), data.into());
         }
         let state = State::of(&EmaState { updates })
             .unwrap()

@@ -7,6 +7,13 @@ pub(crate) mod running_statistics;
 pub(crate) mod status;
 pub(crate) mod unscale;
 
+pub(crate) use clip::{Factors, GradientClip};
+pub(crate) use entries::{Entries, Entry, handles, measure, summarize};
+pub(crate) use pass::Pass;
+pub(crate) use running_statistics::unchanged;
+pub(crate) use status::GradientStatus;
+pub(crate) use unscale::inspect;
+
 use burn::{
     module::{Module, ModuleMapper, Param, ParamId},
     optim::{GradientsParams, MultiGradientsParams},
@@ -16,15 +23,10 @@ use burn_amp_kernels::{TensorStatus, UnsupportedDType};
 use std::{collections::HashMap, ops::Add, sync::Arc};
 
 use crate::{
-    gradients::entries::{Entries, Entry, measure, summarize},
-    gradients::pass::Pass,
-    gradients::status::GradientStatus,
     scale::finding::Finding,
     scale::loss_scale::SkipCause,
-    values::any_tensor::{AnyTensor, put_gradient, take_gradient},
-    values::dtype::working_dtype,
-    values::module_path::{Parameter, parameters},
-    values::rank::with_rank,
+    values::any_tensor::{put_gradient, take_gradient},
+    values::{AnyTensor, Parameter, parameters, with_rank, working_dtype},
 };
 
 /// Gradients of a scaled loss: multiplied by the loss scale, possibly infinite.
@@ -78,7 +80,7 @@ impl ScaledGradients {
 pub struct UnscaledGradients {
     params: GradientsParams,
     entries: Vec<Entry>,
-    status: Box<GradientStatus>,
+    pub(crate) status: Box<GradientStatus>,
     /// Whether what was found in each gradient is known: they were measured, and not changed since.
     is_measured: bool,
     /// Whether an overflow skips the step: not with a disabled scaler, whatever was measured.
@@ -118,7 +120,8 @@ impl UnscaledGradients {
     }
 
     /// The same, and how many of their values are not finite.
-    pub(crate) fn overflow_counts(&self) -> impl Iterator<Item = (&str, u64)> {
+    #[doc(hidden)]
+    pub fn overflow_counts(&self) -> impl Iterator<Item = (&str, u64)> {
         let entries = self.entries.iter().filter(|_| self.is_measured);
         let counts = entries.map(|entry| (entry.path.as_str(), entry.status.non_finite));
         counts.filter(|(_, count)| *count > 0)
@@ -175,11 +178,6 @@ impl UnscaledGradients {
             }
         }
         Ok(())
-    }
-
-    /// The status, for what clipping has done.
-    pub(crate) fn status_mut(&mut self) -> &mut GradientStatus {
-        &mut self.status
     }
 
     /// What the unscaling pass has found. Changes made to the gradients since are not in it, until [`clip`](Self::clip)

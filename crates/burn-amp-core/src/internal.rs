@@ -18,7 +18,7 @@ pub use crate::{
     update::Update,
     update::masters::{BurnsState, Masters, WithMaster, masters_of},
     update::module_optim::FRESH,
-    values::any_tensor::{AnyTensor, copied, has_gradient},
+    values::any_tensor::{AnyTensor, copied, gradient},
     values::dtype::{is_half, working_dtype},
     values::module_path::{
         ModulePath, Parameter, SCOPED, distinct_ids, distinct_parameters, parameters, replaced,

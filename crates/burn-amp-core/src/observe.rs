@@ -10,18 +10,16 @@ pub use crate::{
     border::scope::{Region, scale_here},
     check::dry_loss,
     lock::locked,
+    record::write_whole,
+    values::dtype::is_half,
 };
 use crate::{
-    border::mixed_precision::MixedPrecision,
-    border::scope,
+    border::{MixedPrecision, scope},
     error::AmpError,
-    gradients::UnscaledGradients,
-    gradients::entries::handles,
-    gradients::pass::Pass,
+    gradients::{Pass, UnscaledGradients, handles},
     scale::loss_scale::SkipCause,
     scaler::GradScaler,
-    values::any_tensor::{self, AnyTensor},
-    values::module_path::{Parameter, distinct_parameters},
+    values::{AnyTensor, Parameter, any_tensor, distinct_parameters},
 };
 
 /// Attaches an observer to all clones of a `MixedPrecision`, or none. Returns the one before.
@@ -40,11 +38,6 @@ pub fn here() -> Option<Arc<dyn Observer>> {
 /// Whether the loss scale moves by itself.
 pub fn is_dynamic(amp: &MixedPrecision) -> bool {
     amp.is_scaled() && amp.live().config().dynamic
-}
-
-/// The parameters whose gradients are not finite, and how many of their values are not.
-pub fn overflows(grads: &UnscaledGradients) -> impl Iterator<Item = (&str, u64)> {
-    grads.overflow_counts()
 }
 
 /// Counts gradients by exponent. Waits for the device.
@@ -73,7 +66,7 @@ pub fn values<M: Module>(model: &M, grads: Option<&GradientsParams>) -> Vec<Flat
     let parameters = distinct_parameters(model).into_iter();
     let flat = parameters.filter_map(
         |Parameter {
-             id, path, value, ..
+             path, value, id, ..
          }| {
             let values = match grads {
                 Some(grads) => any_tensor::gradient(grads, id, value.rank())?,
@@ -87,16 +80,17 @@ pub fn values<M: Module>(model: &M, grads: Option<&GradientsParams>) -> Vec<Flat
 }
 
 /// Measures tensors on any devices. Waits for each device once.
-pub fn measure(tensors: Vec<Tensor<1>>) -> Result<Vec<TensorStatus>, AmpError> {
-    let mut statuses = vec![TensorStatus::default(); tensors.len()];
-    let pass = Pass::of(tensors.into_iter().map(AnyTensor::new));
-    pass.inspect(Vec::new(), |position, status| statuses[position] = status)?;
-    Ok(statuses)
+pub fn measure<'a>(
+    tensors: impl Iterator<Item = &'a Tensor<1>>,
+) -> Result<Vec<TensorStatus>, AmpError> {
+    Ok(Pass::measure(
+        tensors.cloned().map(AnyTensor::new).collect(),
+    )?)
 }
 
 /// Counts values on any devices by exponent. Waits for each device once.
-pub fn count(tensors: Vec<Tensor<1>>) -> Result<ExponentHistogram, AmpError> {
-    Ok(Pass::of(tensors.into_iter().map(AnyTensor::new)).histogram()?)
+pub fn count(tensors: impl Iterator<Item = Tensor<1>>) -> Result<ExponentHistogram, AmpError> {
+    Ok(Pass::of(tensors.map(AnyTensor::new)).histogram()?)
 }
 
 impl GradScaler {

@@ -2,16 +2,16 @@ use burn::{module::ParamGroup, tensor::FloatDType};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    border::mixed_precision::MixedPrecision,
+    border::MixedPrecision,
     ema::EmaConfig,
     error::AmpError,
-    gradients::clip::GradientClip,
+    gradients::GradientClip,
     guard::Guard,
     optimizer::ScaledOptimizer,
     scale::loss_scale::{GradScalerConfig, settings},
     scaler::GradScaler,
     scaler::accumulation::AccumulationConfig,
-    update::module_optim::ModuleOptim,
+    update::ModuleOptim,
 };
 
 settings! {

@@ -2,10 +2,7 @@
 
 use burn::module::Module;
 
-use crate::{
-    border::mixed_precision::MixedPrecision, optimizer::ScaledOptimizer,
-    update::module_optim::ModuleOptim,
-};
+use crate::{border::MixedPrecision, optimizer::ScaledOptimizer, update::ModuleOptim};
 
 impl MixedPrecision {
     /// A model that computes in this precision inside [`autocast`](Self::autocast), and the optimizer that steps it.

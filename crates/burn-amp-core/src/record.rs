@@ -18,26 +18,24 @@ use burn::{
 use std::{collections::BTreeMap, path::Path};
 
 pub use container::Container;
+use container::STATE;
+pub use file::write_whole;
 pub(crate) use optimizer_state::OptimizerState;
 pub(crate) use owners::WINDOW;
-use owners::{EARLIER_HOOK, EARLIER_HOOKS, SCALER_ALONE, STATES};
-use state::Format;
+use owners::{HOOK, MASTERS};
 pub use state::State;
 
 use crate::{
-    error::AmpError,
-    journal::step_counters::StepCounters,
-    scale::loss_scale::LossScale,
-    scaler::ScalerState,
-    update::module_optim::{FRESH, ModuleOptim},
+    error::AmpError, journal::step_counters::StepCounters, scale::loss_scale::LossScale,
+    scaler::ScalerState, update::ModuleOptim, update::module_optim::FRESH,
 };
 
 /// The kind of a record that holds a plain optimizer's state beside that of a loss scale.
 const SCALED_OPTIMIZER: &str = "scaled_optimizer";
-/// The name of a scaler's state.
-const SCALER: &str = "state";
-/// The kind of a record that holds the state of a hook alone.
-const HOOK: &str = "hook";
+/// The kinds of records that hold one of these states alone.
+const GRAD_SCALER: &str = "grad_scaler";
+const ACCUMULATION_WINDOW: &str = "accumulation_window";
+const ONE_HOOK: &str = "hook";
 
 /// The state of a training run, to be stored: that of a [`ScaledOptimizer`](crate::ScaledOptimizer), with its scaler and all that it
 /// keeps from step to step, or one of these states alone.
@@ -65,24 +63,15 @@ pub struct AmpRecord {
     #[doc(hidden)]
     pub optimizer: Option<Container>,
     pub(crate) scaler: Option<ScalerState>,
-    /// What else is stored, by its name.
-    states: BTreeMap<&'static str, State>,
-    /// The states of hooks, by their names.
-    hooks: BTreeMap<String, State>,
+    /// What else is stored, by its name in a container.
+    states: BTreeMap<String, State>,
     /// Why the optimizer's state cannot be stored.
     refused: Option<AmpError>,
 }
 
 impl AmpRecord {
     pub(crate) fn empty() -> Self {
-        Self {
-            origin: "memory".to_string(),
-            optimizer: None,
-            scaler: None,
-            states: BTreeMap::new(),
-            hooks: BTreeMap::new(),
-            refused: None,
-        }
+        Self::empty_of("memory")
     }
 
     /// As [`empty`](Self::empty), with another name in messages.
@@ -90,14 +79,17 @@ impl AmpRecord {
     pub fn empty_of(origin: &str) -> Self {
         Self {
             origin: origin.to_string(),
-            ..Self::empty()
+            optimizer: None,
+            scaler: None,
+            states: BTreeMap::new(),
+            refused: None,
         }
     }
 
     /// The record of a hook's state alone.
     pub(crate) fn of_hook(name: &str, state: State) -> Self {
         let mut record = Self::empty();
-        record.put_hook(name.to_string(), state);
+        record.put_hook(name, state);
         record
     }
 
@@ -111,41 +103,44 @@ impl AmpRecord {
     }
 
     /// Holds a state from now on, in place of one of the same name.
-    pub(crate) fn put(&mut self, name: &'static str, state: State) {
-        self.states.insert(name, state);
+    pub(crate) fn put(&mut self, name: &str, state: State) {
+        self.states.insert(name.to_string(), state);
     }
 
-    pub(crate) fn put_hook(&mut self, name: String, state: State) {
-        self.hooks.insert(name, state);
+    pub(crate) fn put_hook(&mut self, name: &str, state: State) {
+        self.put(&format!("{HOOK}{name}"), state);
     }
 
     /// The state of a hook, if there is one.
     pub(crate) fn hook(&self, name: &str) -> Option<&State> {
-        self.hooks.get(name)
+        self.states.get(&format!("{HOOK}{name}"))
     }
 
     /// Takes out the state of a hook, if there is one.
     pub(crate) fn take_hook(&mut self, name: &str) -> Option<State> {
-        self.hooks.remove(name)
+        self.states.remove(&format!("{HOOK}{name}"))
     }
 
-    /// The names of the [hooks](crate::step::hook::Hook) whose states it holds: `guard` is that of a [`Guard`](crate::Guard), `ema` that of an
-    /// [`Ema`](crate::Ema).
+    /// The names of the [hooks](crate::step::hook::Hook) whose states it holds.
     pub fn hooks(&self) -> impl Iterator<Item = &str> {
-        self.hooks.keys().map(String::as_str)
+        let names = self.states.keys();
+        names.filter_map(|name| name.strip_prefix(HOOK))
     }
 
     /// The record without the state of a hook, which starts again, or is not there.
     pub fn without_hook(mut self, name: &str) -> Self {
-        self.hooks.remove(name);
+        self.take_hook(name);
         self
     }
 
     /// Refuses to drop the tensors of a hook that is not here.
     pub(crate) fn check_left_hooks(&self) -> Result<(), AmpError> {
-        let mut states = self.hooks.iter();
-        match states.find(|(_, state)| !state.tensors.is_empty()) {
-            Some((name, _)) => Err(self.misfit(format!(
+        let has_tensors = |name: &&str| {
+            self.hook(name)
+                .is_some_and(|state| !state.tensors.is_empty())
+        };
+        match self.hooks().find(has_tensors) {
+            Some(name) => Err(self.misfit(format!(
                 "it holds the state of the hook `{name}`, which is not here: add the hook, or drop the state with \
                  `AmpRecord::without_hook`"
             ))),
@@ -156,16 +151,17 @@ impl AmpRecord {
     /// Drops the states of hooks that are not here.
     #[doc(hidden)]
     pub fn drop_left_hooks(&mut self) {
-        for name in std::mem::take(&mut self.hooks).into_keys() {
+        for name in self.hooks() {
             warn!(
                 "{} holds the state of the hook `{name}`, which is not here: it is dropped",
                 self.origin
             );
         }
+        self.states.retain(|name, _| !name.starts_with(HOOK));
     }
 
-    /// The error for a hook's state that the hook refuses.
-    pub(crate) fn refused_hook(&self, name: &str, reason: &str) -> AmpError {
+    /// The error for a state that its owner refuses.
+    pub(crate) fn refused_state(&self, name: &str, reason: &str) -> AmpError {
         container::refusal(&self.origin, name, reason)
     }
 
@@ -264,20 +260,20 @@ impl AmpRecord {
     ///
     /// [`AmpError::ForeignRecord`] if there is no optimizer in it, [`AmpError::RecordIo`] if the container cannot be rebuilt.
     pub fn into_optimizer(self) -> Result<OptimizerRecord, AmpError> {
-        if let Some(error) = self.refused {
-            return Err(error);
-        }
-        let foreign = self.foreign("no state of an optimizer");
-        let container = self.optimizer.ok_or(foreign)?;
+        let container = self.stored_optimizer()?.clone();
         OptimizerRecord::from_bytes(container.into_bytes()?)
             .map_err(|error| AmpError::damaged(&self.origin, error.to_string()))
     }
 
     /// What an optimizer's state is that of, by parameter.
     pub(crate) fn optimizer_state(&self) -> Result<OptimizerState, AmpError> {
+        OptimizerState::of(self.stored_optimizer()?)
+    }
+
+    fn stored_optimizer(&self) -> Result<&Container, AmpError> {
         match (&self.refused, &self.optimizer) {
             (Some(error), _) => Err(error.clone()),
-            (None, Some(container)) => OptimizerState::of(container),
+            (None, Some(container)) => Ok(container),
             (None, None) => Err(self.foreign("no state of an optimizer")),
         }
     }
@@ -291,12 +287,8 @@ impl AmpRecord {
     #[doc(hidden)]
     pub fn foreign(&self, lacks: &str) -> AmpError {
         let optimizer = self.optimizer.iter().map(|_| "the state of an optimizer");
-        let owners = self.alone().map(|[_, owner]| format!("that of {owner}"));
-        let hooks = self
-            .hooks()
-            .map(|name| format!("that of the hook `{name}`"));
-        let parts = optimizer.map(String::from).chain(owners).chain(hooks);
-        let parts: Vec<_> = parts.collect();
+        let owners = self.owners().map(|(_, owner)| format!("that of {owner}"));
+        let parts: Vec<_> = optimizer.map(String::from).chain(owners).collect();
         self.misfit(format!("it holds {lacks}, but {}", parts.join(", ")))
     }
 
@@ -305,17 +297,22 @@ impl AmpRecord {
         AmpError::foreign(&self.origin, reason)
     }
 
-    /// The kinds of records that hold one of these states alone, and their owners.
-    fn alone(&self) -> impl Iterator<Item = [&'static str; 2]> {
-        let scaler = self.scaler.iter().map(|_| SCALER_ALONE);
-        let held = |format: &&Format| self.states.contains_key(format.name);
-        scaler.chain(STATES.iter().filter(held).filter_map(|format| format.alone))
+    /// Whose states these are that may be all of a record: the kind of the record then, and the owner.
+    fn owners(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let has_window = self.states.contains_key(WINDOW);
+        let alone = [
+            (self.scaler.is_some(), GRAD_SCALER, "a `GradScaler`"),
+            (has_window, ACCUMULATION_WINDOW, "an `AccumulationWindow`"),
+        ];
+        let alone = alone.into_iter().filter(|(is_here, ..)| *is_here);
+        let alone = alone.map(|(_, kind, owner)| (kind, owner.to_string()));
+        let hooks = self.hooks();
+        alone.chain(hooks.map(|name| (ONE_HOOK, format!("the hook `{name}`"))))
     }
 
     /// All of it in one container. Waits for the device.
     fn into_container(self) -> Result<Container, AmpError> {
-        let hook = (!self.hooks.is_empty()).then_some(HOOK);
-        let alone = self.alone().next().map(|[kind, _]| kind).or(hook);
+        let alone = self.owners().next().map(|(kind, _)| kind);
         if let Some(error) = self.refused {
             return Err(error);
         }
@@ -330,16 +327,10 @@ impl AmpRecord {
             return Ok(container);
         };
         if let Some(scaler) = self.scaler {
-            State::plain(&scaler).put_into(&mut container, SCALER, None);
+            State::plain(&scaler).put_into(&mut container, STATE);
         }
-        for Format { name, tensors, .. } in &STATES {
-            if let Some(state) = self.states.get(*name) {
-                state.put_into(&mut container, name, Some(tensors));
-            }
-        }
-        for (name, state) in &self.hooks {
-            let name = format!("{}{name}", container::HOOK);
-            state.put_into(&mut container, &name, Some(&name));
+        for (name, state) in &self.states {
+            state.put_into(&mut container, name);
         }
         container.seal_as(kind);
         Ok(container)
@@ -347,10 +338,7 @@ impl AmpRecord {
 
     #[doc(hidden)]
     pub fn from_container(mut container: Container) -> Result<Self, AmpError> {
-        let mut record = Self {
-            origin: container.origin().to_string(),
-            ..Self::empty()
-        };
+        let mut record = Self::empty_of(container.origin());
         let kind = container.take_kind();
         if let Some(kind) = &kind {
             record.take_states(&mut container, kind)?;
@@ -368,33 +356,22 @@ impl AmpRecord {
 
     /// Takes all states out of a container of this kind, and checks them.
     fn take_states(&mut self, container: &mut Container, kind: &str) -> Result<(), AmpError> {
-        let known = STATES.iter().filter_map(|format| format.alone);
-        let known = known.map(|[kind, _]| kind).chain([HOOK, EARLIER_HOOK]);
-        let section = State::take_from(container, SCALER, None)?;
-        if [SCALED_OPTIMIZER, SCALER_ALONE[0]].contains(&kind) {
-            let values = section.as_ref().map(ScalerState::of).transpose();
-            self.scaler =
-                values.map_err(|reason| container::refusal(&self.origin, SCALER, &reason))?;
-        } else if !known.into_iter().any(|known| known == kind) {
-            return Err(container::later(&self.origin, &format!("kind `{kind}`")));
+        let section = State::take_from(container, STATE)?;
+        match kind {
+            SCALED_OPTIMIZER | GRAD_SCALER => {
+                let state = section.as_ref().map(ScalerState::of).transpose();
+                self.scaler = state.map_err(|reason| self.refused_state(STATE, &reason))?;
+            }
+            ACCUMULATION_WINDOW | ONE_HOOK => {}
+            _ => return Err(container::later(&self.origin, &format!("kind `{kind}`"))),
         }
-        for format in &STATES {
-            let name = format.name;
-            if let Some(state) = State::take_from(container, name, Some(format.tensors))? {
-                (format.check)(&state)
-                    .map_err(|reason| container::refusal(&self.origin, name, &reason))?;
+        let hooks = container.names_from(HOOK);
+        for name in [WINDOW, MASTERS].map(String::from).into_iter().chain(hooks) {
+            if let Some(state) = State::take_from(container, &name)? {
+                owners::check(&name, &state)
+                    .map_err(|reason| self.refused_state(&name, &reason))?;
                 self.states.insert(name, state);
             }
-        }
-        for name in container.hooks() {
-            let key = format!("{}{name}", container::HOOK);
-            let state = State::take_from(container, &key, Some(&key))?;
-            self.hooks.extend(state.map(|state| (name, state)));
-        }
-        for (name, tensors) in EARLIER_HOOKS {
-            let state = State::take_from(container, name, tensors)?;
-            self.hooks
-                .extend(state.map(|state| (name.to_string(), state)));
         }
         Ok(())
     }

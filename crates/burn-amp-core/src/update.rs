@@ -4,10 +4,12 @@ pub(crate) mod master_weights;
 pub(crate) mod masters;
 pub(crate) mod module_optim;
 
+pub(crate) use module_optim::ModuleOptim;
+
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use std::sync::Arc;
 
-use crate::{gradients::clip::Factors, scale::device_step::DeviceStep};
+use crate::{gradients::Factors, scale::device_step::DeviceStep};
 
 /// How a module is updated: the learning rate, and what an optimizer that makes one pass is told beside it.
 pub struct Update {

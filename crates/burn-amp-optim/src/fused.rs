@@ -20,7 +20,7 @@ pub use self::pass::PASSES;
 use self::{rule::FusedConfig, single::Single};
 use burn_amp_core::{
     AmpError, ModuleOptim,
-    internal::{Factors, ParamTensors, Update, distinct_ids, has_gradient, masters_of, replaced},
+    internal::{Factors, ParamTensors, Update, distinct_ids, gradient, masters_of, replaced},
 };
 
 /// Burn's SGD, with momentum and Nesterov's, in one pass: see [`Fused`].
@@ -161,7 +161,7 @@ pub fn one_pass<M: Module>(
     } = update;
     // Those that have a gradient, in the order in which Burn steps them. Of one that two modules share it steps the first.
     let mut order = distinct_ids(&module);
-    order.retain(|(id, rank)| has_gradient(&grads, *id, *rank));
+    order.retain(|(id, rank)| gradient(&grads, *id, *rank).is_some());
     let ids: Vec<_> = order.into_iter().map(|(id, _)| id).collect();
     let factor = |id| factors.get(id).copied().unwrap_or(1.0);
     let factors = ids.iter().map(factor).collect();

@@ -46,7 +46,7 @@ use burn_amp_core::{
 };
 use masters::Trained;
 use update::{Update, Updated};
-use worker::{Ended, Pending, Worker};
+use worker::{Pending, Worker};
 
 /// What the other crates of the workspace need. It may change with any release.
 #[doc(hidden)]
@@ -169,12 +169,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         let scaler = optim.scaler().clone();
         *optim.scaler_mut() = scaler.for_worker();
         let update = Update::new(optim, host.inner());
-        let worker = Worker::start("optimizer", update).map_err(|error| {
-            let reason = error.to_string();
-            AmpError::OptimizerThread { reason }
-        })?;
         Ok(Self {
-            worker,
+            worker: Worker::start("optimizer", update)?,
             synchronous: false,
             scaler,
             in_flight: InFlight::default(),
@@ -394,7 +390,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
                 }
                 record
             }
-            Err(ended) => AmpRecord::refused(ended.into()),
+            Err(ended) => AmpRecord::refused(ended),
         }
     }
 
@@ -560,14 +556,14 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
                         self.scaler.leave_update(&module, is_behind);
                     }
                 }
-                Err(ended) => failed = failed.or(Some(ended.into())),
+                Err(ended) => failed = failed.or(Some(ended)),
             }
         }
         if let Some(image) = image {
             module = masters::put(module, &image);
             self.trained = Some(image);
         }
-        let ended = self.worker.check().err().map(AmpError::from);
+        let ended = self.worker.check().err();
         match failed.or(ended) {
             Some(error) => Err(self.refused(module, error)),
             None => Ok(module),
@@ -579,12 +575,6 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         drop(self.scaler.hand_over());
         self.loss = None;
         StepError::new(module, error)
-    }
-}
-
-impl From<Ended> for AmpError {
-    fn from(Ended(reason): Ended) -> Self {
-        Self::OptimizerThread { reason }
     }
 }
 

@@ -8,7 +8,10 @@ use std::{collections::HashMap, sync::Arc};
 
 use burn_amp_core::{
     AmpError,
-    internal::{AnyTensor, ParamTensors, Parameter, distinct_parameters, replaced, working_dtype},
+    internal::{
+        AnyTensor, ParamTensor, ParamTensors, Parameter, distinct_parameters, replaced,
+        working_dtype,
+    },
 };
 
 /// The parameters of a module that are trained, with their values on the training device: as they were handed over, or images of masters.
@@ -58,7 +61,9 @@ pub(super) fn check<M: Module>(
 /// Refuses masters of a record that are not those of these parameters.
 pub(super) fn check_stored(trained: &Trained, masters: &ParamTensors) -> Result<(), AmpError> {
     let misfit = |reason| AmpError::foreign("the record of the pipelined optimizer", reason);
-    let known = trained.iter().filter(|found| masters.contains(found.id));
+    let known = trained
+        .iter()
+        .filter(|found| masters.contains_key(&found.id));
     let known = known.count();
     if known != trained.len() || known != masters.len() {
         return Err(misfit(format!(
@@ -72,7 +77,7 @@ pub(super) fn check_stored(trained: &Trained, masters: &ParamTensors) -> Result<
         id, path, value, ..
     } in trained.iter()
     {
-        let (shape, expected) = (masters.shape(*id), value.shape());
+        let (shape, expected) = (masters.get(id).map(ParamTensor::shape), value.shape());
         if let Some(shape) = shape.filter(|shape| *shape != expected) {
             let (shape, expected) = (shape.as_slice(), expected.as_slice());
             return Err(misfit(format!(
@@ -95,10 +100,10 @@ pub(super) fn masters_of<M: Module>(
     let master = |id, _: &dyn Fn() -> Parameter| {
         let value = *trained.get(&id)?;
         let working = working_dtype(value.dtype());
-        let stored = stored.tensor(id).cloned();
-        let stored = stored.and_then(|stored| stored.live(host));
+        let stored = stored.get(&id).cloned();
+        let master = stored.and_then(|stored| stored.live(host));
         Some(
-            stored
+            master
                 .unwrap_or_else(|| value.clone())
                 .cast_to(working, host),
         )
@@ -123,7 +128,9 @@ pub(super) fn values_of(masters: Vec<Parameter>, trained: &Trained) -> ParamTens
     let trained = by_id(trained);
     let masters = masters.into_iter();
     let masters = masters.filter(|master| trained.contains_key(&master.id));
-    masters.map(|master| (master.id, master.value)).collect()
+    masters
+        .map(|master| (master.id, master.value.into()))
+        .collect()
 }
 
 /// The module with these values. Ids, trainability and what is attached stay.

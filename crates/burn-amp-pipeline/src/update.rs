@@ -5,8 +5,8 @@ use std::any::Any;
 
 use super::masters::{self, Trained, images_of, values_of};
 use burn_amp_core::{
-    AmpError, AmpRecord, GradScaler, LossScale, ModuleOptim, ScaledGradients, ScaledOptimizer,
-    StepError, StepOutcome,
+    AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledGradients, ScaledOptimizer, StepError,
+    StepOutcome,
     internal::{HandedOver, ParamTensors, Parameter, StepGradients, distinct_parameters, widened},
 };
 
@@ -99,24 +99,16 @@ impl<O: ModuleOptim> Update<O> {
         let is_applied = outcome == Some(StepOutcome::Stepped);
         let image = is_applied.then(|| images_of(masters.parameters(), trained));
         self.masters = Some(Box::new(masters));
-        let result = result.and(self.end_update(before, outcome));
-        self.updated(result, image)
-    }
-
-    /// Puts a loss scale in the place of that which an update has reached: PyTorch's `update(new_scale)`.
-    fn end_update(
-        &mut self,
-        before: LossScale,
-        outcome: Option<StepOutcome>,
-    ) -> Result<(), AmpError> {
         let is_update = !matches!(
             outcome,
             None | Some(StepOutcome::Accumulated | StepOutcome::NoGradients)
         );
-        match self.next_scale.take_if(|_| is_update) {
+        // In the place of what the update has reached: PyTorch's `update(new_scale)`.
+        let replaced = match self.next_scale.take_if(|_| is_update) {
             Some(scale) => self.optim.scaler_mut().replace_update(before, scale),
             None => Ok(()),
-        }
+        };
+        self.updated(result.and(replaced), image)
     }
 
     pub(super) fn updated(&self, result: Result<(), AmpError>, image: Option<Trained>) -> Updated {

@@ -1,5 +1,6 @@
 //! A thread that owns a value and does jobs on it, in the order in which they come.
 
+use burn_amp_core::AmpError;
 use burn_amp_kernels::panic_message;
 use std::{
     ops::ControlFlow,
@@ -25,10 +26,6 @@ pub(crate) struct Worker<T> {
     ended: Arc<OnceLock<String>>,
 }
 
-/// Why a job was not done: one before it has panicked, with this message.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Ended(pub(crate) String);
-
 /// The result of a job, which may not be done yet.
 pub(crate) struct Pending<R> {
     result: Receiver<R>,
@@ -41,7 +38,7 @@ impl<T: Send + 'static> Worker<T> {
     /// # Errors
     ///
     /// If the system has no thread to give.
-    pub(crate) fn start(name: &str, mut value: T) -> std::io::Result<Self> {
+    pub(crate) fn start(name: &str, mut value: T) -> Result<Self, AmpError> {
         let (jobs, queue) = sync_channel::<Job<T>>(WAITING);
         let work = move || {
             while let Ok(job) = queue.recv() {
@@ -52,7 +49,8 @@ impl<T: Send + 'static> Worker<T> {
             }
             Some(value)
         };
-        let thread = Builder::new().name(name.to_string()).spawn(work)?;
+        let thread = Builder::new().name(name.to_string()).spawn(work);
+        let thread = thread.map_err(|error| ended(error.to_string()))?;
         Ok(Self {
             jobs: Some(jobs),
             thread: Some(thread),
@@ -68,7 +66,7 @@ impl<T: Send + 'static> Worker<T> {
     pub(crate) fn send<R: Send + 'static>(
         &self,
         job: impl FnOnce(&mut T) -> R + Send + 'static,
-    ) -> Result<Pending<R>, Ended> {
+    ) -> Result<Pending<R>, AmpError> {
         let (reply, result) = sync_channel(1);
         let pending = Pending {
             result,
@@ -96,7 +94,7 @@ impl<T: Send + 'static> Worker<T> {
     }
 
     /// An error if a job has panicked, of all that are known to be over.
-    pub(crate) fn check(&self) -> Result<(), Ended> {
+    pub(crate) fn check(&self) -> Result<(), AmpError> {
         match self.ended.get() {
             Some(_) => Err(reason(&self.ended)),
             None => Ok(()),
@@ -108,7 +106,7 @@ impl<T: Send + 'static> Worker<T> {
     /// # Errors
     ///
     /// If a job has panicked.
-    pub(crate) fn finish(mut self) -> Result<T, Ended> {
+    pub(crate) fn finish(mut self) -> Result<T, AmpError> {
         self.join().ok_or_else(|| reason(&self.ended))
     }
 }
@@ -133,11 +131,16 @@ impl<R> Pending<R> {
     /// # Errors
     ///
     /// If it has panicked, or was refused because one before it has.
-    pub(crate) fn wait(self) -> Result<R, Ended> {
+    pub(crate) fn wait(self) -> Result<R, AmpError> {
         self.result.recv().map_err(|_| reason(&self.ended))
     }
 }
 
-fn reason(ended: &OnceLock<String>) -> Ended {
-    Ended(ended.get().cloned().unwrap_or_default())
+/// Why a job was not done: one before it has panicked, with this message.
+fn reason(message: &OnceLock<String>) -> AmpError {
+    ended(message.get().cloned().unwrap_or_default())
+}
+
+fn ended(reason: String) -> AmpError {
+    AmpError::OptimizerThread { reason }
 }

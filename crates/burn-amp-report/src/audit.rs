@@ -3,7 +3,6 @@
 mod bench;
 mod compare;
 mod minimal;
-mod page;
 mod reference;
 mod show;
 mod table;
@@ -18,11 +17,17 @@ use burn_amp_core::{MixedPrecision, observe::Flat};
 // For the documentation.
 #[cfg(doc)]
 use burn_amp_core::AmpError;
+use minijinja::context;
 use serde::Serialize;
 use std::{collections::BTreeSet, path::Path};
 
-use crate::{error::ReportError, file, page::power};
-use bench::{Bench, check_devices};
+use crate::{
+    chart,
+    error::ReportError,
+    file,
+    page::{self, power},
+};
+use bench::Bench;
 use compare::Figures;
 pub(crate) use trace::Trace;
 use trace::Visit;
@@ -52,8 +57,15 @@ pub fn audit<M: Module, const D: usize>(
     amp: &MixedPrecision,
     loss: impl FnMut(&M) -> Tensor<D>,
 ) -> Result<Audit, ReportError> {
-    check_devices(FloatDType::F16, model)?;
-    Ok(Bench::new(model, amp, loss).audit()?)
+    MixedPrecision::f16().check_devices(model)?;
+    let mut bench = Bench {
+        model,
+        amp,
+        loss,
+        losses_computed: 0,
+        note: None,
+    };
+    Ok(bench.audit()?)
 }
 
 /// What an [`audit`] has found. `Display` is a text table.
@@ -176,7 +188,16 @@ impl Audit {
             file::write(&folder.join("reproduce.json"), &text)?;
         }
         file::write(&folder.join("audit.json"), &self.to_json())?;
-        file::write(&folder.join("audit.html"), &page::render(self))
+        let has_counts = self.exponents.iter().any(|(_, count)| *count > 0);
+        let context = context! {
+            title => "Audit of one step",
+            audit => self,
+            chart => has_counts.then(|| chart::exponents(&self.exponents)),
+        };
+        file::write(
+            &folder.join("audit.html"),
+            &page::render("audit.html", context),
+        )
     }
 }
 
@@ -205,10 +226,6 @@ impl Compared {
 }
 
 impl Trial {
-    fn is_half(&self) -> bool {
-        self.dtype != FloatDType::F32
-    }
-
     fn name(&self) -> String {
         match self.dtype {
             FloatDType::F16 => format!("f16 at {}", power(self.loss_scale)),

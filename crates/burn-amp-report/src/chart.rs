@@ -195,13 +195,10 @@ pub(crate) fn exponents(counts: &[(i32, u64)]) -> String {
             Rectangle::new(corners, color.filled())
         };
         chart.draw_series(counts.iter().filter(|(_, count)| *count > 0).map(bar))?;
-        for at in [-24.0, 16.0] {
-            let line = LineSeries::new([(at, 0.0), (at, top)], GREY.stroke_width(1));
-            chart.draw_series(line)?;
+        for (at, dash, gap) in [(-24.0, i32::MAX, 0), (16.0, i32::MAX, 0), (-14.0, 4, 4)] {
+            let (ends, style) = ([(at, 0.0), (at, top)], GREY.stroke_width(1));
+            chart.draw_series(DashedLineSeries::new(ends, dash, gap, style))?;
         }
-        let style = GREY.stroke_width(1);
-        let dashed = DashedLineSeries::new([(-14.0, 0.0), (-14.0, top)], 4, 4, style);
-        chart.draw_series(dashed)?;
         Ok(())
     })
 }

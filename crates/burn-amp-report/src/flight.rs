@@ -6,7 +6,7 @@ mod step;
 
 use burn_amp_core::{
     MixedPrecision,
-    observe::{self, Observer},
+    observe::{self, Observer, locked},
 };
 use std::{
     path::{Path, PathBuf},
@@ -15,6 +15,7 @@ use std::{
 
 use crate::{error::ReportError, file};
 pub(crate) use ring::Ring;
+pub(crate) use step::{Host, read_steps};
 
 /// Keeps what happened in the last 21 steps of a run, and writes it down when something goes wrong.
 ///
@@ -77,13 +78,14 @@ impl FlightRecorder {
     /// Counts gradients by exponent at every n-th step, for the heat map of `burn-amp-report`; 0 for never. One pass over the gradients and one wait for
     /// the device at such a step. Not without a scaler, as in bf16, where gradients are not looked at.
     pub fn with_exponents_every(self, steps: u32) -> Self {
-        self.ring.count_every(steps);
+        locked(&self.ring.state).count_every = steps;
         self
     }
 
     /// Notes a number of the step that comes next, a loss for instance, which the report draws.
     pub fn note(&self, name: &str, value: f64) {
-        self.ring.note(name, value);
+        let notes = &mut locked(&self.ring.state).next.notes;
+        notes.insert(name.to_string(), Some(value));
     }
 
     /// Writes the last steps now. Waits for the device. Returns the page.
@@ -92,12 +94,12 @@ impl FlightRecorder {
     ///
     /// [`ReportError::File`].
     pub fn write(&self) -> Result<PathBuf, ReportError> {
-        self.ring.write("on request")
+        locked(&self.ring.state).write(&self.ring.folder, "on request")
     }
 
     /// The pages that were written so far.
     pub fn written(&self) -> Vec<PathBuf> {
-        self.ring.written()
+        locked(&self.ring.state).written.clone()
     }
 
     /// Detaches the recorder: probes cost nothing from here on.

@@ -11,6 +11,7 @@ pub(crate) fn render(name: &'static str, context: impl Serialize) -> String {
     pages.add_filter("power", power);
     pages.add_filter("percent", percent);
     pages.add_filter("words", words);
+    pages.add_filter("loss", |loss: f64| format!("{loss:.6}"));
     pages.add_filter("tiny", |value: Option<f64>| {
         value.map_or("-".to_string(), tiny)
     });

@@ -1,7 +1,6 @@
 //! Where a probe stands, for all who look at it.
 
 use burn::tensor::DType;
-use burn_amp_core::observe;
 use std::collections::HashMap;
 
 /// The names of probes, in the order of the forward pass.
@@ -23,18 +22,6 @@ impl Names {
             1 => name.to_string(),
             times => format!("{name} ({times})"),
         }
-    }
-}
-
-pub(crate) fn is_half(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
-}
-
-/// What gradients of this dtype are multiplied by where the thread is.
-pub(crate) fn scale_here(dtype: DType) -> f64 {
-    match is_half(dtype) {
-        true => observe::scale_here(),
-        false => 1.0,
     }
 }
 

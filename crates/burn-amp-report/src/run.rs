@@ -10,7 +10,6 @@ use crate::{
     error::ReportError,
     file, page,
 };
-pub(crate) use logs::last_step;
 use logs::{Logs, Series};
 
 /// Reads what runs have left in their folders, and writes one page that shows them beside each other.
@@ -52,10 +51,8 @@ fn render(runs: &[Logs]) -> String {
         .filter(|run| !run.exponents.is_empty())
         .map(|run| {
             let scale = |step: f64| run.scale_at(step).log2();
-            let title = format!(
-                "{}: share of gradient values by exponent, unscaled",
-                run.name
-            );
+            let name = &run.name;
+            let title = format!("{name}: share of gradient values by exponent, unscaled");
             chart::heat(&title, &run.exponents, scale)
         })
         .collect();

@@ -24,9 +24,7 @@ pub(super) fn learner<M: LearnerModel>(
     optim: LearnerOptimizer,
     lr_scheduler: ModuleLrScheduler,
 ) -> Result<Learner<Scaled<M>>, AmpError> {
-    for device in model.devices() {
-        amp.check_device(&device)?;
-    }
+    amp.check_devices(&model)?;
     let LearnerOptimizer(parts) = optim;
     let parts = parts?;
     let mut scaler = parts.scaler.unwrap_or_else(|| amp.into());

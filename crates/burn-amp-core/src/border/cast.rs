@@ -6,7 +6,7 @@ use burn::{
 };
 use std::cell::RefCell;
 
-use crate::values::any_tensor::AnyTensor;
+use crate::values::AnyTensor;
 
 /// A value whose float tensors can be cast together: what goes into [`autocast`](crate::MixedPrecision::autocast) and
 /// [`in_f32`](crate::in_f32), and what comes out. Or losses that [`GradScaler::scale`](crate::GradScaler::scale) multiplies;
@@ -56,23 +56,6 @@ impl<const D: usize> CastFloat for Tensor<D> {
     }
 }
 
-impl<const D: usize> CastFloat for LstmState<D> {
-    fn cast_float(self, cast: &Cast<'_>) -> Self {
-        Self {
-            cell: cast.apply(self.cell),
-            hidden: cast.apply(self.hidden),
-        }
-    }
-}
-
-impl<const D: usize> CastFloat for RnnState<D> {
-    fn cast_float(self, cast: &Cast<'_>) -> Self {
-        Self {
-            hidden: cast.apply(self.hidden),
-        }
-    }
-}
-
 impl<T: CastFloat> CastFloat for Option<T> {
     fn cast_float(self, cast: &Cast<'_>) -> Self {
         self.map(|value| value.cast_float(cast))
@@ -86,35 +69,37 @@ impl<T: CastFloat> CastFloat for Vec<T> {
     }
 }
 
-impl<T: CastFloat, const N: usize> CastFloat for [T; N] {
-    fn cast_float(self, cast: &Cast<'_>) -> Self {
-        self.map(|value| value.cast_float(cast))
-    }
-}
-
-macro_rules! stays {
-    ($($type:ty),* $(,)?) => {
-        $(impl CastFloat for $type {
-            fn cast_float(self, _cast: &Cast<'_>) -> Self {
+/// As [`cast_fields!`](crate::cast_fields), of any type. Without a field it stays.
+macro_rules! cast_fields_of {
+    ($([$($generic:tt)*] $type:ty { $($field:ident),* })*) => {
+        $(impl<$($generic)*> CastFloat for $type {
+            #[allow(unused_mut, unused_variables)]
+            fn cast_float(mut self, cast: &Cast<'_>) -> Self {
+                $(self.$field = self.$field.cast_float(cast);)*
                 self
             }
         })*
     };
 }
 
-impl<const D: usize> CastFloat for Tensor<D, Int> {
-    fn cast_float(self, _cast: &Cast<'_>) -> Self {
-        self
-    }
+cast_fields_of! {
+    [const D: usize] LstmState<D> { cell, hidden }
+    [const D: usize] RnnState<D> { hidden }
+    [] MhaOutput { weights, context }
+    [const D: usize] Tensor<D, Int> {}
+    [const D: usize] Tensor<D, Bool> {}
+    [] () {}
+    [] bool {}
+    [] u8 {}
+    [] u32 {}
+    [] u64 {}
+    [] usize {}
+    [] i32 {}
+    [] i64 {}
+    [] f32 {}
+    [] f64 {}
+    [] String {}
 }
-
-impl<const D: usize> CastFloat for Tensor<D, Bool> {
-    fn cast_float(self, _cast: &Cast<'_>) -> Self {
-        self
-    }
-}
-
-stays!((), bool, u8, u32, u64, usize, i32, i64, f32, f64, String);
 
 impl<T: CastFloat> CastFloat for Box<T> {
     fn cast_float(self, cast: &Cast<'_>) -> Self {
@@ -128,35 +113,37 @@ impl<T: CastFloat, E> CastFloat for Result<T, E> {
     }
 }
 
-impl CastFloat for MhaOutput {
-    fn cast_float(self, cast: &Cast<'_>) -> Self {
-        Self {
-            weights: self.weights.cast_float(cast),
-            context: self.context.cast_float(cast),
+/// Implements a trait whose method walks through a value, to give it back, for arrays and tuples of such values.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! walk_arrays_and_tuples {
+    ($trait:ident, $method:ident, $walk:ty) => {
+        impl<T: $trait, const N: usize> $trait for [T; N] {
+            fn $method(self, walk: $walk) -> Self {
+                self.map(|value| value.$method(walk))
+            }
         }
-    }
-}
-
-macro_rules! tuple {
-    ($($name:ident),+) => {
-        impl<$($name: CastFloat),+> CastFloat for ($($name,)+) {
+        $crate::walk_arrays_and_tuples!(@ $trait, $method, $walk, A);
+        $crate::walk_arrays_and_tuples!(@ $trait, $method, $walk, A, B);
+        $crate::walk_arrays_and_tuples!(@ $trait, $method, $walk, A, B, C);
+        $crate::walk_arrays_and_tuples!(@ $trait, $method, $walk, A, B, C, D);
+        $crate::walk_arrays_and_tuples!(@ $trait, $method, $walk, A, B, C, D, E);
+        $crate::walk_arrays_and_tuples!(@ $trait, $method, $walk, A, B, C, D, E, F);
+        $crate::walk_arrays_and_tuples!(@ $trait, $method, $walk, A, B, C, D, E, F, G);
+        $crate::walk_arrays_and_tuples!(@ $trait, $method, $walk, A, B, C, D, E, F, G, H);
+    };
+    (@ $trait:ident, $method:ident, $walk:ty, $($name:ident),+) => {
+        impl<$($name: $trait),+> $trait for ($($name,)+) {
             #[allow(non_snake_case)]
-            fn cast_float(self, cast: &Cast<'_>) -> Self {
+            fn $method(self, walk: $walk) -> Self {
                 let ($($name,)+) = self;
-                ($($name.cast_float(cast),)+)
+                ($($name.$method(walk),)+)
             }
         }
     };
 }
 
-tuple!(A);
-tuple!(A, B);
-tuple!(A, B, C);
-tuple!(A, B, C, D);
-tuple!(A, B, C, D, E);
-tuple!(A, B, C, D, E, F);
-tuple!(A, B, C, D, E, F, G);
-tuple!(A, B, C, D, E, F, G, H);
+walk_arrays_and_tuples!(CastFloat, cast_float, &Cast<'_>);
 
 /// What happens to the float tensors of a value: they are cast, each by its dtype, or multiplied by the loss scale. See
 /// [`CastFloat`].

@@ -8,8 +8,10 @@ use std::{
 };
 
 use crate::{
-    border::mixed_precision::MixedPrecision, border::observer::Observer, lock::locked,
-    values::any_tensor::AnyTensor, values::dtype::is_half,
+    border::mixed_precision::MixedPrecision,
+    border::observer::Observer,
+    lock::locked,
+    values::{AnyTensor, is_half},
 };
 
 /// How the scopes of a dry run differ.
@@ -90,17 +92,6 @@ impl DryRun {
 
     pub(crate) fn reads(&self, path: &str) {
         locked(&self.noted).read.insert(path.to_string());
-    }
-
-    /// A bare `autocast` opens no scope.
-    pub(crate) fn runs_in_f32(&self) {
-        locked(&self.noted).runs_in_f32 = true;
-    }
-
-    /// What a part multiplies gradients by whose factor this is.
-    pub(crate) fn opens_part(&self, factor: f64) -> f64 {
-        locked(&self.noted).has_parts = true;
-        (self.part)(factor)
     }
 
     /// A tensor leaves a scope of this handle. An output of a batch of one has two dimensions, a loss has one.

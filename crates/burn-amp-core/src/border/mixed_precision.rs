@@ -14,12 +14,13 @@ use std::{
 use crate::{
     border::observer::Observer,
     error::AmpError,
+    gradients::GradientStatus,
     journal::Journal,
+    journal::step_counters::StepCounters,
     lock::locked,
     scale::live_scale::LiveScale,
-    scale::loss_scale::{GradScalerConfig, LossScale},
-    values::dtype::is_half,
-    values::module_path::SCOPED,
+    scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome},
+    values::{SCOPED, is_half},
 };
 
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
@@ -205,6 +206,13 @@ impl MixedPrecision {
         }
     }
 
+    /// As [`check_device`](Self::check_device), for all devices of a model.
+    #[doc(hidden)]
+    pub fn check_devices<M: Module>(&self, model: &M) -> Result<(), AmpError> {
+        let mut devices = model.devices().into_iter();
+        devices.try_for_each(|device| self.check_device(&device))
+    }
+
     /// Whether both are clones of one handle.
     #[doc(hidden)]
     pub fn is(&self, other: &Self) -> bool {
@@ -259,6 +267,57 @@ impl MixedPrecision {
     pub fn extension<T: Any + Default + Send + Sync>(&self) -> Option<&T> {
         let extension = self.shared.extension.get_or_init(|| Box::new(T::default()));
         extension.downcast_ref()
+    }
+}
+
+/// What metrics, a progress bar or other threads may ask of a training: what an optimizer of this
+/// `MixedPrecision` did last, by hand or in a `Learner`.
+///
+/// With several optimizers, the counters are of all steps, and outcome and gradients those of the one that stepped last. Reading never waits for a device: all
+/// values are host values that the step has read anyway, or, with a `Fused` optimizer, those of an earlier step that are
+/// known.
+///
+/// ```
+/// use burn::{
+///     nn::LinearConfig, optim::{GradientsParams, SgdConfig},
+///     tensor::{Device, Distribution, Tensor},
+/// };
+/// use burn_amp::MixedPrecision;
+///
+/// let device = Device::flex().autodiff();
+/// let amp = MixedPrecision::f16();
+/// let (mut model, mut optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), SgdConfig::new().init());
+///
+/// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+/// let loss = amp.autocast(input, |x| model.forward(x)).mean();
+/// let grads = GradientsParams::from_grads(loss.backward(), &model);
+/// model = optim.step(0.1, model, grads);
+///
+/// std::thread::spawn(move || {
+///     assert_eq!(amp.loss_scale(), 65536.0);
+///     assert_eq!((amp.counters().steps(), amp.counters().skipped()), (1, 0));
+///     assert!(amp.last_status().unwrap().norm() > 0.0);
+/// })
+/// .join()
+/// .unwrap();
+/// # let _ = model;
+/// ```
+impl MixedPrecision {
+    /// Steps taken and skipped so far, by all optimizers together. Clones of one count as one, as the clone that stepped last; and what is in a
+    /// row is of the optimizer that stepped last.
+    pub fn counters(&self) -> StepCounters {
+        self.journal().counters()
+    }
+
+    /// The outcome of the last step; none before the first. See [`GradScaler::last_outcome`](crate::GradScaler::last_outcome).
+    pub fn last_outcome(&self) -> Option<StepOutcome> {
+        self.journal().last().0
+    }
+
+    /// The measures of the last step's gradients, before clipping; none before the first step, and of a disabled scaler that
+    /// does not clip. See [`GradScaler::last_status`](crate::GradScaler::last_status).
+    pub fn last_status(&self) -> Option<GradientStatus> {
+        self.journal().last().1
     }
 }
 

@@ -3,7 +3,8 @@
 use std::any::Any;
 
 use crate::{
-    error::AmpError, gradients::UnscaledGradients, gradients::status::GradientStatus,
+    error::AmpError,
+    gradients::{GradientStatus, UnscaledGradients},
     scale::loss_scale::StepOutcome,
 };
 

@@ -12,8 +12,7 @@ use crate::{
     scale::border_events::{EventPlace, OpenPart},
     scale::device_step::DeviceStep,
     scale::rescale::{Rescale, Rule},
-    values::any_tensor::AnyTensor,
-    values::dtype::is_half,
+    values::{AnyTensor, is_half},
 };
 
 /// The factor between two sides, and its inverse, must be normal in f32, or gradients lose digits.
@@ -50,15 +49,13 @@ pub(crate) struct ScopeNotes {
 impl ScopeNotes {
     /// The innermost scope from here whose closure has not returned.
     fn running(notes: Arc<Mutex<Self>>) -> Option<Arc<Mutex<Self>>> {
-        let outer = match &*locked(&notes) {
-            Self {
-                is_closed: true,
-                outer,
-                ..
-            } => outer.clone()?,
-            _ => return Some(notes.clone()),
-        };
-        Self::running(outer)
+        let known = locked(&notes);
+        let (is_closed, outer) = (known.is_closed, known.outer.clone());
+        drop(known);
+        match is_closed {
+            true => Self::running(outer?),
+            false => Some(notes),
+        }
     }
 }
 
@@ -118,7 +115,8 @@ impl Open {
             Rule::Driven(_) => 1.0,
         };
         if let Some(dry) = &self.dry {
-            factor = dry.opens_part(factor);
+            locked(&dry.noted).has_parts = true;
+            factor = (dry.part)(factor);
         }
         let limited = |value: f64| value.clamp(1.0 / LARGEST, LARGEST);
         let mut side = self.side.clone();

@@ -35,8 +35,7 @@ use crate::{
     lock::locked,
     scale::border_events::EventPlace,
     scale::rescale::{Rescale, Rule},
-    values::any_tensor::AnyTensor,
-    values::dtype::is_half,
+    values::{AnyTensor, is_half},
 };
 
 thread_local! {
@@ -121,27 +120,23 @@ pub(crate) fn in_dry_run<R>(
 /// assert_eq!(output.dtype(), DType::F32);
 /// ```
 #[derive(Clone)]
-pub struct Scope {
-    frame: Frame,
-}
+pub struct Scope(Frame);
 
 impl Scope {
     /// What the calling thread is in: a scope, a part of one [`in_f32`] or [`rescaled`], or nothing of these.
     pub fn current() -> Self {
-        Self {
-            frame: Frame::here(),
-        }
+        Self(Frame::here())
     }
 
     /// Runs `work` on the calling thread as if it were where [`current`](Self::current) was called.
     pub fn enter<R>(&self, work: impl FnOnce() -> R) -> R {
-        self.frame.clone().run(work)
+        self.0.clone().run(work)
     }
 }
 
 impl std::fmt::Debug for Scope {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let side = self.frame.open.as_ref().map(|open| &open.side);
+        let side = self.0.open.as_ref().map(|open| &open.side);
         f.debug_struct("Scope").field("side", &side).finish()
     }
 }
@@ -377,9 +372,10 @@ pub(crate) fn dry_run() -> Option<Arc<DryRun>> {
     HERE.with_borrow(|here| here.dry.clone())
 }
 
-/// What gradients are multiplied by where the thread is: 1 in f32.
-pub fn scale_here() -> f64 {
-    innermost().map_or(1.0, |open| open.side.scale)
+/// What gradients of this dtype are multiplied by where the thread is.
+pub fn scale_here(dtype: DType) -> f64 {
+    let open = innermost().filter(|_| is_half(dtype));
+    open.map_or(1.0, |open| open.side.scale)
 }
 
 /// That of the scope around, or of the model that a `Learner` trains.
@@ -421,7 +417,7 @@ pub fn autocast<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) ->
 fn warn_of_f32() {
     static SAID: Once = Once::new();
     if let Some(dry) = dry_run() {
-        dry.runs_in_f32();
+        locked(&dry.noted).runs_in_f32 = true;
     } else if half_exists() {
         SAID.call_once(|| {
             warn!(

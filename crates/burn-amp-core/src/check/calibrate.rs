@@ -4,14 +4,10 @@ use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use std::sync::Arc;
 
 use crate::{
-    border::cast::multiply_losses,
-    border::dry_run::DryRun,
-    border::mixed_precision::MixedPrecision,
+    border::{DryRun, MixedPrecision, multiply_losses},
     check::dry_loss,
     error::{AmpError, short},
-    gradients::running_statistics::RunningStatistics,
-    gradients::status::GradientStatus,
-    gradients::unscale::inspect,
+    gradients::{GradientStatus, inspect, unchanged},
     scale::loss_scale::LossScale,
     scaler::GradScaler,
 };
@@ -121,7 +117,7 @@ impl GradScaler {
             return Ok(self.loss_scale());
         }
         let scale = search(&self.schedule(), |scale| {
-            let value = RunningStatistics::unchanged(model, || loss(model));
+            let value = unchanged(model, || loss(model));
             if !value.is_tracked() {
                 return Err(AmpError::NoGradients { gradients: 0 });
             }

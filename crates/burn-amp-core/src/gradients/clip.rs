@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::{
     error::AmpError, gradients::UnscaledGradients, gradients::entries::Entry,
-    gradients::status::norm, values::any_tensor::AnyTensor,
+    gradients::status::norm, values::AnyTensor,
 };
 
 /// How gradients are clipped: Burn's `GradientClippingConfig`, with the global norm beside it.
@@ -170,11 +170,7 @@ impl UnscaledGradients {
     /// measured and a gradient's device cannot compute in the gradient's dtype.
     pub fn clip(self, clip: &GradientClip) -> Result<Self, AmpError> {
         clip.check("clip")?;
-        let rules = ClipRules {
-            all: Some(*clip),
-            ..Default::default()
-        };
-        Ok(self.clip_by(&rules, 1.0, false)?.0)
+        self.clip_groups(&[(ParamGroup::all(), *clip)])
     }
 
     /// As [`clip`](Self::clip), with a rule for each group of parameters. A parameter that matches several groups follows the
@@ -222,9 +218,9 @@ impl UnscaledGradients {
             self.scale(&positions, factor)?;
         }
         if plan.changed() > 0 {
-            self = self.map_each(|position, grad| plan.changes[position].of(grad));
+            self = self.map_each(|position, grad| plan.change(position, grad));
         }
-        let status = self.status_mut();
+        let status = &mut self.status;
         status.clipped = Some(clipped);
         status.clip_coefficient = plan.coefficients.into_iter().min_by(f64::total_cmp);
         status.clip_norms = plan.norms;
@@ -258,32 +254,11 @@ impl Norms {
     }
 }
 
-/// What is done to one gradient: it is multiplied by a factor of at most 1, then limited.
-#[derive(Clone, Copy)]
-struct Change {
-    factor: f64,
-    limit: Option<f64>,
-}
-
-impl Change {
-    fn is_any(&self) -> bool {
-        self.factor < 1.0 || self.limit.is_some()
-    }
-
-    fn of(&self, mut grad: AnyTensor) -> AnyTensor {
-        if self.factor < 1.0 {
-            grad = grad.mul_scalar(self.factor);
-        }
-        match self.limit {
-            Some(threshold) => limited(grad, threshold),
-            None => grad,
-        }
-    }
-}
-
 /// What is done to each gradient, and the groups that are clipped by their global norm.
 struct Plan {
-    changes: Vec<Change>,
+    /// What a gradient is multiplied by, of at most 1, and what its values are limited to then.
+    factors: Vec<f64>,
+    limits: Vec<Option<f64>>,
     norms: Vec<f64>,
     coefficients: Vec<f64>,
 }
@@ -299,82 +274,75 @@ impl Plan {
         guard: f64,
         entries: &[Entry],
         statuses: &[TensorStatus],
-        found_norms: &Norms,
+        Norms { unit, norms }: &Norms,
         later: bool,
     ) -> Self {
-        let Norms { unit, norms } = found_norms;
         let has_f64 = entries.iter().any(|entry| entry.gradient == DType::F64);
         let of_device = (later && !has_f64).then(|| clip_factors(&rules.by_norm(entries), norms));
         let found = |at: usize, factor: f64| {
             let known = of_device.as_ref();
             known.map_or(factor, |factors| factors[at].into())
         };
-        let rule_of: Vec<_> = entries.iter().map(|entry| rules.rule_of(entry)).collect();
         let mut plan = Self {
-            changes: Vec::new(),
+            factors: vec![guard; entries.len()],
+            limits: vec![None; entries.len()],
             norms: Vec::new(),
             coefficients: Vec::from_iter((guard < 1.0).then_some(guard)),
         };
-        let joint = plan.join(rules, &rule_of, found_norms, &found);
-        let change = |(at, rule): (usize, Option<(usize, GradientClip)>)| {
-            let own = match rule {
-                Some((index, GradientClip::GlobalNorm(_))) => joint[&index],
-                Some((_, GradientClip::Norm(threshold))) if norms[at] > threshold * unit => {
-                    found(at, threshold * unit / norms[at])
-                }
-                _ => 1.0,
-            };
-            let factor = guard.min(own);
-            let limit = match rule {
-                Some((_, GradientClip::Value(threshold))) => Some(threshold),
-                _ => None,
-            };
-            let largest = factor * statuses[at].max_abs;
-            let limit = limit.filter(|threshold| largest > *threshold);
-            Change { factor, limit }
-        };
-        plan.changes = rule_of.into_iter().enumerate().map(change).collect();
-        plan
-    }
-
-    /// Adds the groups that are clipped by their global norms; their factors, by the positions of their rules.
-    fn join(
-        &mut self,
-        rules: &ClipRules,
-        rule_of: &[Option<(usize, GradientClip)>],
-        Norms { unit, norms }: &Norms,
-        found: &dyn Fn(usize, f64) -> f64,
-    ) -> HashMap<usize, f64> {
-        let mut factors = HashMap::new();
+        let rule_of = entries.iter().map(|entry| Some(rules.rule_of(entry)?.0));
+        let rule_of: Vec<_> = rule_of.collect();
         for (index, rule) in rules.rules().into_iter().enumerate() {
-            let GradientClip::GlobalNorm(threshold) = rule else {
-                continue;
-            };
-            let is_of = |at: &usize| rule_of[*at].is_some_and(|(of, _)| of == index);
-            let mut group = (0..rule_of.len()).filter(is_of);
-            let norm = norm(group.clone().map(|at| norms[at]));
-            let factor = (threshold * unit / (norm + Self::EPSILON * unit)).min(1.0);
-            let factor = group.next().map_or(factor, |at| found(at, factor));
-            self.norms.push(norm / unit);
-            self.coefficients.push(factor);
-            factors.insert(index, factor);
+            let of_rule = (0..entries.len()).filter(|at| rule_of[*at] == Some(index));
+            match rule {
+                GradientClip::GlobalNorm(threshold) => {
+                    let norm = norm(of_rule.clone().map(|at| norms[at]));
+                    let factor = (threshold * unit / (norm + Self::EPSILON * unit)).min(1.0);
+                    let first = of_rule.clone().next();
+                    let factor = first.map_or(factor, |at| found(at, factor));
+                    plan.norms.push(norm / unit);
+                    plan.coefficients.push(factor);
+                    of_rule.for_each(|at| plan.factors[at] = guard.min(factor));
+                }
+                GradientClip::Norm(threshold) => {
+                    for at in of_rule.filter(|at| norms[*at] > threshold * unit) {
+                        let factor = found(at, threshold * unit / norms[at]);
+                        plan.factors[at] = guard.min(factor);
+                    }
+                }
+                GradientClip::Value(threshold) => {
+                    for at in of_rule.filter(|at| guard * statuses[*at].max_abs > threshold) {
+                        plan.limits[at] = Some(threshold);
+                    }
+                }
+            }
         }
-        factors
+        plan
     }
 
     /// How many gradients are changed.
     fn changed(&self) -> usize {
-        let changes = self.changes.iter();
-        changes.filter(|change| change.is_any()).count()
+        let changes = self.factors.iter().zip(&self.limits);
+        let changes = changes.filter(|(factor, limit)| **factor < 1.0 || limit.is_some());
+        changes.count()
+    }
+
+    /// Changes the gradient at a position.
+    fn change(&self, position: usize, mut grad: AnyTensor) -> AnyTensor {
+        if self.factors[position] < 1.0 {
+            grad = grad.mul_scalar(self.factors[position]);
+        }
+        match self.limits[position] {
+            Some(threshold) => limited(grad, threshold),
+            None => grad,
+        }
     }
 
     /// Takes out what is a factor alone.
     fn take_factors(&mut self, entries: &[Entry]) -> Factors {
-        let changes = self.changes.iter_mut().zip(entries);
-        let alone = changes.filter(|(change, _)| change.is_any() && change.limit.is_none());
-        let take = |(change, entry): (&mut Change, &Entry)| {
-            let factor = std::mem::replace(&mut change.factor, 1.0);
-            (entry.id, factor as f32)
+        let changes = self.factors.iter_mut().zip(&self.limits).zip(entries);
+        let alone = changes.filter(|((factor, limit), _)| **factor < 1.0 && limit.is_none());
+        let take = |((factor, _), entry): ((&mut f64, _), &Entry)| {
+            (entry.id, std::mem::replace(factor, 1.0) as f32)
         };
         alone.map(take).collect()
     }
@@ -382,15 +350,14 @@ impl Plan {
     /// Takes out the factors that several gradients share, with the positions of these: one pass does each.
     fn take_shared(&mut self) -> Vec<(f64, Vec<usize>)> {
         let mut shared: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-        for (position, change) in self.changes.iter().enumerate() {
-            if change.factor < 1.0 {
-                let positions = shared.entry(change.factor.to_bits()).or_default();
-                positions.push(position);
+        for (position, factor) in self.factors.iter().enumerate() {
+            if *factor < 1.0 {
+                shared.entry(factor.to_bits()).or_default().push(position);
             }
         }
         shared.retain(|_, positions| positions.len() > 1);
         for position in shared.values().flatten() {
-            self.changes[*position].factor = 1.0;
+            self.factors[*position] = 1.0;
         }
         let factors = shared.into_iter();
         factors

@@ -17,10 +17,7 @@ use crate::{
     gradients::pass::Pass,
     gradients::running_statistics::Statistics,
     gradients::status::{GradientStatus, norm},
-    values::any_tensor::{self, AnyTensor},
-    values::dtype::working_dtype,
-    values::module_path::{Parameter, SCOPED, parameters},
-    values::param_tensors::ParamTensors,
+    values::{AnyTensor, ParamTensors, Parameter, SCOPED, any_tensor, parameters, working_dtype},
 };
 
 /// The name of Burn's low-rank adapters.
@@ -118,7 +115,7 @@ impl Entries {
             };
             let attached = parameter.attached.as_deref();
             found.has_scopes |= attached == Some(SCOPED);
-            let has_sum = sums.is_some_and(|sums| sums.contains(parameter.id));
+            let has_sum = sums.is_some_and(|sums| sums.contains_key(&parameter.id));
             if (gradient.is_none() && !has_sum) || !seen.insert(parameter.id) {
                 continue;
             }
@@ -153,7 +150,7 @@ impl Entries {
 /// Refuses sums of which one does not fit its parameter, or is of none here.
 fn check_sums(sums: &ParamTensors, parameters: &[Parameter]) -> Result<(), AmpError> {
     let known: HashSet<_> = parameters.iter().map(|parameter| parameter.id).collect();
-    let unknown = sums.ids().filter(|id| !known.contains(id)).count();
+    let unknown = sums.keys().filter(|id| !known.contains(id)).count();
     let misfit = (parameters.iter()).find_map(|parameter| misfit_of(sums, parameter));
     let reason = match misfit {
         Some(reason) => reason,
@@ -169,7 +166,8 @@ fn check_sums(sums: &ParamTensors, parameters: &[Parameter]) -> Result<(), AmpEr
 
 /// Why the sum for a parameter is not that of its gradients, if it is not.
 fn misfit_of(sums: &ParamTensors, parameter: &Parameter) -> Option<String> {
-    let (shape, dtype) = (sums.shape(parameter.id)?, sums.dtype(parameter.id)?);
+    let sum = sums.get(&parameter.id)?;
+    let (shape, dtype) = (sum.shape(), sum.dtype());
     let expected = parameter.value.shape();
     let wide = DType::from(working_dtype(parameter.value.dtype()));
     let what = match shape != expected {

@@ -7,7 +7,7 @@ use burn_amp_kernels::{
 };
 use std::mem::take;
 
-use crate::{values::any_tensor::AnyTensor, values::rank::with_rank};
+use crate::values::{AnyTensor, with_rank};
 
 #[cfg(any(test, feature = "counts"))]
 thread_local! {
@@ -47,6 +47,13 @@ impl Pass {
             pass.push(position, tensor, true);
         }
         pass
+    }
+
+    /// What is in each of these tensors. Waits for each device once.
+    pub(crate) fn measure(tensors: Vec<AnyTensor>) -> Result<Vec<TensorStatus>, UnsupportedDType> {
+        let mut statuses = vec![TensorStatus::default(); tensors.len()];
+        Self::of(tensors).inspect(Vec::new(), |at, status| statuses[at] = status)?;
+        Ok(statuses)
     }
 
     /// Adds the gradient that stands at a position among all. Unscaled, it is in f32 (f64 for f64), or in its own dtype, and then measured

@@ -3,90 +3,24 @@
 //! A forward pass that overflows leaves NaN in them, and no later one takes it away: `0.9 * NaN` is NaN. A step that is
 //! skipped for the overflow does not take it back by itself, because the optimizer knows nothing of them.
 
-use burn::{module::Module, tensor::DType};
-use burn_amp_kernels::TensorStatus;
+use burn::{
+    module::{Module, ParamId},
+    tensor::{DType, Tensor},
+};
 
 use crate::{
     gradients::pass::Pass,
     scale::live_scale::LiveScale,
     scale::loss_scale::StepOutcome,
-    values::module_path::{Parameter, parameters, replaced},
-    values::param_tensors::ParamTensors,
+    values::{ParamTensor, ParamTensors, Parameter, parameters, replaced},
 };
-
-/// The running statistics of the last good step: handles, no copies.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RunningStatistics {
-    values: ParamTensors,
-}
-
-impl RunningStatistics {
-    /// Keeps those of a module that were not met before, as they were before its last forward pass.
-    pub fn track(&mut self, met: Statistics) {
-        for found in met.0 {
-            if !self.values.contains(found.id) {
-                self.values.insert(found.id, found.value);
-            }
-        }
-    }
-
-    /// Keeps what a traversal has met, in place of what was known.
-    pub fn accept(&mut self, met: Statistics) {
-        for found in met.0 {
-            self.values.insert(found.id, found.value);
-        }
-    }
-
-    /// Keeps those of a module, the last forward pass included. Does not wait for the device.
-    pub(crate) fn keep<M: Module>(&mut self, module: &M) {
-        self.accept(updated(module));
-    }
-
-    /// Replaces values that are not finite by those that were kept, one by one; finite ones stay. Clones of a module share
-    /// them. Waits for each device, if there are any.
-    pub(crate) fn repair<M: Module>(&mut self, module: &M) {
-        let broken = updated(module).not_finite();
-        if broken.is_empty() {
-            return;
-        }
-        let repaired = broken.0.iter().filter_map(|found| {
-            let value = &found.value;
-            let kept = self.values.get_any(found.id, &value.device())?;
-            let fits = kept.shape() == value.shape();
-            let kept = fits.then(|| kept.cast(value.dtype()))?;
-            let value = value.clone().into_handle();
-            let repaired = kept.map(|kept| kept.mask_where(value.clone().is_finite(), value));
-            Some((found.id, repaired))
-        });
-        put(module, repaired.collect());
-        let left = updated(module).not_finite();
-        match left.is_empty() {
-            true => log::info!(
-                "running statistics were not finite after a forward pass, and were set back to those of the last good step: {}",
-                broken.paths()
-            ),
-            false => warn!(
-                "running statistics are not finite, and no finite ones are known: {}. Load them from a record, or initialize the layers again",
-                left.paths()
-            ),
-        }
-    }
-
-    /// Runs forward passes that leave no trace in the running statistics of a module.
-    pub(crate) fn unchanged<M: Module, R>(module: &M, forward: impl FnOnce() -> R) -> R {
-        let mut before = Self::default();
-        before.keep(module);
-        let result = forward();
-        put(module, before.values);
-        result
-    }
-}
 
 /// What PyTorch calls buffers, of the modules of one optimizer: an overflow in the forward pass leaves NaN in them, and a skip does not take
 /// it back by itself.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Buffers {
-    good: RunningStatistics,
+    /// Those of the last good step: handles, no copies.
+    good: ParamTensors,
     /// As the last step has met them, before the forward pass of its gradients.
     met: Statistics,
     /// Whether the module has made another forward pass since that of the step, as in a pipeline: those are good then that this has met.
@@ -111,7 +45,10 @@ impl Buffers {
     /// Before a step, or a micro-batch, of a module that has these.
     pub fn before_step(&mut self, found: Statistics) {
         self.are_there = !found.is_empty();
-        self.good.track(found.clone());
+        // Those that were not met before, as they were before the last forward pass.
+        for Parameter { id, value, .. } in found.0.iter().cloned() {
+            self.good.entry(id).or_insert_with(|| value.into());
+        }
         self.met = found;
     }
 
@@ -140,13 +77,42 @@ impl Buffers {
             return;
         }
         if lost || (clean && self.are_suspicious) {
-            self.good.repair(module);
+            self.repair(module);
             self.are_suspicious = false;
         }
         match (clean, self.is_behind) {
-            (true, true) => self.good.accept(std::mem::take(&mut self.met)),
-            (true, false) => self.good.keep(module),
+            (true, true) => self.good.extend(std::mem::take(&mut self.met).values()),
+            (true, false) => self.good.extend(updated(module).values()),
             (false, _) => {}
+        }
+    }
+
+    /// Replaces values that are not finite by good ones, one by one; finite ones stay. Clones of a module share them. Waits for each device, if
+    /// there are any.
+    fn repair<M: Module>(&self, module: &M) {
+        let broken = updated(module).not_finite();
+        if broken.is_empty() {
+            return;
+        }
+        let repaired = broken.0.iter().filter_map(|Parameter { id, value, .. }| {
+            let good = self.good.get(id)?;
+            let fits = good.shape() == value.shape();
+            let good = fits.then(|| good.clone().live(&value.device()))??;
+            let broken = value.clone().into_handle();
+            let repair = |good: Tensor<1>| good.mask_where(broken.clone().is_finite(), broken);
+            Some((*id, good.cast(value.dtype()).map(repair).into()))
+        });
+        put(module, repaired.collect());
+        let left = updated(module).not_finite();
+        match left.is_empty() {
+            true => log::info!(
+                "running statistics were not finite after a forward pass, and were set back to those of the last good step: {}",
+                broken.paths()
+            ),
+            false => warn!(
+                "running statistics are not finite, and no finite ones are known: {}. Load them from a record, or initialize the layers again",
+                left.paths()
+            ),
         }
     }
 
@@ -159,6 +125,14 @@ impl Buffers {
     pub(crate) fn forget(&mut self) {
         *self = Self::since(self.skips);
     }
+}
+
+/// Runs forward passes that leave no trace in the running statistics of a module.
+pub(crate) fn unchanged<M: Module, R>(module: &M, forward: impl FnOnce() -> R) -> R {
+    let before = updated(module).values().collect();
+    let result = forward();
+    put(module, before);
+    result
 }
 
 /// The running statistics of a module. Burn does not tell them from frozen parameters, which do no harm here.
@@ -176,7 +150,8 @@ fn put<M: Module>(module: &M, values: ParamTensors) {
     // What a forward pass has added would be taken in over them.
     drop(module.valid());
     drop(replaced(module.clone(), |id, statistic| {
-        values.get_any(id, &statistic().value.device())
+        let value = values.get(&id)?.clone();
+        value.live(&statistic().value.device())
     }));
 }
 
@@ -195,15 +170,20 @@ impl Statistics {
         self.0.is_empty()
     }
 
+    fn values(self) -> impl Iterator<Item = (ParamId, ParamTensor)> {
+        let parameters = self.0.into_iter();
+        parameters.map(|parameter| (parameter.id, parameter.value.into()))
+    }
+
     /// Those that are not finite. Waits for each device once.
     fn not_finite(mut self) -> Self {
-        let pass = Pass::of(self.0.iter().map(|found| found.value.clone()));
+        let values = self.0.iter().map(|found| found.value.clone()).collect();
         #[cfg(test)]
         tests::READS.set(tests::READS.get() + u32::from(!self.is_empty()));
-        let mut statuses = vec![TensorStatus::default(); self.0.len()];
-        if let Err(error) = pass.inspect(Vec::new(), |at, status| statuses[at] = status) {
+        let statuses = Pass::measure(values).unwrap_or_else(|error| {
             warn!("running statistics cannot be tested: {error}");
-        }
+            Vec::new()
+        });
         let mut statuses = statuses.into_iter();
         (self.0).retain(|_| statuses.next().is_some_and(|found| found.non_finite > 0));
         self

@@ -9,12 +9,10 @@ use burn_amp_kernels::ExponentHistogram;
 
 use crate::{
     error::AmpError,
-    gradients::UnscaledGradients,
-    gradients::entries::{Entries, Entry, handles, measure, summarize},
-    gradients::pass::Pass,
-    gradients::status::GradientStatus,
-    values::any_tensor::AnyTensor,
-    values::dtype::{optimizer_dtype, working_dtype},
+    gradients::{
+        Entries, Entry, GradientStatus, Pass, UnscaledGradients, handles, measure, summarize,
+    },
+    values::{AnyTensor, optimizer_dtype, working_dtype},
 };
 
 /// Multiplies gradients by `inverse`, rounded to f32 for those that are not f64, and measures the result.

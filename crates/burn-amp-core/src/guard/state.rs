@@ -55,20 +55,20 @@ impl GuardState {
 
     /// Takes in a finite step with this loss (none if it is not known) and this norm of the gradients: what is to become of it.
     pub(crate) fn judge(&mut self, loss: Option<f64>, norm: f64) -> Verdict {
-        let mut values = [(Kind::Loss, loss), (Kind::Norm, Some(norm))].into_iter();
+        let mut values = [(LOSS, loss), (NORM, Some(norm))].into_iter();
         let broken = values.find(|(_, value)| value.is_some_and(|value| !value.is_finite()));
         if !self.guard.is_original()
-            && let Some((kind, Some(value))) = broken
+            && let Some((name, Some(value))) = broken
         {
-            let reason = format!("the {} is {value}", kind.name());
+            let reason = format!("the {name} is {value}");
             return Verdict::Reject { reason };
         }
         if let Guard::ZClip { .. } = self.guard {
             return self.clip(norm);
         }
         // Both enter their windows, whatever the first of them says.
-        let loss = loss.and_then(|loss| self.losses.reject(&self.guard, Kind::Loss, loss));
-        let norm = self.norms.reject(&self.guard, Kind::Norm, norm);
+        let loss = loss.and_then(|loss| self.losses.reject(&self.guard, LOSS, loss));
+        let norm = self.norms.reject(&self.guard, NORM, norm);
         match loss.or(norm) {
             Some(reason) => Verdict::Reject { reason },
             None => Verdict::Apply,
@@ -81,7 +81,7 @@ impl GuardState {
             return Verdict::Apply;
         };
         let factor = limit / (norm + CLIP_EPSILON);
-        let reason = usual.reason(Kind::Norm, norm);
+        let reason = usual.reason(NORM, norm);
         match factor > 0.0 {
             true => Verdict::Clip { factor, reason },
             false => Verdict::Reject { reason },
@@ -145,30 +145,18 @@ impl GuardState {
                 "its guard has {length} values, and at most {capacity}"
             ));
         }
-        let series = [&self.losses, &self.norms];
+        let values = self.losses.values.iter().chain(&self.norms.values);
         let averages = self.average.iter().flat_map(|a| [a.mean, a.var]);
-        let mut numbers = series.iter().flat_map(|s| s.values.iter().copied());
-        let broken = numbers.any(|n| !n.is_finite()) || averages.clone().any(|n| !n.is_finite());
+        let broken = values.copied().chain(averages).any(|n| !n.is_finite());
         let negative = self.average.is_some_and(|average| average.var < 0.0);
         (!self.guard.is_original() && (broken || negative))
             .then(|| "its guard has values that are not finite, or a negative variance".to_string())
     }
 }
 
-#[derive(Clone, Copy)]
-enum Kind {
-    Loss,
-    Norm,
-}
-
-impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Loss => "loss",
-            Self::Norm => "gradient norm",
-        }
-    }
-}
+/// What is judged, as messages name it.
+const LOSS: &str = "loss";
+const NORM: &str = "gradient norm";
 
 /// What was usual, where a value is not.
 struct Usual {
@@ -177,10 +165,9 @@ struct Usual {
 }
 
 impl Usual {
-    fn reason(&self, kind: Kind, value: f64) -> String {
+    fn reason(&self, name: &str, value: f64) -> String {
         format!(
-            "the {} is {}, where {} +- {} is usual",
-            kind.name(),
+            "the {name} is {}, where {} +- {} is usual",
             rounded(value),
             rounded(self.mean),
             rounded(self.std)
@@ -190,7 +177,7 @@ impl Usual {
 
 impl Series {
     /// The rules that reject steps: takes a value in. Why its step is rejected, if it is.
-    fn reject(&mut self, guard: &Guard, kind: Kind, mut value: f64) -> Option<String> {
+    fn reject(&mut self, guard: &Guard, name: &str, mut value: f64) -> Option<String> {
         let usual = match *guard {
             Guard::ZClip { .. } => return None,
             Guard::SkipStep {
@@ -214,14 +201,14 @@ impl Series {
                 skip_update_gradz,
                 original,
             } => {
-                let threshold = match kind {
-                    Kind::Loss => skip_update_lossz,
-                    Kind::Norm => skip_update_gradz,
+                let threshold = match name {
+                    LOSS => skip_update_lossz,
+                    _ => skip_update_gradz,
                 };
                 self.is_outlier(value, window, threshold, original)?
             }
         };
-        Some(usual.reason(kind, value))
+        Some(usual.reason(name, value))
     }
 
     /// OLMo-core's rule: takes a value in; what was usual before, if the value exceeds it.

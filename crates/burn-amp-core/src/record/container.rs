@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::file::{saved_path, write_whole};
-use crate::{error::AmpError, values::param_tensors::ParamTensors};
+use crate::{error::AmpError, values::ParamTensors};
 
 /// The version of the section that this release writes, and the newest that it reads.
 const VERSION: u64 = 1;
@@ -19,15 +19,13 @@ const VERSION_KEY: &str = "burn_amp.version";
 const CHECKSUM_KEY: &str = "burn_amp.checksum";
 /// What the section holds, and the state of the loss scale, if there is one.
 const KIND: &str = "kind";
-const STATE: &str = "state";
-/// What the names of hooks' states begin with.
-pub(super) const HOOK: &str = "hook.";
+pub(super) const STATE: &str = "state";
 
 /// How a version and a checksum go on after their names, in the bytes of a sealed head. In no text: no parameter's name reads so.
 const NUMBER: &[u8] = b"\xa1\x64UInt";
 
 /// A burnpack in memory, with or without our section. A clone shares the tensors.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Container {
     pub(super) tensors: BTreeMap<String, Tensor>,
     pub(super) scalars: BTreeMap<String, Scalar>,
@@ -40,11 +38,8 @@ pub struct Container {
 impl Container {
     pub(crate) fn empty() -> Self {
         Self {
-            tensors: BTreeMap::new(),
-            scalars: BTreeMap::new(),
-            metadata: BTreeMap::new(),
             origin: "memory".to_string(),
-            held: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -114,14 +109,15 @@ impl Container {
         self.metadata.remove(&key_of(KIND))
     }
 
-    /// The names of the hooks that have a state here.
-    pub(super) fn hooks(&self) -> BTreeSet<String> {
-        let prefix = key_of(HOOK);
+    /// The names that begin so of states that are here.
+    pub(super) fn names_from(&self, start: &str) -> BTreeSet<String> {
         let keys = self.metadata.keys().map(String::as_str);
         let fields = self.tensors.keys();
         let fields = fields.filter_map(|name| Some(name.split_once('.')?.1));
-        let names = keys.chain(fields);
-        let names = names.filter_map(|name| name.strip_prefix(&prefix));
+        let names = keys
+            .chain(fields)
+            .filter_map(|name| name.strip_prefix(PREFIX));
+        let names = names.filter(|name| name.starts_with(start));
         names.map(String::from).collect()
     }
 
@@ -207,11 +203,9 @@ impl Container {
                 return Ok(Some(format!("its tensor `{name}` would be changed")));
             }
         }
-        let scalars = self.scalars.iter();
-        let lost = scalars.filter(|(name, value)| other.scalars.get(*name) != Some(*value));
-        Ok(lost
-            .map(|(name, _)| format!("its value `{name}` is unknown here"))
-            .next())
+        let mut scalars = self.scalars.iter();
+        let lost = scalars.find(|(name, value)| other.scalars.get(*name) != Some(*value));
+        Ok(lost.map(|(name, _)| format!("its value `{name}` is unknown here")))
     }
 
     pub(crate) fn into_bytes(self) -> Result<Bytes, AmpError> {
@@ -233,7 +227,11 @@ impl Container {
         let origin = path.display().to_string();
         self.origin.clone_from(&origin);
         let writer = self.into_writer()?.auto_extension(false);
-        write_whole(path, |scratch| {
+        let target = match path.extension() {
+            Some(_) => path.to_path_buf(),
+            None => path.with_extension(burn_pack::EXTENSION),
+        };
+        write_whole(&target, |scratch| {
             writer.write_to_file_in_place(scratch)?;
             // What Burn's reader refuses must not take the place of a file that it reads.
             Reader::from_file_exact(scratch).map(drop)

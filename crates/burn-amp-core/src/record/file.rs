@@ -22,10 +22,10 @@ pub(super) fn saved_path(path: &Path) -> PathBuf {
 }
 
 /// Gives `write` a path beside `path`, and puts what it has written there in the place of `path`: a reader finds the old file or
-/// the new one. A path without extension gets `.bpk`; a symbolic link is followed.
+/// the new one. A symbolic link is followed.
 ///
 /// The new file has the old one's permissions from its first byte on. What a killed writer has left behind is removed.
-pub(super) fn write_whole<E: ToString>(
+pub fn write_whole<E: ToString>(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), String> {
@@ -36,7 +36,7 @@ pub(super) fn write_whole<E: ToString>(
     // Opened before anything is renamed: a folder that cannot be synced is found out while the old file is there.
     #[cfg(unix)]
     let opened = File::open(&place.folder).map_err(beside)?;
-    let mut scratch = Scratch::create(&place).map_err(beside)?;
+    let scratch = Scratch::create(&place).map_err(beside)?;
     write(&scratch.path).map_err(|error| error.to_string())?;
     scratch.publish(&place).map_err(|error| error.to_string())?;
     #[cfg(unix)]
@@ -58,10 +58,7 @@ struct Place {
 
 impl Place {
     fn of(path: &Path) -> io::Result<Self> {
-        let mut target = match path.extension() {
-            Some(_) => path.to_path_buf(),
-            None => path.with_extension(burn_pack::EXTENSION),
-        };
+        let mut target = path.to_path_buf();
         // A rename would put a file in the place of the link.
         for _ in 0..40 {
             let Ok(link) = fs::read_link(&target) else {
@@ -110,11 +107,10 @@ impl Place {
     }
 }
 
-/// A file beside its place; removed unless it was published.
+/// A file beside its place; removed unless it has moved there.
 struct Scratch {
     path: PathBuf,
     file: File,
-    published: bool,
 }
 
 impl Scratch {
@@ -138,11 +134,7 @@ impl Scratch {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             };
-            let scratch = Self {
-                path,
-                file,
-                published: false,
-            };
+            let scratch = Self { path, file };
             // The lock says that its writer lives. Another process may have taken the file for a leftover before it was locked.
             let locked = || !matches!(scratch.file.try_lock(), Err(fs::TryLockError::WouldBlock));
             if !cfg!(unix) || (locked() && scratch.path.exists()) {
@@ -151,22 +143,18 @@ impl Scratch {
         }
     }
 
-    fn publish(&mut self, place: &Place) -> io::Result<()> {
+    fn publish(&self, place: &Place) -> io::Result<()> {
         if let Some(permissions) = &place.permissions {
             self.file.set_permissions(permissions.clone())?;
         }
         self.file.sync_all()?;
-        fs::rename(&self.path, &place.target)?;
-        self.published = true;
-        Ok(())
+        fs::rename(&self.path, &place.target)
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if !self.published {
-            // Another error is on its way already.
-            let _ = fs::remove_file(&self.path);
-        }
+        // It may have moved; or another error is on its way already.
+        let _ = fs::remove_file(&self.path);
     }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::Container;
 use crate::{
     error::AmpError,
-    values::module_path::{Parameter, parameters},
+    values::{Parameter, parameters},
 };
 
 /// The tensors of a stored state: field and shape, by parameter.
@@ -102,11 +102,8 @@ impl OptimizerState {
     fn misfit(&self, parameter: &Parameter, fields: &[(String, Shape)]) -> Option<String> {
         let (path, expected) = (&parameter.path, parameter.shape());
         let dims = expected.num_dims();
-        if let Some(rank) = self
-            .ranks
-            .get(&parameter.id.val())
-            .filter(|rank| **rank != dims)
-        {
+        let rank = self.ranks.get(&parameter.id.val());
+        if let Some(rank) = rank.filter(|rank| **rank != dims) {
             return Some(format!(
                 "its state for `{path}` has rank {rank}, but the parameter has {dims}"
             ));

@@ -4,46 +4,40 @@
 
 use serde::de::IgnoredAny;
 
-use super::{
-    AmpRecord,
-    state::{Format, State},
-};
+use super::{AmpRecord, State, container::STATE};
 use crate::{
-    border::mixed_precision::MixedPrecision,
+    border::MixedPrecision,
     error::AmpError,
     scaler::accumulation::{AccumulationWindow, WindowState},
     scaler::{GradScaler, ScalerState},
-    values::param_tensors::ParamTensors,
+    values::ParamTensors,
 };
 
 /// The state of an open accumulation window.
 pub(crate) const WINDOW: &str = "window";
 /// The f32 values of parameters that the model's own record does not have.
-const MASTERS: &str = "masters";
-/// The kind of a record of a scaler alone, and its owner.
-pub(super) const SCALER_ALONE: [&str; 2] = ["grad_scaler", "a `GradScaler`"];
+pub(super) const MASTERS: &str = "masters";
+/// What the names of hooks' states begin with.
+pub(super) const HOOK: &str = "hook.";
 
-/// In the order in which a record that lacks something says what it holds instead.
-pub(super) const STATES: [Format; 2] = [
-    Format {
-        name: WINDOW,
-        tensors: "sum",
-        alone: Some(["accumulation_window", "an `AccumulationWindow`"]),
-        check: |state| WindowState::of(state).map(drop),
-    },
-    Format {
-        name: MASTERS,
-        tensors: "master",
-        alone: None,
-        check: |state| state.values::<IgnoredAny>().map(drop),
-    },
-];
+/// What the tensors of a state are called; none if it has none.
+pub(super) fn field_of(name: &str) -> Option<&str> {
+    match name {
+        WINDOW => Some("sum"),
+        MASTERS => Some("master"),
+        STATE => None,
+        hook => Some(hook),
+    }
+}
 
-/// States of hooks as they were stored before all hooks were stored in one way: their names, and those of their tensors.
-pub(super) const EARLIER_HOOKS: [(&str, Option<&str>); 2] =
-    [("ema", Some("average")), ("guard", None)];
-/// The kind of a record of one of them alone.
-pub(super) const EARLIER_HOOK: &str = "ema";
+/// Refuses what no run can have stored. Hooks look at theirs themselves.
+pub(super) fn check(name: &str, state: &State) -> Result<(), String> {
+    match name {
+        WINDOW => WindowState::of(state).map(drop),
+        MASTERS => state.values::<IgnoredAny>().map(drop),
+        _ => Ok(()),
+    }
+}
 
 impl ScalerState {
     /// The error says what serde refuses, or what no run can have stored.
@@ -92,9 +86,8 @@ impl AmpRecord {
     /// The number of master weights, which a `PipelinedOptimizer` stores where the model's own record does not
     /// have them; 0 otherwise.
     pub fn masters(&self) -> usize {
-        self.states
-            .get(MASTERS)
-            .map_or(0, |state| state.tensors.len())
+        let masters = self.states.get(MASTERS);
+        masters.map_or(0, |state| state.tensors.len())
     }
 
     #[doc(hidden)]
@@ -120,6 +113,17 @@ impl AmpRecord {
         self.take_masters();
         self
     }
+
+    /// The loss scale of `amp` goes on from the state here, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::DamagedRecord`] if a rule of the program refuses what is stored under its name.
+    #[doc(hidden)]
+    pub fn resume_scale(&self, amp: &MixedPrecision, origin: &str) -> Result<(), AmpError> {
+        let scaler = self.scaler.as_ref();
+        scaler.map_or(Ok(()), |state| state.resume(amp.live(), origin))
+    }
 }
 
 impl std::fmt::Debug for AmpRecord {
@@ -132,19 +136,6 @@ impl std::fmt::Debug for AmpRecord {
             .field("masters", &self.masters())
             .field("hooks", &self.hooks().collect::<Vec<_>>())
             .finish()
-    }
-}
-
-impl AmpRecord {
-    /// The loss scale of `amp` goes on from the state here, if there is one.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::DamagedRecord`] if a rule of the program refuses what is stored under its name.
-    #[doc(hidden)]
-    pub fn resume_scale(&self, amp: &MixedPrecision, origin: &str) -> Result<(), AmpError> {
-        let scaler = self.scaler.as_ref();
-        scaler.map_or(Ok(()), |state| state.resume(amp.live(), origin))
     }
 }
 
@@ -232,7 +223,7 @@ mod tests {
         let mut tensors = ParamTensors::default();
         if let Some(dtype) = dtype {
             let data = TensorData::from([1.0f32, 2.0]).convert_dtype(dtype);
-            tensors.insert(7.into(), data);
+            tensors.insert(7.into(), data.into());
         }
         tensors
     }

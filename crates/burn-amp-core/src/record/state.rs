@@ -6,8 +6,14 @@ use burn::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::container::{Container, key_of};
-use crate::{error::AmpError, values::dtype::working_dtype, values::param_tensors::ParamTensors};
+use super::{
+    container::{Container, key_of},
+    owners::field_of,
+};
+use crate::{
+    error::AmpError,
+    values::{ParamTensor, ParamTensors, working_dtype},
+};
 
 /// The JSON of a state that is tensors alone, which is not written.
 const NO_VALUES: &str = "{}";
@@ -40,7 +46,7 @@ impl State {
     /// record is written.
     pub fn with_tensor<const D: usize>(mut self, id: ParamId, tensor: Tensor<D>) -> Self {
         let dtype = working_dtype(tensor.dtype());
-        self.tensors.insert(id, tensor.cast(dtype));
+        self.tensors.insert(id, tensor.cast(dtype).into());
         self
     }
 
@@ -55,12 +61,12 @@ impl State {
 
     /// The tensor of a parameter, on `device`; none if there is none of this rank.
     pub fn tensor<const D: usize>(&self, id: ParamId, device: &Device) -> Option<Tensor<D>> {
-        self.tensors.get(id, device)
+        self.tensors.get(&id).cloned()?.on(device)
     }
 
     /// The parameters that have a tensor here.
     pub fn ids(&self) -> impl Iterator<Item = ParamId> {
-        self.tensors.ids()
+        self.tensors.keys().copied()
     }
 
     pub(crate) fn with_tensors(self, tensors: ParamTensors) -> Self {
@@ -79,50 +85,50 @@ impl State {
     }
 }
 
-/// In a container: the JSON under `burn_amp.{name}`, and the tensors each after its parameter, `{id}.burn_amp.{tensors}`, as an optimizer's own
+/// In a container: the JSON under `burn_amp.{name}`, and the tensors each after its parameter, `{id}.burn_amp.{field}`, as an optimizer's own
 /// are, whose readers pass over them.
 impl State {
     /// On some devices the tensors are read when the container is written.
-    pub(super) fn put_into(&self, container: &mut Container, name: &str, tensors: Option<&str>) {
+    pub(super) fn put_into(&self, container: &mut Container, name: &str) {
         if self.json != NO_VALUES {
             (container.metadata).insert(key_of(name), self.json.clone());
         }
-        let Some(field) = tensors.map(key_of) else {
+        let Some(field) = field_of(name).map(key_of) else {
             return;
         };
-        let pack = |(id, data): (ParamId, TensorData)| {
+        let pack = |(id, tensor): (&ParamId, &ParamTensor)| {
             let name = format!("{}.{field}", id.val());
-            let (bytes, shape, dtype) = data.into_parts();
+            let (bytes, shape, dtype) = tensor.to_data().into_parts();
             burn_pack::Tensor::new(name, dtype, shape, Some(id.val()), bytes)
         };
         container.held.push(self.tensors.clone());
-        container.extend(self.tensors.to_data().into_iter().map(pack));
+        container.extend(self.tensors.iter().map(pack));
     }
 
     /// Takes it out, if it is there. The tensors stay on the host until their parameter's device is known.
     pub(super) fn take_from(
         container: &mut Container,
         name: &str,
-        tensors: Option<&str>,
     ) -> Result<Option<Self>, AmpError> {
         let mut found = ParamTensors::default();
-        let end = tensors.map(|field| format!(".{}", key_of(field)));
+        let end = field_of(name).map(|field| format!(".{}", key_of(field)));
         let is_its = |name: &str| end.as_ref().is_some_and(|end| name.ends_with(end));
         for tensor in container.split_tensors(is_its) {
             let name = tensor.name.clone();
             let parts = tensor.into_parts();
             let (_, dtype, shape, id, bytes) =
                 parts.map_err(|error| container.damaged(error.to_string()))?;
-            let reason = match (id, dtype) {
-                (Some(id), DType::F32 | DType::F64) => {
-                    found.insert(id.into(), TensorData::from_bytes(bytes, shape, dtype));
+            let reason = match id {
+                Some(id) if matches!(dtype, DType::F32 | DType::F64) => {
+                    let data = TensorData::from_bytes(bytes, shape, dtype);
+                    found.insert(id.into(), data.into());
                     continue;
                 }
-                (None, _) => format!("tensor `{name}` belongs to no parameter"),
-                (Some(_), other) => {
-                    let other = other.name();
-                    format!("tensor `{name}` is {other}, but must be f32 or f64")
-                }
+                Some(_) => format!(
+                    "tensor `{name}` is {}, but must be f32 or f64",
+                    dtype.name()
+                ),
+                None => format!("tensor `{name}` belongs to no parameter"),
             };
             return Err(container.damaged(reason));
         }
@@ -133,16 +139,4 @@ impl State {
             tensors: found,
         }))
     }
-}
-
-/// A state that is stored by names of its own, as a hook's is not.
-pub(super) struct Format {
-    /// In a container its JSON is under `burn_amp.{name}`,
-    pub(super) name: &'static str,
-    /// and its tensors are `{id}.burn_amp.{tensors}`.
-    pub(super) tensors: &'static str,
-    /// The kind of a record that holds nothing else, and how a message names its owner; none if there are no such records.
-    pub(super) alone: Option<[&'static str; 2]>,
-    /// Refuses what no run can have stored.
-    pub(super) check: fn(&State) -> Result<(), String>,
 }

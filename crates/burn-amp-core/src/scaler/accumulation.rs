@@ -126,7 +126,8 @@ impl AccumulationWindow {
     /// [`skip_micro_batch`](AccumulationConfig::skip_micro_batch), otherwise scaled by the window's loss scale. A handle to the
     /// same memory, on the parameter's device; does not wait.
     pub fn sum<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
-        self.state.sums.get(param.id, &param.device().inner())
+        let sum = self.state.sums.get(&param.id).cloned();
+        sum?.on(&param.device().inner())
     }
 
     /// Throws away what was summed; the next micro-batch is the first of a new window.
@@ -149,7 +150,9 @@ impl AccumulationWindow {
             let Some(grad) = entry.take(&mut grads) else {
                 continue;
             };
-            let sum = match self.state.sums.take_any(entry.id, &grad.device()) {
+            // Nothing else here may hold its memory.
+            let sum = self.state.sums.remove(&entry.id);
+            let sum = match sum.and_then(|sum| sum.live(&grad.device())) {
                 Some(sum) => sum.blend(grad, 1.0, factor),
                 None => {
                     // The first gradient's memory becomes the sum's.
@@ -160,7 +163,7 @@ impl AccumulationWindow {
                     }
                 }
             };
-            self.state.sums.insert(entry.id, sum);
+            self.state.sums.insert(entry.id, sum.into());
         }
         log_unknown(grads.len());
         self.state.len += 1;
@@ -171,9 +174,10 @@ impl AccumulationWindow {
     pub(crate) fn add_overflow(&mut self, path: &str, entries: &[Entry]) {
         let first = entries.iter().find(|entry| entry.path == path);
         for entry in first.into_iter().chain(entries) {
-            if let Some(sum) = self.state.sums.take_any(entry.id, &entry.device) {
+            let sum = self.state.sums.remove(&entry.id);
+            if let Some(sum) = sum.and_then(|sum| sum.live(&entry.device)) {
                 let infinite = sum.map(|sum| sum.full_like(f32::INFINITY));
-                self.state.sums.insert(entry.id, infinite);
+                self.state.sums.insert(entry.id, infinite.into());
                 return;
             }
         }
@@ -188,7 +192,8 @@ impl AccumulationWindow {
         };
         let mut sums = GradientsParams::new();
         for entry in entries {
-            if let Some(sum) = self.state.sums.take_any(entry.id, &entry.device) {
+            let sum = self.state.sums.remove(&entry.id);
+            if let Some(sum) = sum.and_then(|sum| sum.live(&entry.device)) {
                 entry.put(&mut sums, sum);
             }
         }

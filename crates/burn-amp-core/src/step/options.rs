@@ -70,7 +70,7 @@ impl StepOptions {
             record.put(WINDOW, window.state.clone().into());
         }
         for (name, state) in self.hooks.states() {
-            record.put_hook(name, state);
+            record.put_hook(&name, state);
         }
         record
     }

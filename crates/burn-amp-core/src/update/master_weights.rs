@@ -9,7 +9,7 @@ use burn::{
 use crate::{
     update::masters::{Masters, masters_of},
     update::module_optim::{ModuleOptim, records_of},
-    values::param_tensors::ParamTensors,
+    values::ParamTensors,
 };
 
 /// An optimizer for f16 and bf16 parameters that keeps an f32 copy of each, and its inner state in f32.

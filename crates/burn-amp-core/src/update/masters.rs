@@ -10,8 +10,7 @@ use std::cell::RefCell;
 
 use crate::{
     beside_burn::{Beside, during},
-    values::dtype::is_half,
-    values::param_tensors::{ParamTensor, ParamTensors},
+    values::{ParamTensor, ParamTensors, is_half},
 };
 
 /// What masters, and states beside them, are called in a record.
@@ -27,23 +26,6 @@ thread_local! {
 pub fn masters_of(optim: &ModuleOptimizer) -> ParamTensors {
     let (_, masters) = during(&MASTERS, ParamTensors::default(), || optim.to_record());
     masters
-}
-
-/// The f32 copy that a half-precision parameter is the rounded image of: as it is where the parameter is its image, and the parameter where
-/// that was changed elsewhere, or has no copy yet.
-pub(crate) fn master_of<const D: usize>(
-    parameter: Tensor<D>,
-    known: Option<Tensor<D>>,
-) -> Tensor<D> {
-    let dtype = parameter.dtype();
-    let wide = parameter.clone().cast(FloatDType::F32);
-    match known {
-        None => wide,
-        Some(master) => {
-            let changed = master.clone().cast(dtype).not_equal(parameter);
-            master.mask_where(changed, wide)
-        }
-    }
 }
 
 /// What an optimizer keeps of a parameter of rank `D`: a state, and the master if the parameter is in half precision.
@@ -167,8 +149,17 @@ impl<O: Optimizer> Optimizer for Masters<O> {
         let kept = kept.unwrap_or_default();
         let (tensor, wide) = match is_half {
             true => {
+                let wide = tensor.clone().cast(FloatDType::F32);
                 let master = kept.master.and_then(|master| master.on(&grad.device()));
-                (master_of(tensor, master), FloatDType::F32)
+                let master = match master {
+                    None => wide,
+                    // As it is where the parameter is its rounded image, and the parameter where that was changed elsewhere.
+                    Some(master) => {
+                        let changed = master.clone().cast(dtype).not_equal(tensor);
+                        master.mask_where(changed, wide)
+                    }
+                };
+                (master, FloatDType::F32)
             }
             false => (tensor, dtype.into()),
         };

@@ -5,7 +5,7 @@ use burn::{
     tensor::DType,
 };
 
-use crate::{error::AmpError, update::Update, values::param_tensors::ParamTensors};
+use crate::{error::AmpError, update::Update, values::ParamTensors};
 
 /// An optimizer of whole modules: what [`ScaledOptimizer`](crate::ScaledOptimizer) wraps and
 /// [`GradScaler::step`](crate::GradScaler::step) calls.

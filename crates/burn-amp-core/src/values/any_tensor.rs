@@ -164,11 +164,6 @@ pub fn gradient(grads: &GradientsParams, id: ParamId, rank: usize) -> Option<Any
     with_rank!(rank, D => grads.get::<D>(id).map(AnyTensor::new), rank => no_such(rank))
 }
 
-/// Whether a parameter has a gradient.
-pub fn has_gradient(grads: &GradientsParams, id: ParamId, rank: usize) -> bool {
-    with_rank!(rank, D => grads.get::<D>(id).is_some(), rank => no_such(rank))
-}
-
 /// Takes the gradient of a parameter of this rank out, so that nothing else here holds its memory.
 pub(crate) fn take_gradient(
     grads: &mut GradientsParams,

@@ -57,7 +57,8 @@ impl ParamTensor {
         Some(fits.then(|| self.live(device))??.into_tensor())
     }
 
-    /// Waits for the device, or will where the values are looked at: see [`ParamTensors::to_data`].
+    /// The values. Waits for the device, or will where they are looked at (CubeCL reads then): hold the tensor until that is done, or a change in
+    /// place shows.
     pub fn to_data(&self) -> TensorData {
         match self {
             Self::Live(tensor) => AnyTensor::clone(tensor).into_data(),
@@ -94,80 +95,4 @@ impl fmt::Debug for ParamTensor {
 ///
 /// As Burn's `GradientsParams`, but `Sync` and `Clone`, as optimizers are. A clone has handles to the same memory: whoever
 /// changes a tensor first, copies it.
-#[derive(Clone, Debug, Default)]
-pub struct ParamTensors {
-    tensors: BTreeMap<ParamId, ParamTensor>,
-}
-
-impl<T: Into<ParamTensor>> FromIterator<(ParamId, T)> for ParamTensors {
-    fn from_iter<I: IntoIterator<Item = (ParamId, T)>>(tensors: I) -> Self {
-        let tensors = tensors.into_iter();
-        Self {
-            tensors: tensors.map(|(id, tensor)| (id, tensor.into())).collect(),
-        }
-    }
-}
-
-impl ParamTensors {
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.tensors.len()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.tensors.is_empty()
-    }
-
-    pub(crate) fn ids(&self) -> impl Iterator<Item = ParamId> {
-        self.tensors.keys().copied()
-    }
-
-    /// Whether there is one of a parameter.
-    pub fn contains(&self, id: ParamId) -> bool {
-        self.tensors.contains_key(&id)
-    }
-
-    /// The tensor of a parameter, wherever it is.
-    pub fn tensor(&self, id: ParamId) -> Option<&ParamTensor> {
-        self.tensors.get(&id)
-    }
-
-    /// The shape of that of a parameter.
-    pub fn shape(&self, id: ParamId) -> Option<Shape> {
-        self.tensor(id).map(ParamTensor::shape)
-    }
-
-    pub(crate) fn dtype(&self, id: ParamId) -> Option<DType> {
-        self.tensor(id).map(ParamTensor::dtype)
-    }
-
-    /// Adds a tensor, in the place of one of the same parameter.
-    pub fn insert(&mut self, id: ParamId, tensor: impl Into<ParamTensor>) {
-        self.tensors.insert(id, tensor.into());
-    }
-
-    /// Takes the tensor of a parameter out, on `device`, so that nothing else here holds its memory.
-    pub(crate) fn take_any(&mut self, id: ParamId, device: &Device) -> Option<AnyTensor> {
-        self.tensors.remove(&id)?.live(device)
-    }
-
-    /// The tensor of a parameter, on `device`. A handle to the same memory if it is there already.
-    pub(crate) fn get_any(&self, id: ParamId, device: &Device) -> Option<AnyTensor> {
-        self.tensor(id)?.clone().live(device)
-    }
-
-    /// As [`get_any`](Self::get_any); none if its rank is not `D`.
-    pub(crate) fn get<const D: usize>(&self, id: ParamId, device: &Device) -> Option<Tensor<D>> {
-        self.tensor(id)?.clone().on(device)
-    }
-
-    /// The values, in the order of the ids. Waits for the device, or will where they are looked at (CubeCL reads then): hold these
-    /// tensors until that is done, or a change in place shows.
-    pub(crate) fn to_data(&self) -> Vec<(ParamId, TensorData)> {
-        let tensors = self.tensors.iter();
-        tensors
-            .map(|(id, tensor)| (*id, tensor.to_data()))
-            .collect()
-    }
-}
+pub type ParamTensors = BTreeMap<ParamId, ParamTensor>;

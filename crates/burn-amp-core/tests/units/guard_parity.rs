@@ -1,6 +1,6 @@
 //! The statistics of the originals, step by step.
 
-use super::{Guard, GuardState, Kind, Usual, Verdict};
+use super::{Guard, GuardState, LOSS, NORM, Usual, Verdict};
 use burn_amp_tests::{number, traces};
 use serde_json::Value;
 
@@ -94,8 +94,8 @@ fn parity_olmo_skipstep() {
         for (step, factor) in factors.iter().map(number).enumerate() {
             let mut held = false;
             for (kind, series, name) in [
-                (Kind::Loss, &mut state.losses, "loss"),
-                (Kind::Norm, &mut state.norms, "grad_norm"),
+                (LOSS, &mut state.losses, "loss"),
+                (NORM, &mut state.norms, "grad_norm"),
             ] {
                 let Some(value) = at(&trace, step, name) else {
                     continue;
@@ -136,7 +136,7 @@ fn parity_llmc_outlier() {
             let [loss, norm] = ["loss", "grad_norm"].map(|name| at(&trace, step, name).unwrap());
             let z_loss = state.clone().losses.z_score(loss, window, true);
             let z_norm = state.clone().norms.z_score(norm, window, true);
-            let by_loss = state.clone().losses.reject(&guard, Kind::Loss, loss);
+            let by_loss = state.clone().losses.reject(&guard, LOSS, loss);
             let verdict = state.judge(Some(loss), norm);
             for (name, ours) in [
                 ("zloss", z_loss),

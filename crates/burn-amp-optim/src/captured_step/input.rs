@@ -1,6 +1,7 @@
 //! The tensors of a batch: of what kind they are, and their copies where a recorded step reads them.
 
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, kind::BridgeTensor};
+use burn_amp_core::walk_arrays_and_tuples;
 use burn_amp_kernels::Place;
 use std::vec;
 
@@ -19,31 +20,16 @@ pub(super) enum Kind {
 
 /// Goes from one tensor of a batch to the next: says of what kind they are, and copies them if it is to.
 #[doc(hidden)]
+#[derive(Default)]
 pub struct Walk {
     kinds: Vec<Kind>,
-    copies: bool,
-    /// Where copies go, one after the other; to new memory if there are none.
-    places: vec::IntoIter<BridgeTensor>,
+    /// Where copies go, one after the other; to new memory if there are none left. None where it copies nothing.
+    places: Option<vec::IntoIter<BridgeTensor>>,
     copied: Vec<BridgeTensor>,
 }
 
-impl Walk {
-    fn new(copies: bool, places: Vec<BridgeTensor>) -> Self {
-        Self {
-            kinds: Vec::new(),
-            copies,
-            places: places.into_iter(),
-            copied: Vec::new(),
-        }
-    }
-
-    fn list(&mut self, len: usize) {
-        self.kinds.push(Kind::List(len));
-    }
-}
-
 pub(super) fn kinds_of<B: CaptureInput>(batch: &B) -> Vec<Kind> {
-    let mut walk = Walk::new(false, Vec::new());
+    let mut walk = Walk::default();
     batch.clone().walked(&mut walk);
     walk.kinds
 }
@@ -53,7 +39,10 @@ pub(super) fn copied_to<B: CaptureInput>(
     places: Vec<BridgeTensor>,
     batch: B,
 ) -> (B, Vec<BridgeTensor>) {
-    let mut walk = Walk::new(true, places);
+    let mut walk = Walk {
+        places: Some(places.into_iter()),
+        ..Walk::default()
+    };
     let batch = batch.walked(&mut walk);
     (batch, walk.copied)
 }
@@ -89,12 +78,12 @@ macro_rules! tensor {
                     device: self.device(),
                     tracked: tracked(&self),
                 });
-                if !walk.copies {
+                let Some(places) = &mut walk.places else {
                     return self;
-                }
+                };
                 let is_autodiff = self.device().is_autodiff();
                 let values = self.inner();
-                let place = match walk.places.next() {
+                let place = match places.next() {
                     Some(place) => Self::from_bridge(place),
                     None => Self::empty(values.shape(), (&values.device(), values.dtype())),
                 };
@@ -117,40 +106,16 @@ tensor! {
 
 impl<T: CaptureInput> CaptureInput for Vec<T> {
     fn walked(self, walk: &mut Walk) -> Self {
-        walk.list(self.len());
+        walk.kinds.push(Kind::List(self.len()));
         self.into_iter().map(|value| value.walked(walk)).collect()
     }
 }
 
 impl<T: CaptureInput> CaptureInput for Option<T> {
     fn walked(self, walk: &mut Walk) -> Self {
-        walk.list(self.iter().len());
+        walk.kinds.push(Kind::List(self.iter().len()));
         self.map(|value| value.walked(walk))
     }
 }
 
-impl<T: CaptureInput, const N: usize> CaptureInput for [T; N] {
-    fn walked(self, walk: &mut Walk) -> Self {
-        walk.list(N);
-        self.map(|value| value.walked(walk))
-    }
-}
-
-macro_rules! tuple {
-    ($($name:ident),+) => {
-        impl<$($name: CaptureInput),+> CaptureInput for ($($name,)+) {
-            #[allow(non_snake_case)]
-            fn walked(self, walk: &mut Walk) -> Self {
-                let ($($name,)+) = self;
-                ($($name.walked(walk),)+)
-            }
-        }
-    };
-}
-
-tuple!(A);
-tuple!(A, B);
-tuple!(A, B, C);
-tuple!(A, B, C, D);
-tuple!(A, B, C, D, E);
-tuple!(A, B, C, D, E, F);
+walk_arrays_and_tuples!(CaptureInput, walked, &mut Walk);

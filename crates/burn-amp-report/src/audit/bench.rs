@@ -7,13 +7,13 @@ use burn::{
 };
 use burn_amp_core::{
     AmpError, MixedPrecision,
-    observe::{self, DryRun},
+    observe::{self, DryRun, measure},
 };
 use std::sync::Arc;
 
 use super::{
     Audit, Compared, Run, Trace, Trial, Verdict,
-    compare::{Figures, measure, rms},
+    compare::{Figures, rms},
     minimal::minimal,
     reference::{Noise, Reference},
     show::{passed, reproduction, value},
@@ -24,39 +24,16 @@ const BINADES: f64 = 4.0;
 const SEED: u64 = 0x5ca1e;
 
 pub(super) struct Bench<'a, M, F> {
-    model: &'a M,
-    amp: &'a MixedPrecision,
-    loss: F,
-    losses_computed: u32,
+    pub(super) model: &'a M,
+    pub(super) amp: &'a MixedPrecision,
+    pub(super) loss: F,
+    pub(super) losses_computed: u32,
     /// What else is to be known.
-    note: Option<&'static str>,
-}
-
-impl<'a, M, F> Bench<'a, M, F> {
-    pub(super) fn new(model: &'a M, amp: &'a MixedPrecision, loss: F) -> Self {
-        Self {
-            model,
-            amp,
-            loss,
-            losses_computed: 0,
-            note: None,
-        }
-    }
-}
-
-/// Whether all devices of a model compute in a dtype.
-pub(super) fn check_devices<M: Module>(dtype: FloatDType, model: &M) -> Result<(), AmpError> {
-    let amp = MixedPrecision::new(dtype);
-    let mut devices = model.devices().into_iter();
-    devices.try_for_each(|device| amp.check_device(&device))
+    pub(super) note: Option<&'static str>,
 }
 
 impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
-    fn run(&mut self, dtype: FloatDType, scale: f64, keeps: bool) -> Result<Trial, AmpError> {
-        self.run_seeded(SEED, dtype, scale, Trace::new(keeps, &[]))
-    }
-
-    fn run_seeded(
+    fn run(
         &mut self,
         seed: u64,
         dtype: FloatDType,
@@ -100,18 +77,19 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             FloatDType::F16 => f64::from(self.amp.loss_scale()),
             _ => 65536.0,
         };
-        let mut reference = Reference::new(self.run(FloatDType::F32, 1.0, true)?)?;
+        let in_f32 = self.run(SEED, FloatDType::F32, 1.0, Trace::of_all())?;
+        let mut reference = Reference::new(in_f32)?;
         let mut specs = vec![
             (FloatDType::F16, present / BINADES),
             (FloatDType::F16, present),
             (FloatDType::F16, present * BINADES),
         ];
-        if check_devices(FloatDType::BF16, self.model).is_ok() {
+        if MixedPrecision::bf16().check_devices(self.model).is_ok() {
             specs.push((FloatDType::BF16, 1.0));
         }
         let mut runs = Vec::new();
         for (dtype, scale) in specs {
-            match self.run(dtype, scale, true) {
+            match self.run(SEED, dtype, scale, Trace::of_all()) {
                 Err(AmpError::HalfPrecisionLoss { .. }) => {
                     return Ok(self.judged(&reference, present, Verdict::LossInHalf));
                 }
@@ -165,18 +143,22 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
 
     /// Devices draw other random numbers in f16 from one seed, so dropout sets the runs apart.
     fn look_for_noise(&mut self, reference: &mut Reference) -> Result<(), AmpError> {
-        let trace = Trace::new(true, &[]);
-        let other = self.run_seeded(SEED + 1, FloatDType::F32, 1.0, trace)?;
+        let other = self.run(SEED + 1, FloatDType::F32, 1.0, Trace::of_all())?;
         let other = reference.compare(other)?;
         let error = |(index, figures): (usize, Figures)| Some((index, figures.error?));
-        let values = passed(reference, &other, value, false)?.into_iter();
+        let values = passed(reference, &other, value)?.into_iter();
         let gradients = other.figures.iter().copied().enumerate();
         reference.noise = Noise {
             loss: (other.trial.loss - reference.trial.loss).abs(),
             gradients: gradients.filter_map(error).collect(),
             values: values.filter_map(error).collect(),
         };
-        if reference.noise.is_random() {
+        if reference
+            .noise
+            .gradients
+            .values()
+            .any(|error| *error > 1e-3)
+        {
             self.note = Some(
                 "The loss is random, as with dropout: differences are measured against those of two runs in f32.",
             );
@@ -223,41 +205,37 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             return Ok(Verdict::Fine);
         }
         let parameters = reference.paths(&off);
-        let (mut healing, mut last) = (None, None);
+        let mut last = None;
         if !reference.is_forward_off(now) {
-            (healing, last) = self.look_for_scale(reference, present)?;
-            let mut others = [high, low].into_iter();
-            let right = others.find(|run| healing.is_none() && reference.is_right(run, None));
-            healing = healing.or(right.map(|run| run.trial.loss_scale));
-        }
-        if healing.is_some() {
-            return Ok(of_range(overflows, healing, parameters, Vec::new()));
+            let tried = &*last.insert(self.look_for_scale(reference, present)?);
+            let mut runs = [tried, high, low].into_iter();
+            if let Some(right) = runs.find(|run| reference.is_right(run, None)) {
+                let healing = Some(right.trial.loss_scale);
+                return Ok(of_range(overflows, healing, parameters, Vec::new()));
+            }
         }
         let best = (last.as_ref()).map_or(present, |tried| tried.trial.loss_scale);
         let in_f32 = self.layers_for_f32(reference, &now.trial.visits, &[present, best])?;
         explain(reference, runs, last.as_ref(), parameters, in_f32)
     }
 
-    /// Another scale at which all is right, if one is found, and the last run.
+    /// The last run of a search for another scale at which all is right: it is, if one was found.
     fn look_for_scale(
         &mut self,
         reference: &Reference,
         present: f64,
-    ) -> Result<(Option<f64>, Option<Compared>), AmpError> {
+    ) -> Result<Compared, AmpError> {
         let mut scale = reference.ideal_scale().unwrap_or(present);
-        let mut last = None;
-        for _ in 0..4 {
-            let tried = self.run(FloatDType::F16, scale, false)?;
-            let tried = last.insert(reference.compare(tried)?);
-            if reference.is_right(tried, None) {
-                return Ok((Some(scale), last));
-            }
-            if !tried.overflows() {
-                break;
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let tried = self.run(SEED, FloatDType::F16, scale, Trace::default())?;
+            let tried = reference.compare(tried)?;
+            if tries == 4 || !tried.overflows() {
+                return Ok(tried);
             }
             scale /= 256.0;
         }
-        Ok((None, last))
     }
 
     /// The smallest set of layers that mends it in f32, at one of the scales.
@@ -278,8 +256,11 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         }
         for scale in scales {
             let mut mends = |layers: &[String]| {
-                let trace = Trace::new(false, layers);
-                match self.run_seeded(SEED, FloatDType::F16, *scale, trace) {
+                let trace = Trace {
+                    in_f32: layers.iter().cloned().collect(),
+                    ..Trace::default()
+                };
+                match self.run(SEED, FloatDType::F16, *scale, trace) {
                     Ok(trial) => Ok(reference.is_right(&reference.compare(trial)?, None)),
                     // A tensor that the layer captures is f16.
                     Err(AmpError::DTypeClash { .. }) => Ok(false),
@@ -346,14 +327,14 @@ fn explain(
     in_f32: Vec<String>,
 ) -> Result<Verdict, AmpError> {
     let now = &runs[1];
-    let values = passed(reference, now, value, false)?;
-    let first = |test: &dyn Fn(usize, &Figures) -> bool| {
-        let found = values.iter().find(|(index, figures)| test(*index, figures));
+    let values = passed(reference, now, value)?;
+    let first = |test: &dyn Fn(&usize, &Figures) -> bool| {
+        let found = values.iter().find(|(index, figures)| test(index, figures));
         found.map(|(index, _)| now.trial.visits[*index].name.clone())
     };
-    let is_infinite = |_: usize, figures: &Figures| figures.non_finite > 0;
-    let is_off = |index: usize, figures: &Figures| {
-        let limit = Noise::limit(&reference.noise.values, index);
+    let is_infinite = |_: &usize, figures: &Figures| figures.non_finite > 0;
+    let is_off = |index: &usize, figures: &Figures| {
+        let limit = Noise::limit(&reference.noise.values, *index);
         is_infinite(index, figures) || figures.error.is_some_and(|error| error > limit)
     };
     let infinite = first(&is_infinite);
@@ -367,8 +348,9 @@ fn explain(
             // bf16 has the range of f32: where it is right, f16 lacked range.
             Some(bf16) => reference.is_right(bf16, None),
             None => {
-                let large = (reference.trial.visits.iter()).filter_map(value);
-                measure(large)?.iter().any(|status| status.max_abs > 255.0)
+                let visits = reference.trial.visits.iter();
+                let values = visits.filter_map(|visit| visit.value.as_ref());
+                measure(values)?.iter().any(|status| status.max_abs > 255.0)
             }
         };
         return Ok(match lacks_range || infinite.is_some() {

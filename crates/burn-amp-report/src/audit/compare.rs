@@ -5,8 +5,6 @@ use burn_amp_core::{AmpError, observe};
 use burn_amp_kernels::TensorStatus;
 use serde::Serialize;
 
-use crate::place::is_half;
-
 /// What was found in a tensor, against the same in f32.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Figures {
@@ -37,17 +35,22 @@ pub(crate) struct Pair<'a> {
     /// In which overflow is looked for; none for f32.
     pub(crate) half: Option<FloatDType>,
     pub(crate) expected: &'a Tensor<1>,
-    /// Of what is expected.
-    pub(crate) status: TensorStatus,
 }
 
-/// Compares tensors with those of the f32 run. Waits for each device.
-pub(crate) fn compare(pairs: &[Pair<'_>]) -> Result<Vec<Figures>, AmpError> {
-    let statuses = measure(pairs.iter().map(|pair| pair.values))?;
+/// Compares tensors with those of the f32 run, which were measured. Waits for each device.
+pub(crate) fn compare(
+    pairs: &[Pair<'_>],
+    expected: &[TensorStatus],
+) -> Result<Vec<Figures>, AmpError> {
+    let statuses = observe::measure(pairs.iter().map(|pair| pair.values))?;
     let differences: Vec<_> = pairs.iter().map(Pair::difference).collect();
-    let differences = measure(differences.iter())?;
-    let found = pairs.iter().zip(statuses.iter().zip(&differences));
-    let figures = found.map(|(pair, (status, difference))| pair.figures(status, difference));
+    let differences = observe::measure(differences.iter())?;
+    let found = pairs
+        .iter()
+        .zip(expected)
+        .zip(statuses.iter().zip(&differences));
+    let figures = found
+        .map(|((pair, expected), (status, difference))| pair.figures(expected, status, difference));
     Ok(figures.collect())
 }
 
@@ -62,7 +65,7 @@ pub(crate) fn headroom(dtype: FloatDType, max_abs: f64) -> Option<f64> {
 
 impl Pair<'_> {
     fn difference(&self) -> Tensor<1> {
-        let wide = match is_half(self.values.dtype()) {
+        let wide = match observe::is_half(self.values.dtype()) {
             true => self.values.clone().cast(FloatDType::F32),
             false => self.values.clone(),
         };
@@ -75,8 +78,12 @@ impl Pair<'_> {
         wide - expected
     }
 
-    fn figures(&self, status: &TensorStatus, difference: &TensorStatus) -> Figures {
-        let reference = &self.status;
+    fn figures(
+        &self,
+        reference: &TensorStatus,
+        status: &TensorStatus,
+        difference: &TensorStatus,
+    ) -> Figures {
         let norm = status.norm / self.scale;
         let finite = status.non_finite == 0 && reference.non_finite == 0;
         let comparable = finite && reference.norm > 0.0;
@@ -106,11 +113,4 @@ pub(crate) fn finite_norm(status: &TensorStatus) -> Option<f64> {
 
 pub(crate) fn rms(status: &TensorStatus) -> f64 {
     status.norm / (status.elements.max(1) as f64).sqrt()
-}
-
-/// Measures tensors on any devices. Waits for each device once.
-pub(crate) fn measure<'a>(
-    tensors: impl Iterator<Item = &'a Tensor<1>>,
-) -> Result<Vec<TensorStatus>, AmpError> {
-    observe::measure(tensors.cloned().collect())
 }

@@ -1,12 +1,13 @@
 //! The run in f32, and when another one is off.
 
-use burn_amp_core::{AmpError, observe::Flat};
+use burn::tensor::FloatDType;
+use burn_amp_core::{AmpError, observe};
 use burn_amp_kernels::TensorStatus;
 use std::{cmp::Ordering, collections::HashMap};
 
 use super::{
     Compared, Trial,
-    compare::{Figures, Pair, compare, headroom, measure, rms},
+    compare::{Figures, Pair, compare, headroom, rms},
 };
 
 /// From this share of lost values on, a gradient is said to underflow.
@@ -44,15 +45,11 @@ impl Noise {
     pub(super) fn limit(of: &HashMap<usize, f64>, index: usize) -> f64 {
         OFF.max(3.0 * of.get(&index).copied().unwrap_or(0.0))
     }
-
-    pub(super) fn is_random(&self) -> bool {
-        self.gradients.values().any(|error| *error > 1e-3)
-    }
 }
 
 impl Reference {
     pub(super) fn new(trial: Trial) -> Result<Self, AmpError> {
-        let statuses = measure(trial.gradients.iter().map(|gradient| &gradient.values))?;
+        let statuses = observe::measure(trial.gradients.iter().map(|gradient| &gradient.values))?;
         let squares: f64 = statuses.iter().map(|status| status.norm.powi(2)).sum();
         let elements: u64 = statuses.iter().map(|status| status.elements).sum();
         Ok(Self {
@@ -73,24 +70,23 @@ impl Reference {
         let mut found: HashMap<_, _> = found.map(|found| (found.path, found.values)).collect();
         let gradients = self.trial.gradients.iter();
         trial.gradients = (gradients.clone())
-            .map(|expected| Flat {
+            .map(|expected| observe::Flat {
                 path: expected.path.clone(),
                 values: (found.remove(&expected.path))
                     .unwrap_or_else(|| expected.values.zeros_like()),
             })
             .collect();
-        let pairs = trial.gradients.iter().zip(gradients.zip(&self.statuses));
-        let pairs = pairs.map(|(gradient, (expected, status))| Pair {
+        let pairs = trial.gradients.iter().zip(gradients);
+        let pairs = pairs.map(|(gradient, expected)| Pair {
             values: &gradient.values,
             scale: 1.0,
             half: None,
             expected: &expected.values,
-            status: *status,
         });
-        let mut figures = compare(&pairs.collect::<Vec<_>>())?;
+        let mut figures = compare(&pairs.collect::<Vec<_>>(), &self.statuses)?;
         let found = figures.iter_mut().zip(&trial.gradients).zip(&self.statuses);
         for ((figures, gradient), status) in found {
-            if trial.is_half() && trial.read.contains(&gradient.path) {
+            if trial.dtype != FloatDType::F32 && trial.read.contains(&gradient.path) {
                 // What is f32 outside was f16 inside, times the scale.
                 figures.headroom = headroom(trial.dtype, status.max_abs * trial.loss_scale);
             }
@@ -101,7 +97,7 @@ impl Reference {
     /// The scale that brings the largest gradient [`HEADROOM`] below overflow.
     pub(super) fn ideal_scale(&self) -> Option<f64> {
         let visits = self.trial.visits.iter();
-        let at_probes = measure(visits.filter_map(|visit| visit.gradient.as_ref()));
+        let at_probes = observe::measure(visits.filter_map(|visit| visit.gradient.as_ref()));
         let at_probes = at_probes.unwrap_or_default();
         let found = self.statuses.iter().chain(&at_probes);
         let largest = found.fold(self.trial.max_abs, |max, status| max.max(status.max_abs));

@@ -3,65 +3,60 @@
 use burn::tensor::{DType, Tensor};
 use burn_amp_core::{AmpError, observe};
 use burn_amp_kernels::{ExponentHistogram, TensorStatus};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::{
     Audit, Compared, DUMPED, Dump, Format, Layer, Parameter, Passed, Reproduction, Run,
-    compare::{Figures, Pair, compare, finite_norm, measure},
+    compare::{Figures, Pair, compare, finite_norm},
     reference::{LOST, OFF, Reference},
     trace::Visit,
 };
-use crate::place::{dtype_name, is_half};
+use crate::place::dtype_name;
 
-/// Takes a tensor of a visit: what passed, or its gradient.
-pub(super) type Of = fn(&Visit) -> Option<&Tensor<1>>;
+/// Takes a tensor of a visit, what passed or its gradient, and what it is multiplied by.
+pub(super) type Of = fn(&Visit) -> Option<(&Tensor<1>, f64)>;
 
-pub(super) fn value(visit: &Visit) -> Option<&Tensor<1>> {
-    visit.value.as_ref()
+pub(super) fn value(visit: &Visit) -> Option<(&Tensor<1>, f64)> {
+    Some((visit.value.as_ref()?, 1.0))
 }
 
-pub(super) fn gradient(visit: &Visit) -> Option<&Tensor<1>> {
-    visit.gradient.as_ref()
+pub(super) fn gradient(visit: &Visit) -> Option<(&Tensor<1>, f64)> {
+    Some((visit.gradient.as_ref()?, visit.scale))
 }
 
-/// What passed the probes of a run, against the same in f32: with the number of the visit.
+/// What passed the probes of a run, against the same in f32, by the number of the visit.
 pub(super) fn passed(
     reference: &Reference,
     run: &Compared,
     of: Of,
-    is_gradient: bool,
-) -> Result<Vec<(usize, Figures)>, AmpError> {
+) -> Result<BTreeMap<usize, Figures>, AmpError> {
     let pairs = reference.trial.visits.iter().zip(&run.trial.visits);
     let found = pairs.enumerate().filter_map(|(index, (expected, visit))| {
         let is_same = expected.name == visit.name && expected.shape == visit.shape;
-        let (expected, values) = (of(expected)?, of(visit)?);
-        is_same.then_some((index, expected, visit, values))
+        let ((expected, _), (values, scale)) = (of(expected)?, of(visit)?);
+        let half = observe::is_half(visit.dtype).then(|| visit.dtype.into());
+        let pair = Pair {
+            values,
+            scale,
+            half,
+            expected,
+        };
+        is_same.then_some((index, pair))
     });
-    let found: Vec<_> = found.collect();
-    let statuses = measure(found.iter().map(|(_, expected, ..)| *expected))?;
-    let pairs = (found.iter().zip(statuses)).map(|((_, expected, visit, values), status)| Pair {
-        values,
-        scale: if is_gradient { visit.scale } else { 1.0 },
-        half: is_half(visit.dtype).then(|| visit.dtype.into()),
-        expected,
-        status,
-    });
-    let figures = compare(&pairs.collect::<Vec<_>>())?;
-    let indices = found.iter().map(|(index, ..)| *index);
-    Ok(indices.zip(figures).collect())
+    let (indices, pairs): (Vec<_>, Vec<_>) = found.unzip();
+    let statuses = observe::measure(pairs.iter().map(|pair| pair.expected))?;
+    let figures = compare(&pairs, &statuses)?;
+    Ok(indices.into_iter().zip(figures).collect())
 }
 
 /// What all runs have shown at the probes.
 pub(super) fn layers(reference: &Reference, runs: &[Compared]) -> Result<Vec<Layer>, AmpError> {
     let visits = &reference.trial.visits;
-    let shown = |of: Of, is_gradient: bool| -> Result<Vec<Option<Passed>>, AmpError> {
-        let mut statuses = measure(visits.iter().filter_map(of))?.into_iter();
-        let found = runs
-            .iter()
-            .map(|run| passed(reference, run, of, is_gradient));
-        let found: Vec<HashMap<_, _>> = found
-            .map(|found| Ok::<_, AmpError>(found?.into_iter().collect()))
-            .collect::<Result<_, _>>()?;
+    let shown = |of: Of| -> Result<Vec<Option<Passed>>, AmpError> {
+        let tensors = visits.iter().filter_map(|visit| Some(of(visit)?.0));
+        let mut statuses = observe::measure(tensors)?.into_iter();
+        let found = runs.iter().map(|run| passed(reference, run, of));
+        let found: Vec<_> = found.collect::<Result<_, _>>()?;
         let passed = |(index, visit): (usize, &Visit)| {
             let status = of(visit).and_then(|_| statuses.next())?;
             let figures = found.iter().map(|run| run.get(&index).copied());
@@ -73,7 +68,7 @@ pub(super) fn layers(reference: &Reference, runs: &[Compared]) -> Result<Vec<Lay
         };
         Ok(visits.iter().enumerate().map(passed).collect())
     };
-    let found = shown(value, false)?.into_iter().zip(shown(gradient, true)?);
+    let found = shown(value)?.into_iter().zip(shown(gradient)?);
     let now = &runs[1].trial.visits;
     let layer = |(index, (value, gradient)): (usize, (Option<Passed>, Option<Passed>))| {
         let visit = now.get(index);
@@ -102,7 +97,7 @@ pub(super) fn reproduction(
         let values = (&found.values, 1.0);
         tensors.push(Dump::new(name, DType::F32, shape, values, expected));
     }
-    let found = passed(reference, run, gradient, true)?;
+    let found = passed(reference, run, gradient)?;
     let is_off =
         |figures: &Figures| figures.error.is_some_and(|error| error > OFF) || figures.lost > LOST;
     let first = found.iter().rev().find(|(_, figures)| is_off(figures));
@@ -110,12 +105,11 @@ pub(super) fn reproduction(
     // There may be no other behind it.
     let first = first.map_or(usize::MAX, |(first, _)| *first);
     for (expected, visit) in visits.skip(first).take(2) {
-        let sides: [(_, Of, _); 2] = [("value", value, 1.0), ("gradient", gradient, visit.scale)];
-        for (what, of, scale) in sides {
-            if let (Some(expected), Some(values)) = (of(expected), of(visit)) {
+        for (what, of) in [("value", value as Of), ("gradient", gradient)] {
+            if let (Some((expected, _)), Some(values)) = (of(expected), of(visit)) {
                 let name = format!("{what} at probe {}", visit.name);
                 let (dtype, shape) = (visit.dtype, visit.shape.clone());
-                tensors.push(Dump::new(name, dtype, shape, (values, scale), expected));
+                tensors.push(Dump::new(name, dtype, shape, values, expected));
             }
         }
     }
@@ -193,7 +187,7 @@ pub(super) fn count(
 ) -> Result<ExponentHistogram, AmpError> {
     let found = reference.trial.gradients.iter().zip(&reference.statuses);
     let scaled = found.map(|(found, status)| found.values.clone().mul_scalar(factor(status)));
-    observe::count(scaled.collect())
+    observe::count(scaled)
 }
 
 /// What narrower formats lose: bf16 was tried; the others are counted, each parameter with a scale of its own that brings its largest

@@ -1,21 +1,22 @@
 //! What passes the probes of one run of an audit.
 
 use burn::tensor::{DType, Gradients, Tensor};
-use burn_amp_core::observe::{Observer, locked};
+use burn_amp_core::observe::{Observer, locked, scale_here};
 use std::{collections::BTreeSet, sync::Mutex};
 
-use crate::place::{Names, scale_here};
+use crate::place::Names;
 
 /// Keeps tensors and their gradients, and knows which layers run in f32.
+#[derive(Default)]
 pub(crate) struct Trace {
     pub(crate) in_f32: BTreeSet<String>,
     /// Whether tensors are kept; else only the names.
-    keeps: bool,
-    visits: Mutex<Visits>,
+    pub(super) keeps: bool,
+    pub(super) visits: Mutex<Visits>,
 }
 
 #[derive(Default)]
-struct Visits {
+pub(super) struct Visits {
     list: Vec<Visit>,
     names: Names,
 }
@@ -42,11 +43,11 @@ pub(crate) struct Visit {
 type Leaf = Box<dyn FnOnce(&Gradients) -> Option<Tensor<1>> + Send>;
 
 impl Trace {
-    pub(crate) fn new(keeps: bool, in_f32: &[String]) -> Self {
+    /// One that keeps the tensors.
+    pub(crate) fn of_all() -> Self {
         Self {
-            in_f32: in_f32.iter().cloned().collect(),
-            keeps,
-            visits: Mutex::default(),
+            keeps: true,
+            ..Self::default()
         }
     }
 

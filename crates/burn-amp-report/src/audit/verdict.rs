@@ -90,6 +90,22 @@ fn island(in_f32: &[String]) -> String {
     }
 }
 
+/// What to do where a loss scale helps, or else where none does.
+fn moved(how: &str, scale: Option<f64>, none: String) -> String {
+    scale.map_or(none, |scale| {
+        format!("{how} the loss scale to {}.", power(scale))
+    })
+}
+
+/// Where values begin that are not finite in f32 either.
+fn beginning(parameter: Option<&str>, at: Option<&str>) -> String {
+    match (parameter, at) {
+        (Some(parameter), _) => format!("Parameter `{parameter}` is infinite or NaN itself."),
+        (None, Some(at)) => format!("It shows first at `{at}`. Look at the batch and the loss."),
+        (None, None) => "Look at the batch and the loss.".to_string(),
+    }
+}
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -99,10 +115,8 @@ impl fmt::Display for Verdict {
                 parameters,
                 in_f32,
             } => {
-                let what = match raise_to {
-                    Some(scale) => format!("Raise the loss scale to {}.", power(*scale)),
-                    None => format!("No loss scale serves all layers: use `rescaled`. {}", island(in_f32)),
-                };
+                let none = format!("No loss scale serves all layers: use `rescaled`. {}", island(in_f32));
+                let what = moved("Raise", *raise_to, none);
                 write!(f, "underflow: gradients of {} become zero. {what}", names(parameters))
             }
             Self::BackwardOverflow {
@@ -110,16 +124,12 @@ impl fmt::Display for Verdict {
                 parameters,
                 in_f32,
             } => {
-                let what = match lower_to {
-                    Some(scale) => format!("Lower the loss scale to {}.", power(*scale)),
-                    None => island(in_f32),
-                };
+                let what = moved("Lower", *lower_to, island(in_f32));
                 write!(f, "overflow in backward: gradients of {} are not finite. {what}", names(parameters))
             }
             Self::ForwardOverflow { at, in_f32 } => {
-                let first = at.as_ref().map(|at| format!(", first at `{at}`"));
-                let (first, what) = (first.unwrap_or_default(), island(in_f32));
-                write!(f, "overflow in forward{first}: no loss scale helps. {what}")
+                let first = at.as_ref().map_or(String::new(), |at| format!(", first at `{at}`"));
+                write!(f, "overflow in forward{first}: no loss scale helps. {}", island(in_f32))
             }
             Self::Backend { parameters, in_f32 } => write!(
                 f,
@@ -129,11 +139,7 @@ impl fmt::Display for Verdict {
                 island(in_f32)
             ),
             Self::NotFinite { parameter, at } => {
-                let what = match (parameter, at) {
-                    (Some(parameter), _) => format!("Parameter `{parameter}` is infinite or NaN itself."),
-                    (None, Some(at)) => format!("It shows first at `{at}`. Look at the batch and the loss."),
-                    (None, None) => "Look at the batch and the loss.".to_string(),
-                };
+                let what = beginning(parameter.as_deref(), at.as_deref());
                 write!(f, "not finite in f32 either: half precision is not the cause. {what}")
             }
             Self::Dead { parameters } => write!(

@@ -48,47 +48,31 @@ impl<'a> Flight<'a> {
         }
     }
 
-    pub(super) fn to_json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("names and numbers")
-    }
-
     pub(super) fn render(&self) -> String {
         let taken = self.steps.iter().filter(|step| !step.is("stepped"));
         let skips: Vec<f64> = taken.map(|step| step.host.step as f64).collect();
         let of_host = |name: &str, value: fn(&Host) -> Option<f64>| {
             vec![self.line(name, 0, |step| value(&step.host))]
         };
+        let chart = |title, scale, lines: &[Line]| chart::lines(title, "", scale, lines, &skips);
+        let log = |title, lines: &[Line]| chart(title, Scale::Log, lines);
+        let scale = of_host("loss scale", |host| host.loss_scale);
+        let norm = of_host("norm", |host| host.norm);
+        let forward = self.magnitudes(|seen| seen.value.max_abs);
+        let back = self.magnitudes(|seen| seen.gradient.max_abs);
         let charts = [
-            (
-                "loss scale",
-                Scale::Binary,
-                of_host("loss scale", |host| Some(host.loss_scale)),
-            ),
-            (
-                "largest magnitudes on the way forward",
-                Scale::Log,
-                self.magnitudes(|seen| seen.value.max_abs),
-            ),
-            (
-                "largest magnitudes of gradients, unscaled",
-                Scale::Log,
-                self.magnitudes(|seen| seen.gradient.max_abs),
-            ),
-            (
-                "norm of all gradients",
-                Scale::Log,
-                of_host("norm", |host| host.norm),
-            ),
+            chart("loss scale", Scale::Binary, &scale),
+            log("largest magnitudes on the way forward", &forward),
+            log("largest magnitudes of gradients, unscaled", &back),
+            log("norm of all gradients", &norm),
         ];
-        let charts = (charts.iter())
-            .filter_map(|(title, scale, lines)| chart::lines(title, "", *scale, lines, &skips));
         let last = self.steps.last();
         let context = context! {
             title => format!("Flight recorder, step {}", self.step),
             flight => self,
             bad => self.first.is_some() || last.is_some_and(|last| !last.is("stepped")),
             skipped => count_skipped(self.steps),
-            charts => charts.collect::<Vec<_>>(),
+            charts => charts.into_iter().flatten().collect::<Vec<_>>(),
             last,
         };
         page::render("flight.html", context)
@@ -160,7 +144,7 @@ fn advice(steps: &[Step], first: Option<&First>) -> String {
     let Some(last) = steps.last() else {
         return "No step was made yet.".to_string();
     };
-    let scale = page::power(last.host.loss_scale);
+    let scale = last.host.loss_scale.map(page::power).unwrap_or_default();
     let before = |first: &First| match first.max_abs_before {
         Some(max_abs) => format!(
             " (largest magnitude in the last step in which it was finite: {})",

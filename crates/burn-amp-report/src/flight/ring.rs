@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use burn_amp_core::{
     StepOutcome, UnscaledGradients,
-    observe::{self, Observer, Stepped, locked},
+    observe::{self, Observer, Stepped, locked, scale_here},
 };
 use burn_amp_kernels::{ExponentHistogram, Watch, watched_cast};
 use std::{
@@ -18,12 +18,12 @@ use std::{
 
 use super::{
     page,
-    step::{Host, Overflow, Passed, Step},
+    step::{Host, Overflow, Passed, Step, read_steps},
 };
 use crate::{
     error::ReportError,
     file,
-    place::{Names, dtype_name, scale_here},
+    place::{Names, dtype_name},
 };
 
 /// Steps that are kept.
@@ -33,32 +33,32 @@ const MAX_PASSED: usize = 4096;
 
 /// What a recorder keeps.
 pub(crate) struct Ring {
-    folder: PathBuf,
+    pub(super) folder: PathBuf,
     /// What passes the probes between two steps, shared with the graphs.
     passed: Arc<Mutex<VecDeque<Passed>>>,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
 }
 
-struct State {
+pub(super) struct State {
     steps: VecDeque<Step>,
     /// Steps so far.
     count: u64,
     loss_scale: f64,
     /// How often gradients are counted by exponent; 0 for never.
-    count_every: u32,
+    pub(super) count_every: u32,
     /// Probes of the step that is under way.
     names: Names,
     /// What is known of the step that is under way.
-    next: Host,
+    pub(super) next: Host,
     log: File,
     last: Instant,
-    written: Vec<PathBuf>,
+    pub(super) written: Vec<PathBuf>,
 }
 
 impl Ring {
     pub(super) fn new(folder: &Path, loss_scale: f32) -> Result<Self, ReportError> {
         let path = folder.join("steps.jsonl");
-        let count = crate::run::last_step(&path)?;
+        let count = read_steps(&path)?.last().map_or(0, |step| step.step);
         let open = || {
             let mut log = OpenOptions::new().create(true).append(true).open(&path)?;
             if log.metadata()?.len() > 0 {
@@ -83,19 +83,6 @@ impl Ring {
                 written: Vec::new(),
             }),
         })
-    }
-
-    pub(super) fn count_every(&self, steps: u32) {
-        locked(&self.state).count_every = steps;
-    }
-
-    pub(super) fn note(&self, name: &str, value: f64) {
-        let notes = &mut locked(&self.state).next.notes;
-        notes.insert(name.to_string(), value);
-    }
-
-    pub(super) fn written(&self) -> Vec<PathBuf> {
-        locked(&self.state).written.clone()
     }
 
     /// Measures a tensor and its gradient on the way back.
@@ -123,21 +110,18 @@ impl Ring {
         });
         watched_cast(x, dtype.into(), 1.0, &watch)
     }
-
-    /// Reads the last steps and writes them down.
-    pub(super) fn write(&self, why: &str) -> Result<PathBuf, ReportError> {
-        locked(&self.state).write(&self.folder, why)
-    }
 }
 
 impl State {
-    fn write(&mut self, folder: &Path, why: &str) -> Result<PathBuf, ReportError> {
+    /// Reads the last steps and writes them down.
+    pub(super) fn write(&mut self, folder: &Path, why: &str) -> Result<PathBuf, ReportError> {
         let steps = self.steps.make_contiguous();
         steps.iter_mut().for_each(Step::read);
         let step = self.count;
         let flight = page::Flight::of(step, why, steps);
         let path = folder.join(format!("flight-{step}.json"));
-        file::write(&path, &flight.to_json())?;
+        let json = serde_json::to_string_pretty(&flight).expect("names and numbers");
+        file::write(&path, &json)?;
         let path = folder.join(format!("flight-{step}.html"));
         file::write(&path, &flight.render())?;
         if !self.written.contains(&path) {
@@ -150,7 +134,7 @@ impl State {
 impl Observer for Ring {
     fn tested(&self, grads: &UnscaledGradients) {
         let mut state = locked(&self.state);
-        let overflows = observe::overflows(grads).map(|(parameter, values)| Overflow {
+        let overflows = grads.overflow_counts().map(|(parameter, values)| Overflow {
             parameter: parameter.to_string(),
             values,
         });
@@ -185,7 +169,10 @@ impl Observer for Ring {
                 Some(outcome) => format!("{outcome:?}").to_lowercase(),
                 None => "refused".to_string(),
             },
-            loss_scale: std::mem::replace(&mut state.loss_scale, step.loss_scale.into()),
+            loss_scale: Some(std::mem::replace(
+                &mut state.loss_scale,
+                step.loss_scale.into(),
+            )),
             norm: step.status.map(|status| status.norm()),
             max_abs: step.status.map(|status| status.max_abs()),
             zero_share: step.status.map(|status| status.zero_share()),

@@ -1,8 +1,10 @@
 //! One step of a flight: what its optimizer has read, and what passed the probes.
 
 use burn_amp_kernels::{Crossing, TensorStatus};
-use serde::Serialize;
-use std::collections::BTreeMap;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, fs, io, path::Path};
+
+use crate::error::ReportError;
 
 #[cfg(test)]
 thread_local! {
@@ -22,8 +24,8 @@ pub(super) struct Passed {
 }
 
 /// A parameter whose gradient is not finite.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Overflow {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Overflow {
     pub(super) parameter: String,
     pub(super) values: u64,
 }
@@ -40,21 +42,21 @@ pub(super) struct Step {
     pub(super) passed: Vec<Passed>,
 }
 
-/// The numbers of a step that the optimizer has read anyway.
-#[derive(Default, Serialize)]
-pub(super) struct Host {
-    pub(super) step: u64,
-    pub(super) outcome: String,
+/// The numbers of a step that the optimizer has read anyway: a line of `steps.jsonl`, in which infinities and NaN are null.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Host {
+    pub(crate) step: u64,
+    pub(crate) outcome: String,
     /// That its gradients were multiplied by.
-    pub(super) loss_scale: f64,
-    pub(super) norm: Option<f64>,
+    pub(crate) loss_scale: Option<f64>,
+    pub(crate) norm: Option<f64>,
     pub(super) max_abs: Option<f64>,
-    pub(super) zero_share: Option<f64>,
+    pub(crate) zero_share: Option<f64>,
     /// Since the step before; none for the first.
-    pub(super) seconds: Option<f64>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(super) notes: BTreeMap<String, f64>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) seconds: Option<f64>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) notes: BTreeMap<String, Option<f64>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) overflows: Vec<Overflow>,
     /// Where the loss is to blame: whether the model's output was finite.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -62,8 +64,20 @@ pub(super) struct Host {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
     /// By exponent, of those that occur; unscaled.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) exponents: Vec<(i32, u64)>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) exponents: Vec<(i32, u64)>,
+}
+
+/// The steps in a `steps.jsonl`; none where there is no file. A line that was cut off is none.
+pub(crate) fn read_steps(path: &Path) -> Result<Vec<Host>, ReportError> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(ReportError::file(path, error)),
+    };
+    let lines = text.lines();
+    let steps = lines.filter_map(|line| serde_json::from_str(line).ok());
+    Ok(steps.collect())
 }
 
 /// What a probe has seen, read.

@@ -1,13 +1,15 @@
 //! What a run has left in its folder.
 
-use serde::Deserialize;
 use std::{
     collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
 
-use crate::error::ReportError;
+use crate::{
+    error::ReportError,
+    flight::{Host, read_steps},
+};
 
 /// Series that a metric and a flight recorder know alike.
 const LOSS_SCALE: &str = "Loss Scale";
@@ -33,38 +35,6 @@ pub(crate) struct Logs {
     pub(crate) exponents: Vec<(f64, Vec<(i32, u64)>)>,
 }
 
-/// A line of `steps.jsonl`, as the flight recorder writes it.
-#[derive(Debug, Deserialize)]
-struct Line {
-    step: u64,
-    outcome: String,
-    loss_scale: Option<f64>,
-    norm: Option<f64>,
-    zero_share: Option<f64>,
-    seconds: Option<f64>,
-    #[serde(default)]
-    notes: BTreeMap<String, Option<f64>>,
-    #[serde(default)]
-    exponents: Vec<(i32, u64)>,
-}
-
-/// The number of the last step in a `steps.jsonl`; 0 if there is none. A line that was cut off is none.
-pub(crate) fn last_step(path: &Path) -> Result<u64, ReportError> {
-    Ok(lines(path)?.last().map_or(0, |line| line.step))
-}
-
-fn lines(path: &Path) -> Result<Vec<Line>, ReportError> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(ReportError::file(path, error)),
-    };
-    let lines = text
-        .lines()
-        .filter_map(|line| serde_json::from_str(line).ok());
-    Ok(lines.collect())
-}
-
 impl Logs {
     pub(crate) fn read(folder: &Path) -> Result<Self, ReportError> {
         let path = folder.canonicalize().unwrap_or_else(|_| folder.into());
@@ -77,7 +47,7 @@ impl Logs {
             return Err(ReportError::file(folder, "there is no such folder"));
         }
         logs.read_learner(folder)?;
-        let steps = lines(&folder.join("steps.jsonl"))?;
+        let steps = read_steps(&folder.join("steps.jsonl"))?;
         if !steps.is_empty() {
             logs.take(steps);
         }
@@ -140,7 +110,7 @@ impl Logs {
     }
 
     /// The steps of a flight recorder, which know more of each than a metric.
-    fn take(&mut self, steps: Vec<Line>) {
+    fn take(&mut self, steps: Vec<Host>) {
         self.knows_skips = true;
         self.skips.clear();
         for name in [LOSS_SCALE, NORM, ZEROS, STEP_TIME] {

@@ -137,7 +137,7 @@ impl Hooks {
                 );
             }
             let restored = hook.restore(state);
-            restored.map_err(|reason| record.refused_hook(&name, &reason))?;
+            restored.map_err(|reason| record.refused_state(&name, &reason))?;
         }
         Ok(hooks)
     }
@@ -183,7 +183,8 @@ fn with_masters(
     let masters = LazyCell::new(masters);
     let half = |parameter: &&mut Parameter| is_half(parameter.value.dtype());
     for Parameter { id, value, .. } in parameters.iter_mut().filter(half) {
-        let master = masters.get_any(*id, &value.device());
+        let master = masters.get(id).cloned();
+        let master = master.and_then(|master| master.live(&value.device()));
         *value = match master {
             Some(master) if master.shape() == value.shape() => master,
             _ => continue,

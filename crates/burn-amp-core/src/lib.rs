@@ -9,6 +9,7 @@ mod warning;
 mod beside_burn;
 mod border;
 mod check;
+mod earlier;
 mod ema;
 mod error;
 mod gradients;

@@ -26,7 +26,7 @@ use owners::{HOOK, MASTERS};
 pub use state::State;
 
 use crate::{
-    error::AmpError, journal::step_counters::StepCounters, scale::loss_scale::LossScale,
+    earlier, error::AmpError, journal::step_counters::StepCounters, scale::loss_scale::LossScale,
     scaler::ScalerState, update::ModuleOptim, update::module_optim::FRESH,
 };
 
@@ -362,8 +362,11 @@ impl AmpRecord {
                 let state = section.as_ref().map(ScalerState::of).transpose();
                 self.scaler = state.map_err(|reason| self.refused_state(STATE, &reason))?;
             }
-            ACCUMULATION_WINDOW | ONE_HOOK => {}
+            ACCUMULATION_WINDOW | ONE_HOOK | earlier::ONE_HOOK => {}
             _ => return Err(container::later(&self.origin, &format!("kind `{kind}`"))),
+        }
+        for (hook, field) in earlier::HOOKS {
+            container.rename_state(hook, field, &format!("{HOOK}{hook}"));
         }
         let hooks = container.names_from(HOOK);
         for name in [WINDOW, MASTERS].map(String::from).into_iter().chain(hooks) {

@@ -10,11 +10,16 @@ use crate::{
     update::ModuleOptim,
 };
 
-/// As it is stored.
+/// As it is stored, with what earlier versions have left beside it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
     state: GuardState,
+    /// The losses of an open window, which stand beside its gradients now.
+    #[serde(default, rename = "sum", with = "crate::values::number")]
+    _sum: f64,
+    #[serde(default, rename = "count")]
+    _count: u32,
 }
 
 impl Hook for GuardState {
@@ -45,7 +50,7 @@ impl Hook for GuardState {
         let fresh = Self::new(self.guard).map_err(|error| error.to_string())?;
         *self = match stored {
             None => fresh,
-            Some(Stored { state }) => {
+            Some(Stored { state, .. }) => {
                 if let Some(reason) = state.contradiction() {
                     return Err(reason);
                 }
@@ -96,7 +101,7 @@ mod tests {
             let losses = json!({"values": [], "sum": 0.0, "sum_sq": 0.0});
             let state =
                 json!({"guard": rule, "losses": losses, "norms": norms, "average": average});
-            let stored = State::of(&json!({"state": state})).unwrap();
+            let stored = State::of(&json!({"state": state, "sum": 0.0, "count": 0})).unwrap();
             let mut here = GuardState::new(Guard::zclip()).unwrap();
             here.restore(Some(stored))
         };

@@ -220,11 +220,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Why no step can be recorded, whatever its gradients are.
-    pub(super) fn cannot_record(&self) -> Option<&'static str> {
-        if !self.options.hooks.is_empty() {
-            return Some("hooks look at its steps (`with_hook` and the methods that add one)");
+    pub(super) fn cannot_record(&self) -> Option<String> {
+        match self.options.hooks.first() {
+            Some(name) => Some(format!("the hook `{name}` looks at its steps")),
+            None => self.why_host().map(String::from),
         }
-        self.why_host()
     }
 
     /// What has to be read between the gradients and the step, whatever they are.

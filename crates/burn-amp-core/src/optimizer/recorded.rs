@@ -63,10 +63,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         device: &Device,
         place: Option<DeviceScale>,
     ) -> Result<DeviceScale, AmpError> {
-        let why = self
-            .cannot_record()
-            .unwrap_or("its loss scale is the host's");
-        let state = self.scaler.live().on_device().ok_or_else(|| refused(why))?;
+        let why = || {
+            let what = self.cannot_record();
+            refused(what.unwrap_or_else(|| "its loss scale is the host's".to_string()))
+        };
+        let state = self.scaler.live().on_device().ok_or_else(why)?;
         let sent = state.upload(device);
         Ok(match place {
             Some(place) => place.become_of(sent),

@@ -121,6 +121,20 @@ impl Container {
         names.map(String::from).collect()
     }
 
+    /// Gives a state, and the tensors that are called `field`, another name.
+    pub(super) fn rename_state(&mut self, state: &str, field: &str, name: &str) {
+        if let Some(values) = self.metadata.remove(&key_of(state)) {
+            self.metadata.insert(key_of(name), values);
+        }
+        let end = format!(".{}", key_of(field));
+        let mut tensors = self.split_tensors(|tensor| tensor.ends_with(&end));
+        for tensor in &mut tensors {
+            let id = tensor.name.trim_end_matches(&end);
+            tensor.name = format!("{id}.{}", key_of(name));
+        }
+        self.extend(tensors);
+    }
+
     /// Refuses what is left of our own after all that is known was taken out: it must not be lost in silence.
     pub(crate) fn check_rest(&self) -> Result<(), AmpError> {
         let keys = self.scalars.keys().chain(self.metadata.keys());

@@ -86,7 +86,6 @@ RUST
 module backend kernels-cubecl/tests/backend/main.rs
 module cast kernels-cubecl/tests/cast/main.rs
 module launches kernels-cubecl/tests/launches.rs
-module blend kernels-cubecl/tests/blend.rs
 module capture kernels-cubecl/tests/capture.rs
 module parity tests/parity/main.rs
 module optim tests/optim/main.rs

@@ -18,7 +18,10 @@ use burn::tensor::{Device, Tensor};
 use cubecl::prelude::*;
 use std::collections::HashMap;
 
-use crate::{rows::FIELDS, status::Status, words::upload};
+use crate::{
+    status::{FIELDS, Status},
+    words::upload,
+};
 
 /// How one gradient is clipped by a norm. Thresholds are above 0; an infinite one never clips, and one below 2^-126 is taken as that.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -82,7 +85,7 @@ impl ClipTable {
 
     /// With the norms, what an update needs of them; none of an empty list.
     pub(crate) fn with(&self, status: &Status) -> Option<[Tensor<1>; 2]> {
-        Some([self.0.clone(), status.rows()?])
+        Some([self.0.clone(), status.rows.clone()?])
     }
 }
 
@@ -247,7 +250,3 @@ fn quotient(threshold: u32, exponent: u32, divisor: u32) -> f32 {
     }
     factor
 }
-
-#[cfg(test)]
-#[path = "../tests/units/clip.rs"]
-mod tests;

@@ -7,7 +7,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use crate::{backends::memory_of, place::Place};
+use crate::{backends::memory_of, ops::Place};
 
 /// What a device was given to do, recorded to be done again in one call: a CUDA or HIP graph, or the list of commands that CubeCL keeps on
 /// WGPU. Dropping it frees the memory that it holds.
@@ -20,16 +20,13 @@ pub struct Graph {
 /// A device whose memory stays where it is, on the calling thread: for the runs before a recording, which take what it will need. Dropping it
 /// ends that.
 #[derive(Debug)]
-pub struct Preparation {
-    device: Device,
-    is_open: bool,
-}
+pub struct Preparation(Option<Device>);
 
 impl Drop for Preparation {
     fn drop(&mut self) {
-        if self.is_open {
+        if let Some(device) = &self.0 {
             // An error says that there is nothing to end.
-            let _ = Dispatch::graph_stop_capture(self.device.as_dispatch());
+            let _ = Dispatch::graph_stop_capture(device.as_dispatch());
         }
     }
 }
@@ -42,11 +39,7 @@ impl Preparation {
     /// What the device says, if a recording is under way there.
     pub fn new(device: &Device) -> Result<Self, String> {
         Dispatch::graph_prepare(device.as_dispatch()).map_err(|error| error.to_string())?;
-        let device = device.clone();
-        Ok(Self {
-            device,
-            is_open: true,
-        })
+        Ok(Self(Some(device.clone())))
     }
 
     /// Records what `work` launches, on the calling thread: none of it is done. `work` has run some times before, so that kernels are
@@ -57,14 +50,13 @@ impl Preparation {
     /// What the device says, or what `work` panics with: where it reads a tensor, or sends one to the device. What it would have written
     /// cannot be read then.
     pub fn record<T>(mut self, work: impl FnOnce() -> T) -> Result<(Graph, T), String> {
-        let place = self.device.as_dispatch();
-        self.is_open = false;
+        let device = self.0.take().expect("a device that was prepared");
+        let place = device.as_dispatch();
         Dispatch::graph_start_capture(place).map_err(|error| error.to_string())?;
         let done = catch_unwind(AssertUnwindSafe(work));
         let graph = Dispatch::graph_stop_capture(place);
         let value = done.map_err(|panic| panic_message(&*panic).to_string())?;
         let graph = graph.map_err(|error| error.to_string())?;
-        let device = self.device.clone();
         Ok((Graph { device, graph }, value))
     }
 }

@@ -1,7 +1,7 @@
 use burn::{backend::DispatchTensor, tensor::Tensor};
 use std::ops::{Add, RangeInclusive};
 
-use crate::rows::decode_count;
+use crate::status::decode_count;
 
 /// Zeros, what is not finite, exponents below the range, the range, exponents above it.
 pub(crate) const BINS: usize = 4 + ExponentHistogram::LENGTH;
@@ -99,10 +99,9 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    pub(crate) fn new(counts: DispatchTensor) -> Self {
-        Self {
-            counts: Some(Tensor::from_dispatch(counts)),
-        }
+    pub(crate) fn new(counts: Option<DispatchTensor>) -> Self {
+        let counts = counts.map(Tensor::from_dispatch);
+        Self { counts }
     }
 
     /// Reads the counts of all tensors together.

@@ -3,7 +3,7 @@ use burn::{
     tensor::Tensor,
 };
 
-use crate::place::Place;
+use crate::ops::Place;
 
 /// Float tensors of any ranks, all on one device.
 #[derive(Clone, Debug)]

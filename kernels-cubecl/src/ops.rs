@@ -1,10 +1,10 @@
 use burn::backend::{
     Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
-    ExtensionType, backend_extension, tensor::FloatTensor,
+    ExtensionType, TensorMetadata, backend_extension, tensor::FloatTensor,
 };
 use burn::tensor::FloatDType;
 
-use crate::{update_row::UpdateRule, watch::Watch};
+use crate::{step::UpdateRule, watch::Watch};
 
 /// What a backend does to a list of float tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -115,13 +115,69 @@ pub trait CastOps: Backend {
     }
 }
 
+/// What a pass multiplies by, and whether products keep their tensors' dtypes; none to measure alone.
+pub(crate) type Scaling<T> = Option<(T, bool)>;
+
+/// What a backend does for each [`Job`]: the kernels of one, and Burn's own operations where it has none.
+pub(crate) struct Kernels<T> {
+    /// Of tensors and the edge.
+    pub(crate) pass: fn(Vec<T>, Scaling<T>, f32) -> Vec<T>,
+    pub(crate) histogram: fn(Vec<T>) -> T,
+    /// Of target and source, with their weights.
+    pub(crate) blend: fn([T; 2], [f64; 2], Option<T>) -> T,
+    pub(crate) mul_cast: fn(T, FloatDType, f64, Option<T>) -> T,
+    /// Of the tensors of each parameter, and the rows.
+    pub(crate) update: fn(Vec<Vec<T>>, T, UpdateRule) -> Vec<T>,
+    /// Of state and rows, and those of the border.
+    pub(crate) advance: fn([T; 2], Option<T>) -> T,
+    /// Of what is undecided and the state, and what clipping takes.
+    pub(crate) decide: fn([T; 2], Vec<T>, UpdateRule) -> T,
+}
+
+impl<T: TensorMetadata> Kernels<T> {
+    pub(crate) fn run(&self, mut tensors: Vec<T>, job: Job) -> Vec<T> {
+        match job {
+            Job::Unscale { keep_dtype, edge } => {
+                let inverse = tensors.pop().expect("the inverse is last");
+                (self.pass)(tensors, Some((inverse, keep_dtype)), edge)
+            }
+            Job::Inspect { edge } => (self.pass)(tensors, None, edge),
+            Job::Histogram => vec![(self.histogram)(tensors)],
+            Job::Blend { keep, add } => {
+                let (both, mut found_inf) = taken(tensors);
+                vec![(self.blend)(both, [keep, add], found_inf.pop())]
+            }
+            Job::MulCast { dtype, factor } => {
+                let ([tensor], mut scale) = taken(tensors);
+                vec![(self.mul_cast)(tensor, dtype, factor, scale.pop())]
+            }
+            Job::Update { rule } => {
+                let rows = tensors.pop().expect("the rows are last");
+                (self.update)(rule.parameters(tensors, T::dtype), rows, rule)
+            }
+            Job::Advance => {
+                let (both, mut border) = taken(tensors);
+                vec![(self.advance)(both, border.pop())]
+            }
+            Job::Decide { rule } => {
+                let (both, clip) = taken(tensors);
+                vec![(self.decide)(both, clip, rule)]
+            }
+        }
+    }
+}
+
 /// The tensors that a job takes in any case, and those that may follow.
-pub(crate) fn taken<T, const N: usize>(mut tensors: Vec<T>) -> ([T; N], Vec<T>) {
+fn taken<T, const N: usize>(mut tensors: Vec<T>) -> ([T; N], Vec<T>) {
     let rest = tensors.split_off(N);
     let first = tensors.try_into();
     let first = first.unwrap_or_else(|_| panic!("as many tensors as the job takes"));
     (first, rest)
 }
+
+/// Where the values of a tensor are in a device's memory, to find out whether a result has taken their place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place(pub(crate) usize, pub(crate) u64);
 
 /// A list of float tensors of any ranks and layouts, as a backend sees it.
 pub struct TensorVec<B: Backend>(pub Vec<FloatTensor<B>>);

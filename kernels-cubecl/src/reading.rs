@@ -11,8 +11,7 @@ use std::{
 use crate::{
     backends::is_cube,
     graph::panic_message,
-    rows::{FIELDS, TensorStatus, decode},
-    status::Status,
+    status::{FIELDS, Status, TensorStatus, decode},
     watch::{Crossing, CrossingStatus},
 };
 
@@ -59,8 +58,11 @@ impl Reading {
     fn new(status: Status, crossings: Vec<Crossing>, waits: bool) -> Self {
         let crossed = crossings.iter().map(|crossing| crossing.status.clone());
         let statuses: Vec<Status> = crossed.chain([status]).collect();
-        let is_cube = |rows: Tensor<1>| is_cube(&rows.into_dispatch());
-        let elsewhere = !waits && statuses.iter().filter_map(Status::rows).any(is_cube);
+        let is_cube = |status: &Status| {
+            let rows = status.rows.clone().map(Tensor::into_dispatch);
+            rows.is_some_and(|rows| is_cube(&rows))
+        };
+        let elsewhere = !waits && statuses.iter().any(is_cube);
         // Launched here, in the order of this thread's work; what is left is the copy.
         let read = rows_later(statuses);
         let rows = match elsewhere {
@@ -114,9 +116,9 @@ fn read_elsewhere(
 /// Launches what is to be read, in one transfer where all rows are of one dtype on one device, and gives what looks at it, on any
 /// thread: CubeCL's devices copy only then.
 fn rows_later(statuses: Vec<Status>) -> impl FnOnce() -> Rows + Send {
-    let tensors: Vec<Tensor<1>> = statuses.iter().filter_map(Status::rows).collect();
-    let elements = statuses.into_iter().map(|status| status.elements);
-    let elements: Vec<Vec<u64>> = elements.collect();
+    let of = |status: Status| (status.rows, status.elements);
+    let (rows, elements): (Vec<_>, Vec<_>) = statuses.into_iter().map(of).unzip();
+    let tensors: Vec<Tensor<1>> = rows.into_iter().flatten().collect();
     let kind = |tensor: &Tensor<1>| (tensor.device(), tensor.dtype());
     let alike = tensors.iter().all(|other| kind(other) == kind(&tensors[0]));
     let tensors = match alike && tensors.len() > 1 {

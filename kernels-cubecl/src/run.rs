@@ -1,6 +1,6 @@
 use burn::{
     backend::{Backend, DTypeUsage, Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps},
-    tensor::{Device, FloatDType, Tensor},
+    tensor::{DType, Device, FloatDType, Tensor},
 };
 
 use crate::{
@@ -65,14 +65,12 @@ fn multiply(
     let (elements, edge) = (list.elements(), list.edge);
     let inverse = inverse.inner().cast(FloatDType::F32).into_dispatch();
     let job = Job::Unscale { keep_dtype, edge };
-    let Some((mut products, home)) = run_list(list, Some(inverse), job)? else {
-        return Ok(Default::default());
-    };
-    let rows = Tensor::from_dispatch(products.pop().expect("the rows are last"));
+    let (mut products, home) = run_list(list, Some(inverse), job)?;
+    let status = Status::new(products.pop(), elements);
     if let Some(home) = home {
         products = moved(products, &home);
     }
-    Ok((TensorList::of(products), Status::new(rows, elements)))
+    Ok((TensorList::of(products), status))
 }
 
 /// Measures every tensor as it is, in one pass that writes none of them.
@@ -88,9 +86,8 @@ fn multiply(
 /// If not all tensors are on one device.
 pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
     let (elements, edge) = (list.elements(), list.edge);
-    let found = run_list(list, None, Job::Inspect { edge })?;
-    let status = |(mut rows, _): Done| Status::new(Tensor::from_dispatch(rows.remove(0)), elements);
-    Ok(found.map(status).unwrap_or_default())
+    let (mut rows, _) = run_list(list, None, Job::Inspect { edge })?;
+    Ok(Status::new(rows.pop(), elements))
 }
 
 /// Counts the values of all tensors by binary exponent, in one pass that writes none of them.
@@ -106,15 +103,12 @@ pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
 ///
 /// If not all tensors are on one device.
 pub fn histogram(list: TensorList) -> Result<Histogram, UnsupportedDType> {
-    let found = run_list(list, None, Job::Histogram)?;
-    let histogram = |(mut counts, _): Done| Histogram::new(counts.remove(0));
-    Ok(found.map(histogram).unwrap_or_default())
+    let (mut counts, _) = run_list(list, None, Job::Histogram)?;
+    Ok(Histogram::new(counts.pop()))
 }
 
-/// What a job gives, and the device of its list where it was done on another.
-pub(crate) type Done = (Vec<DispatchTensor>, Option<Device>);
-
-/// Does a job to a list, and to one more tensor behind it if there is one. None if the list is empty.
+/// Does a job to a list, and to one more tensor behind it if there is one. Gives what the job does, and the device of the list if it was done
+/// on another; nothing of an empty list.
 ///
 /// A kernel over a dtype that the device lacks would end in a panic of its compiler, and one over memory of another
 /// device in worse.
@@ -122,9 +116,9 @@ pub(crate) fn run_list(
     list: TensorList,
     last: Option<DispatchTensor>,
     job: Job,
-) -> Result<Option<Done>, UnsupportedDType> {
+) -> Result<(Vec<DispatchTensor>, Option<Device>), UnsupportedDType> {
     let Some(first) = list.tensors.first() else {
-        return Ok(None);
+        return Ok((Vec::new(), None));
     };
     let device = first.device();
     let home = Device::new(device.clone());
@@ -143,10 +137,10 @@ pub(crate) fn run_list(
     // Burn 0.22.1 gets f64 wrong in reductions and fused operations there.
     let is_moved = !has_kernels && list.has_kernels && is_cube(first);
     let tensors: Vec<_> = list.tensors.into_iter().chain(last).collect();
-    Ok(Some(match is_moved {
+    Ok(match is_moved {
         true => (run(true, moved(tensors, &flex(&home)?), job), Some(home)),
         false => (run(has_kernels, tensors, job), None),
-    }))
+    })
 }
 
 /// Does a job by kernels, or else by Burn's own operations.
@@ -162,14 +156,12 @@ pub(crate) fn run(
     }
 }
 
-#[cfg(feature = "flex")]
-fn flex(_: &Device) -> Result<Device, UnsupportedDType> {
-    Ok(Device::flex())
-}
-
-#[cfg(not(feature = "flex"))]
+/// Where f64 is done, instead of there.
 fn flex(home: &Device) -> Result<Device, UnsupportedDType> {
-    Err(UnsupportedDType::new(home, burn::tensor::DType::F64))
+    let none = Err(UnsupportedDType::new(home, DType::F64));
+    #[cfg(feature = "flex")]
+    let none = none.or_else(|_| Ok(Device::flex()));
+    none
 }
 
 fn moved(tensors: Vec<DispatchTensor>, device: &Device) -> Vec<DispatchTensor> {

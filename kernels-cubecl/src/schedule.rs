@@ -15,21 +15,17 @@
 //! # Ok::<(), burn_amp_kernels::UnsupportedDType>(())
 //! ```
 
-use burn::{
-    backend::DispatchTensor,
-    tensor::{Device, Tensor},
-};
+use burn::tensor::{Device, Tensor};
 
 use crate::{
     backends::has_kernels,
     clip::ClipTable,
-    ops::Job,
-    place::Place,
+    ops::{Job, Place},
     rule,
+    rule::{ScaleState, WORDS, word},
     run::run,
-    scale_state::{ScaleState, WORDS, word},
     status::Status,
-    update_row::{UNDECIDED, UpdateRow, UpdateRule},
+    step::{UNDECIDED, UpdateRow, UpdateRule},
     watch::Crossing,
     words::{upload, words_of},
 };
@@ -39,13 +35,13 @@ impl ScaleState {
     pub fn upload(self, device: &Device) -> DeviceScale {
         let mut words = self.words();
         rule::write_factor(&mut words);
-        DeviceScale(upload(words, [WORDS], device).into_dispatch())
+        DeviceScale(upload(words, [WORDS], device))
     }
 }
 
 /// A [`ScaleState`] that lives on a device, and moves there.
 #[derive(Clone, Debug)]
-pub struct DeviceScale(DispatchTensor);
+pub struct DeviceScale(Tensor<1>);
 
 impl DeviceScale {
     /// The state after a step with gradients of this status: skipped if any value was not finite. Does not wait for the device.
@@ -58,13 +54,17 @@ impl DeviceScale {
     /// If the status is of another device, or of a backend without kernels.
     #[must_use]
     pub fn advance(self, status: &Status, border: Option<&Crossing>) -> Self {
-        let Some(rows) = status.rows() else {
+        let Some(rows) = status.rows.clone() else {
             return self;
         };
-        assert!(has_kernels(&self.0), "there is no kernel for this device");
-        let border = border.and_then(|event| event.status.rows());
-        let rows = [rows].into_iter().chain(border).map(Tensor::into_dispatch);
-        Self(run(true, [self.0].into_iter().chain(rows), Job::Advance).remove(0))
+        let border = border.and_then(|event| event.status.rows.clone());
+        let tensors = [self.0, rows].into_iter().chain(border);
+        let mut tensors = tensors.map(Tensor::into_dispatch).peekable();
+        let has_kernels = tensors.peek().is_some_and(has_kernels);
+        assert!(has_kernels, "there is no kernel for this device");
+        Self(Tensor::from_dispatch(
+            run(true, tensors, Job::Advance).remove(0),
+        ))
     }
 
     /// Sends what [`decide`](Self::decide) takes to a device: to be decided there later, and more than once. Flat, in f32. Does not wait.
@@ -97,21 +97,21 @@ impl DeviceScale {
     ) -> Tensor<2> {
         let clip = clip.and_then(|(table, status)| table.with(status));
         let clip = clip.into_iter().flatten().map(Tensor::into_dispatch);
-        let tensors = [sent.into_dispatch(), self.0.clone()].into_iter();
-        let mut rows = run(true, tensors.chain(clip), Job::Decide { rule });
+        let tensors = [sent, self.0.clone()].map(Tensor::into_dispatch);
+        let tensors = tensors.into_iter().chain(clip);
+        let mut rows = run(true, tensors, Job::Decide { rule });
         Tensor::from_dispatch(rows.remove(0))
     }
 
     /// Becomes another state, in its own memory if nobody else holds it. Does not wait for the device.
     #[must_use]
     pub fn become_of(self, other: Self) -> Self {
-        let [own, other] = [self.0, other.0].map(Tensor::<1>::from_dispatch);
-        Self(own.slice_assign(.., other).into_dispatch())
+        Self(self.0.slice_assign(.., other.0))
     }
 
     /// Where its words are: see [`Place`].
     pub fn place(&self) -> Option<Place> {
-        Place::of(self.0.clone())
+        Place::of(self.0.clone().into_dispatch())
     }
 
     /// What gradients are multiplied by on their way in, and out again: of shape `[1]`, in f32. Does not wait for the device.
@@ -125,12 +125,11 @@ impl DeviceScale {
     }
 
     fn word(&self, word: usize) -> Tensor<1> {
-        Tensor::from_dispatch(self.0.clone()).slice(word..word + 1)
+        self.0.clone().slice(word..word + 1)
     }
 
     /// Reads the state. Waits for the device, for one transfer of 92 bytes.
     pub fn read(&self) -> ScaleState {
-        let data = Tensor::<1>::from_dispatch(self.0.clone()).into_data();
-        ScaleState::of(&words_of(&data))
+        ScaleState::of(&words_of(&self.0.to_data()))
     }
 }

@@ -1,4 +1,70 @@
-use burn::tensor::Tensor;
+use burn::{backend::DispatchTensor, tensor::Tensor};
+
+/// Floats of one tensor's row.
+pub(crate) const FIELDS: usize = 11;
+
+/// Counts are two floats, so that each is exact in f32 up to 2^44: in units of this, and the rest.
+pub(crate) const COUNT_BASE: u32 = 1 << 20;
+
+/// What was found in one tensor. Host values.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TensorStatus {
+    /// The number of values.
+    pub elements: u64,
+    /// Values of at least the magnitude that [`TensorList::count_from`](crate::TensorList::count_from) names, after scaling,
+    /// infinities and NaN among them.
+    pub above: u64,
+    /// Values that were infinite or NaN before scaling.
+    pub non_finite_before: u64,
+    /// Values that are infinite or NaN after scaling.
+    pub non_finite: u64,
+    /// Values that are zero after scaling.
+    pub zeros: u64,
+    /// The largest magnitude of the finite values after scaling; 0 if there are none.
+    pub max_abs: f64,
+    /// The L2 norm of the finite values after scaling.
+    pub norm: f64,
+}
+
+/// What rows say, of tensors with so many elements.
+pub(crate) fn decode(elements: &[u64], fields: impl Iterator<Item = f64>) -> Vec<TensorStatus> {
+    let fields: Vec<f64> = fields.collect();
+    // A row less would give its tensor another's numbers, or none, and an overflow would pass unseen.
+    assert_eq!(
+        fields.len(),
+        elements.len() * FIELDS,
+        "a row for each tensor"
+    );
+    let row = |(elements, fields): (&u64, &[f64])| {
+        let count = |at: usize| decode_count(&fields[at..]);
+        // What was not finite is not made so by any factor: a compiler that trusts in finite arithmetic can only
+        // lose what the multiplication itself has made infinite.
+        let non_finite = count(4).max(count(2));
+        TensorStatus {
+            elements: *elements,
+            above: count(0).max(non_finite),
+            non_finite_before: count(2),
+            non_finite,
+            zeros: count(6),
+            max_abs: fields[8],
+            norm: row_norm(fields),
+        }
+    };
+    elements
+        .iter()
+        .zip(fields.chunks_exact(FIELDS))
+        .map(row)
+        .collect()
+}
+
+/// The norm of a row.
+pub(crate) fn row_norm(fields: &[f64]) -> f64 {
+    fields[9] * fields[10]
+}
+
+pub(crate) fn decode_count(fields: &[f64]) -> u64 {
+    fields[0] as u64 * u64::from(COUNT_BASE) + fields[1] as u64
+}
 
 /// What a pass has found, still on the device.
 ///
@@ -21,14 +87,14 @@ use burn::tensor::Tensor;
 #[derive(Clone, Debug, Default)]
 pub struct Status {
     /// None if the list was empty.
-    rows: Option<Tensor<1>>,
+    pub(crate) rows: Option<Tensor<1>>,
     /// Of each tensor.
     pub(crate) elements: Vec<u64>,
 }
 
 impl Status {
-    pub(crate) fn new(rows: Tensor<1>, elements: Vec<u64>) -> Self {
-        let rows = Some(rows);
+    pub(crate) fn new(rows: Option<DispatchTensor>, elements: Vec<u64>) -> Self {
+        let rows = rows.map(Tensor::from_dispatch);
         Self { rows, elements }
     }
 
@@ -39,15 +105,8 @@ impl Status {
             let own = Tensor::empty(rows.shape(), (&rows.device(), rows.dtype()));
             own.slice_assign(.., rows)
         };
-        let rows = self.rows().map(copied);
-        Self {
-            rows,
-            ..self.clone()
-        }
-    }
-
-    /// The rows, of a list that was not empty.
-    pub(crate) fn rows(&self) -> Option<Tensor<1>> {
-        self.rows.clone()
+        let mut own = self.clone();
+        own.rows = own.rows.map(copied);
+        own
     }
 }

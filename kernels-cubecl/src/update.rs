@@ -9,7 +9,7 @@ use crate::{
     list::TensorList,
     ops::Job,
     run::run_list,
-    update_row::{ROW, UpdateRow, UpdateRule},
+    step::{ROW, UpdateRow, UpdateRule},
     words::upload,
 };
 
@@ -57,18 +57,12 @@ pub fn update(
     check(rule, &list, rows.dims());
     let lacks = |tensor: &&DispatchTensor| tensor.dtype() == DType::F64 || !has_kernels(tensor);
     if let Some(tensor) = list.tensors.iter().find(lacks) {
-        return Err(UnsupportedDType::new(
-            &Device::new(tensor.device()),
-            tensor.dtype(),
-        ));
+        let device = Device::new(tensor.device());
+        return Err(UnsupportedDType::new(&device, tensor.dtype()));
     }
-    let updated = run_list(
-        list,
-        Some(rows.inner().into_dispatch()),
-        Job::Update { rule },
-    )?;
-    let updated = updated.map(|(updated, _)| TensorList::of(updated));
-    Ok(updated.unwrap_or_default())
+    let rows = Some(rows.inner().into_dispatch());
+    let (updated, _) = run_list(list, rows, Job::Update { rule })?;
+    Ok(TensorList::of(updated))
 }
 
 /// A kernel over other shapes than it was told of would read other memory.

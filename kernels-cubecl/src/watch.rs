@@ -1,10 +1,7 @@
 use burn::tensor::FloatDType;
 use std::sync::Arc;
 
-use crate::{
-    rows::{TensorStatus, decode},
-    status::Status,
-};
+use crate::status::{Status, TensorStatus, decode};
 
 /// A callback for what arrives at a [`watched_cast`](crate::watched_cast) in each backward pass through it.
 #[derive(Clone)]
@@ -98,7 +95,7 @@ impl Crossing {
     }
 
     fn read_rows(&self) -> Option<Vec<TensorStatus>> {
-        let data = self.status.rows()?.into_data_async();
+        let data = self.status.rows.clone()?.into_data_async();
         let data = burn_std::reader::try_read_sync(data)?.ok()?;
         Some(decode(&self.status.elements, data.iter()))
     }

@@ -9,7 +9,7 @@ mod alone;
 #[path = "../benches/gradients/launches.rs"]
 mod launches;
 
-use alone::{GPT2, alone, cube, is_software, most_launches};
+use alone::{GPT2, alone, cube, most_launches};
 use burn::{
     backend::{AutodiffBackend, Backend, ops::FloatTensorOps},
     tensor::{DType, Device, FloatDType, Tensor, TensorData, bf16},
@@ -22,15 +22,11 @@ use burn_autodiff::Autodiff;
 use burn_cubecl::CubeBackend;
 use cubecl::launched::LaunchedKernels;
 
-/// The launches of this crate's kernels, by name.
-fn ours(work: impl FnOnce()) -> Vec<&'static str> {
-    let ours = |name: &&str| name.contains("burn_amp_kernels");
-    all(work).into_iter().filter(ours).collect()
-}
-
-/// Burn's too.
-fn all(work: impl FnOnce()) -> Vec<&'static str> {
-    launches::names(work).1
+/// What work gives, and the launches of this crate's kernels, by name.
+fn ours<T>(work: impl FnOnce() -> T) -> (T, Vec<&'static str>) {
+    let (given, mut names) = launches::names(work);
+    names.retain(|name| name.contains("burn_amp_kernels"));
+    (given, names)
 }
 
 fn list<const D: usize>(tensors: impl IntoIterator<Item = Tensor<D>>) -> TensorList {
@@ -43,12 +39,6 @@ fn list<const D: usize>(tensors: impl IntoIterator<Item = Tensor<D>>) -> TensorL
 fn gpt2(dtype: DType) -> TensorList {
     let options = (&Device::default(), dtype);
     list((0..GPT2).map(|index| Tensor::<2>::ones([4 + index % 3, 48], options) * 0.5))
-}
-
-/// Tensors of these lengths.
-fn twos(lengths: &[usize]) -> TensorList {
-    let device = Device::default();
-    list((lengths.iter()).map(|length| Tensor::<1>::ones([*length], &device) * 2.0))
 }
 
 fn factor(value: f32) -> Tensor<1> {
@@ -87,42 +77,22 @@ fn few_launches() {
             }),
         ];
         for (what, most, pass) in passes {
-            let seen = ours(|| pass(list.clone()));
+            let ((), seen) = ours(|| pass(list.clone()));
             let range = 2..=most_launches(most) + 1;
             assert!(range.contains(&seen.len()), "{what}, {dtype:?}: {seen:?}");
         }
     }
 }
 
-/// A branch that no unit takes costs time there, for each tensor of a launch.
-#[test]
-fn in_software_a_large_tensor_has_a_launch_of_its_own() {
-    let _alone = alone();
-    if !is_software() {
-        return;
-    }
-    let launches = |lengths: &[usize]| {
-        let list = twos(lengths);
-        settle();
-        let seen = ours(|| assert_eq!(inspect(list).unwrap().read()[0].max_abs, 2.0));
-        // Without the last reduction.
-        seen.len() - 1
-    };
-    assert_eq!(launches(&[100_000; 3]), 3);
-    assert_eq!(launches(&[16; 8]), 2);
-    assert_eq!(launches(&[16, 16, 100_000, 16, 16]), 3);
-}
-
 fn count(launches: &[&str], kernel: &str) -> usize {
     launches.iter().filter(|name| name.contains(kernel)).count()
 }
 
-/// Whether a pass has launched kernels that do this job.
-fn does(job: &str, work: impl FnOnce()) -> bool {
-    let launches = ours(work);
-    launches
-        .iter()
-        .any(|name| name.contains("Measure<") && name.contains(job))
+/// The products of a step, and whether it has launched kernels that do this job.
+fn does(job: &str, list: TensorList) -> (TensorList, bool) {
+    let (products, launches) = ours(|| step(list, 0.5));
+    let does = |name: &&str| name.contains("Measure<") && name.contains(job);
+    (products, launches.iter().any(does))
 }
 
 /// Gradients that nobody else holds are overwritten, whatever the order of their dimensions; others are not.
@@ -134,17 +104,16 @@ fn in_place_where_it_may_be() {
     let transposed = self::list([plane.transpose()]);
     settle();
 
-    assert!(does("::Write", || drop(step(held.clone(), 0.5))));
-    assert!(!does("InPlace", || drop(step(held.clone(), 0.5))));
+    assert!(does("::Write", held.clone()).1);
+    assert!(!does("InPlace", held.clone()).1);
     drop(held);
 
     for _ in 0..2 {
-        let mut next = None;
-        let work = || next = Some(step(list, 0.5));
-        assert!(!does("::Write", work));
-        list = next.unwrap();
+        let (products, writes) = does("::Write", list);
+        assert!(!writes);
+        list = products;
     }
-    assert!(does("InPlace", || drop(step(transposed, 0.5))));
+    assert!(does("InPlace", transposed).1);
 }
 
 /// Nor is it in the way that the gradients were just made, and that others were read before. (CubeCL's runtime for CPUs holds
@@ -165,7 +134,7 @@ fn in_place_right_after_the_backward_pass() {
         let grad = leaf.grad(&value.sum().backward()).unwrap();
         let list = list([grad]);
         drop((leaf, Tensor::<2>::ones([64, 96], &device).into_data()));
-        assert!(does("InPlace", || drop(step(list, 0.5))));
+        assert!(does("InPlace", list).1);
     }
 }
 
@@ -175,11 +144,7 @@ fn in_place_right_after_the_backward_pass() {
 fn a_step_is_a_few_launches() {
     let _alone = alone();
     let device = Device::default();
-    let tensor = |index: usize| {
-        let shape = [4 + index % 3, 48];
-        let data = TensorData::new(vec![0.5f32; shape[0] * shape[1]], shape);
-        Tensor::<2>::from_data(data, &device)
-    };
+    let tensor = |index: usize| Tensor::<2>::full([4 + index % 3, 48], 0.5, &device);
     let mut kept: Vec<Tensor<2>> = (0..3 * GPT2).map(|index| tensor(index / 3)).collect();
     for taken in [1.0, 1.0, 0.0] {
         let own = kept.chunks_exact(3).enumerate();
@@ -196,20 +161,16 @@ fn a_step_is_a_few_launches() {
         };
         let rows = UpdateRow::upload(&[row; GPT2], &device);
         settle();
-        let mut updated = None;
-        let seen = all(|| {
-            let rule = UpdateRule::Adam { amsgrad: false };
-            updated = Some(update(rule, list, rows).expect("kernels"));
+        let (updated, seen) = launches::names(|| {
+            let updated = update(UpdateRule::Adam { amsgrad: false }, list, rows);
             settle();
+            updated.expect("kernels")
         });
         // With 32 bindings, 7 parameters.
-        let most = match format!("{device:?}").contains("Wgpu") {
-            true => most_launches(22),
-            false => 8,
-        };
+        let is_wgpu = format!("{device:?}").contains("Wgpu");
+        let most = if is_wgpu { most_launches(22) } else { 8 };
         assert!((2..=most).contains(&seen.len()), "{seen:?}");
         assert_eq!(count(&seen, "UpdateMany"), seen.len(), "{seen:?}");
-        let updated = updated.expect("all that was stepped");
         kept.extend((0..updated.len()).map(|index| updated.get(index)));
     }
     // Two steps of 0.5 * 0.5 / 0.5.sqrt().
@@ -226,9 +187,8 @@ fn a_sum_is_one_kernel() {
     let target = Tensor::<1>::ones([4096], &device) * 2.0;
     let source = Tensor::<1>::ones([4096], &device) * 3.0;
     settle();
-    let mut sum = None;
-    let launches = ours(|| sum = Some(blend(target, source, 0.5, 2.0).into_data()));
-    assert_eq!(sum.unwrap(), TensorData::new(vec![7f32; 4096], [4096]));
+    let (sum, launches) = ours(|| blend(target, source, 0.5, 2.0).into_data());
+    assert_eq!(sum, TensorData::new(vec![7f32; 4096], [4096]));
     match cfg!(feature = "fusion") {
         true => assert_eq!(launches, Vec::<&str>::new()),
         false => assert_eq!((launches.len(), count(&launches, "weigh")), (1, 1)),
@@ -248,12 +208,11 @@ fn a_scaled_gradient_is_one_kernel() {
         let input = Tensor::<2>::ones([64, 64], (&device, half)).require_grad();
         let output = scaled_cast(input.clone(), FloatDType::F32, by) * 2.0;
         settle();
-        let mut grad = None;
-        let launches = all(|| {
+        let (grad, launches) = launches::names(|| {
             let grads = output.sum().backward();
-            grad = Some(input.grad(&grads).unwrap().into_data());
+            input.grad(&grads).unwrap().into_data()
         });
-        assert!(grad.unwrap().iter::<f32>().all(|value| value == 8.0));
+        assert!(grad.iter::<f32>().all(|value| value == 8.0));
         launches
     };
     let launches = backward(4.0.into());
@@ -281,12 +240,11 @@ fn a_factor_on_the_device_is_not_read() {
     }
     let input = Tensor::<2>::ones([8, 8], &Device::default().autodiff()).require_grad();
     settle();
-    let mut grad = None;
-    let launches = all(|| {
+    let (grad, launches) = launches::names(|| {
         let there = Factor::on_device(0.5, factor(4.0) * 2.0);
         let output = scaled_cast(input.clone() * 3.0, FloatDType::F16, there);
         let grads = output.cast(FloatDType::F32).sum().backward();
-        grad = input.grad(&grads);
+        input.grad(&grads)
     });
     assert_eq!(launches, Vec::<&str>::new());
     let grad: Vec<f32> = grad.unwrap().into_data().iter().collect();
@@ -308,23 +266,20 @@ fn a_scaled_gradient_is_one_launch_without_fusion() {
         let ones = |dtype| Unfused::float_ones([64, 64].into(), unfused, dtype);
         let input = Unfused::float_set_require_grad(ones(from), true);
         let backward = |output| {
-            let settled = Unfused::sync(unfused);
-            settled.expect("the device is well");
-            let mut grads = None;
-            let launches = all(|| grads = Some(Unfused::backward(output)));
-            assert!(Unfused::grad(&input, &grads.unwrap()).is_some());
+            Unfused::sync(unfused).expect("the device is well");
+            let (grads, launches) = launches::names(|| Unfused::backward(output));
+            assert!(Unfused::grad(&input, &grads).is_some());
             launches
         };
         // What Burn launches for the gradient of an output alone.
         let without = backward(Unfused::float_mul_scalar(input.clone(), 1.0.into()));
-        let number = TensorVec(Vec::new());
         let four = Unfused::float_from_data([4.0f32].into(), unfused);
-        let tensor = TensorVec(vec![four]);
-        for (factor, scale) in [(4.0, number), (1.0, tensor)] {
+        for (factor, scale) in [(4.0, vec![]), (1.0, vec![four])] {
+            let scale = TensorVec(scale);
             let with = backward(Unfused::amp_cast(input.clone(), to, factor, scale, None));
+            let found = (with.len(), without.len());
             assert_eq!(
-                with.len(),
-                without.len(),
+                found.0, found.1,
                 "{from:?} to {to:?}: {with:?}, {without:?}"
             );
             let ours = usize::from((from, to) != (FloatDType::F32, FloatDType::F32));
@@ -341,13 +296,11 @@ fn nothing_is_compiled_after_the_first_step() {
     settle();
 
     let first = LaunchedKernels::new();
-    let list = step(list, 0.25);
+    let mut list = step(list, 0.25);
     let first = first.finish();
     assert!(!first.is_empty());
-
     let later = LaunchedKernels::new();
-    let mut list = step(list, 1.0 / 65536.0);
-    for value in [f32::INFINITY, 2.0, f32::MIN_POSITIVE] {
+    for value in [1.0 / 65536.0, f32::INFINITY, 2.0, f32::MIN_POSITIVE] {
         list = step(list, value);
     }
     let later = later.finish();
@@ -355,29 +308,13 @@ fn nothing_is_compiled_after_the_first_step() {
     assert_eq!(new, 0, "{new} kernels of {} are new", later.len());
 }
 
-/// More tensors need more launches, not more kernels: full groups share one.
-#[test]
-fn kernels_are_those_of_groups() {
-    let _alone = alone();
-    let kernels = |count: usize| {
-        let list = twos(&vec![64; count]);
-        settle();
-        let launched = LaunchedKernels::new();
-        let launches = ours(|| drop(step(list, 0.5))).len();
-        (launched.finish(), launches)
-    };
-    let (few, few_launches) = kernels(2 * 28);
-    let (many, many_launches) = kernels(5 * 28);
-    assert!(many_launches > few_launches);
-    // That of full groups, of what is left, and the last reduction.
-    assert!(many.len().max(few.len()) <= 3, "{few:?} and {many:?}");
-}
-
 /// Lists may have another length every step: frozen and unused parameters have no gradients.
 #[test]
 fn lengths_of_lists_share_kernels() {
     let _alone = alone();
-    let lists: Vec<_> = (1..=28).map(|count| twos(&vec![64; count])).collect();
+    let twos = || Tensor::<1>::ones([64], &Device::default()) * 2.0;
+    let lists = (1..=28).map(|count| list((0..count).map(|_| twos())));
+    let lists: Vec<_> = lists.collect();
     settle();
     let launched = LaunchedKernels::new();
     for list in lists {
@@ -395,14 +332,11 @@ fn lazy_with_fusion() {
     let _alone = alone();
     let list = gpt2(DType::F32);
     settle();
-    let mut pending = None;
-    let before = ours(|| pending = Some(unscale(list, factor(0.5)).unwrap()));
-    assert_eq!(before, Vec::<&str>::new());
-    let (_products, status) = pending.unwrap();
-    let after = ours(|| drop(status.read()));
-    assert!(after.len() > 1, "{after:?}");
-    let again = ours(settle);
-    assert_eq!(again, Vec::<&str>::new());
+    let ((_products, status), before) = ours(|| unscale(list, factor(0.5)).unwrap());
+    let (rows, after) = ours(|| status.read());
+    assert!(!rows.is_empty() && after.len() > 1, "{after:?}");
+    let ((), again) = ours(settle);
+    assert_eq!([before, again], [const { Vec::<&str>::new() }; 2]);
 }
 
 /// WGSL has no bf16: an error that says where, and what to train in, ahead of any compiler.
@@ -410,29 +344,25 @@ fn lazy_with_fusion() {
 fn a_dtype_that_the_device_lacks() {
     let _alone = alone();
     let device = Device::default();
-    let list = || {
-        let data = TensorData::new(vec![bf16::ONE; 4], [4]);
-        list([Tensor::<1>::from_data(data, (&device, DType::BF16))])
-    };
+    let ones = TensorData::new(vec![bf16::ONE; 4], [4]);
+    let list = || list([Tensor::<1>::from_data(ones.clone(), (&device, DType::BF16))]);
     if device.supports_dtype(DType::BF16) {
         assert_eq!(inspect(list()).unwrap().read()[0].max_abs, 1.0);
         return;
     }
-    let launched = ours(|| {
+    let ((), launched) = ours(|| {
         for error in [
             inspect(list()).unwrap_err(),
             unscale(list(), factor(1.0)).unwrap_err(),
             histogram(list()).unwrap_err(),
         ] {
+            let instead = |dtype| error.instead.contains(&dtype);
             assert_eq!(error.dtype, DType::BF16);
-            assert!(!error.instead.contains(&DType::BF16));
-            assert!(error.instead.contains(&DType::F32));
+            assert!(instead(DType::F32) && !instead(DType::BF16));
             let message = error.to_string();
-            assert!(
-                message.contains("has no BF16: train in F16 or F32 there"),
-                "{message}"
-            );
-            assert!(message.contains(&error.device), "{message}");
+            let says = |words: &str| message.contains(words);
+            assert!(says("has no BF16: train in F16 or F32 there"), "{message}");
+            assert!(says(&error.device), "{message}");
         }
     });
     assert_eq!(launched, Vec::<&str>::new());

@@ -4,7 +4,7 @@
 use burn::backend::Cube;
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, DispatchTensor, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{FloatDType, Tensor};
 use burn_autodiff::{
     Autodiff,
@@ -31,21 +31,15 @@ impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<
     ) -> FloatTensor<Self> {
         let (from, node) = (tensor.dtype().into(), tensor.node());
         let input = tensor.into_primitive();
+        // Looked at beside the gradient, in one pass, once the backward pass is here.
+        let both = watch.as_ref().is_some_and(|watch| watch.both);
+        // It has no graph: a number that happens to be on the device.
+        let scale = scale.0.into_iter().map(|scale| scale.into_primitive());
         let state = State {
             factor,
-            // It has no graph: a number that happens to be on the device.
-            scale: scale
-                .0
-                .into_iter()
-                .map(|scale| scale.into_primitive())
-                .collect(),
+            scale: scale.collect(),
             from,
-            // Looked at beside the gradient, in one pass, once the backward pass is here.
-            input: watch
-                .iter()
-                .filter(|watch| watch.both)
-                .map(|_| input.clone())
-                .collect(),
+            input: both.then(|| input.clone()),
             watch,
         };
         let output = B::amp_cast(input, dtype, factor, TensorVec(Vec::new()), None);
@@ -65,7 +59,7 @@ struct State<B: Backend> {
     from: FloatDType,
     watch: Option<Watch>,
     /// The input, if it is looked at too.
-    input: Vec<FloatTensor<B>>,
+    input: Option<FloatTensor<B>>,
 }
 
 #[derive(Debug)]
@@ -91,17 +85,16 @@ impl<B: Backend + AmpOps> State<B> {
         let (dtype, factor) = (self.from, self.factor);
         match self.watch.map(|watch| watch.callback) {
             Some(Callback::Measured(callback)) => {
-                let tensors: Vec<_> = [grad.clone()].into_iter().chain(self.input).collect();
-                let count = |tensor: &FloatTensor<B>| tensor.shape().num_elements() as u64;
-                let elements = tensors.iter().map(count).collect();
-                let edge = f32::INFINITY;
-                let rows = B::amp_run(TensorVec(tensors), Job::Inspect { edge }).0;
-                if let Some(rows) = rows.into_iter().find_map(dispatched::<B>) {
+                let tensors = [&grad].into_iter().chain(&self.input);
+                let elements = tensors.map(|tensor| tensor.shape().num_elements() as u64);
+                let (elements, edge) = (elements.collect(), f32::INFINITY);
+                let rows = first::<B>(grad.clone(), self.input, Job::Inspect { edge });
+                if let Some(rows) = dispatched::<B>(rows) {
                     callback(Crossing {
                         factor,
                         is_ratio: !self.scale.is_empty(),
                         dtype,
-                        status: Status::new(rows, elements),
+                        status: Status::new(Some(rows), elements),
                     });
                 }
             }
@@ -112,26 +105,30 @@ impl<B: Backend + AmpOps> State<B> {
         if factor == 1.0 && self.scale.is_empty() && grad.dtype() == dtype.into() {
             return grad;
         }
-        let tensors = [grad].into_iter().chain(self.scale).collect();
-        B::amp_run(TensorVec(tensors), Job::MulCast { dtype, factor })
-            .0
-            .remove(0)
+        first::<B>(grad, self.scale, Job::MulCast { dtype, factor })
     }
 }
 
+/// The first that a job gives.
+fn first<B: AmpOps>(
+    tensor: FloatTensor<B>,
+    others: impl IntoIterator<Item = FloatTensor<B>>,
+    job: Job,
+) -> FloatTensor<B> {
+    let tensors = [tensor].into_iter().chain(others).collect();
+    B::amp_run(TensorVec(tensors), job).0.remove(0)
+}
+
 /// A backend's floats as Burn's own tensor. All backends of the extension are here.
-fn dispatched<B: Backend>(rows: FloatTensor<B>) -> Option<Tensor<1>> {
-    let rows: Box<dyn Any> = Box::new(rows);
+fn dispatched<B: Backend>(rows: FloatTensor<B>) -> Option<DispatchTensor> {
+    let (rows, found): (&dyn Any, Option<Tensor<1>>) = (&rows, None);
     #[cfg(feature = "flex")]
-    let rows = match rows.downcast::<FloatTensor<Flex>>() {
-        Ok(rows) => return Some(Tensor::from_primitive::<Flex>(*rows)),
-        Err(rows) => rows,
-    };
+    let found = found.or_else(|| downcast(rows).map(Tensor::from_primitive::<Flex>));
     #[cfg(feature = "cubecl")]
-    let rows = match rows.downcast::<FloatTensor<Cube>>() {
-        Ok(rows) => return Some(Tensor::from_primitive::<Cube>(*rows)),
-        Err(rows) => rows,
-    };
-    drop(rows);
-    None
+    let found = found.or_else(|| downcast(rows).map(Tensor::from_primitive::<Cube>));
+    found.map(Tensor::into_dispatch)
+}
+
+fn downcast<T: Clone + 'static>(any: &dyn Any) -> Option<T> {
+    any.downcast_ref().cloned()
 }

@@ -10,8 +10,8 @@ use burn::{
 
 use crate::{
     histogram::{BINS, ExponentHistogram},
-    ops::{Job, taken},
-    rows::{COUNT_BASE, FIELDS},
+    ops::{Job, Kernels, Scaling},
+    status::{COUNT_BASE, FIELDS},
 };
 
 /// Does a job in several passes, and gives what [`Job`] says. Does not wait for the device.
@@ -20,39 +20,34 @@ use crate::{
 ///
 /// In Burn, if the device has not the dtype of a tensor.
 pub(crate) fn compose(tensors: Vec<DispatchTensor>, job: Job) -> Vec<DispatchTensor> {
-    let tensors = match by_burn::<Dispatch>(tensors, job) {
-        Ok(made) => return vec![made],
-        Err(tensors) => tensors,
+    let composed = Kernels {
+        pass,
+        histogram,
+        ..by_burn::<Dispatch>()
     };
-    match job {
-        Job::Unscale { keep_dtype, edge } => unscale(tensors, keep_dtype, edge),
-        Job::Inspect { edge } => {
-            let rows = tensors.into_iter().map(|t| measure(t.clone(), t, edge));
-            vec![joined(rows.flatten().collect())]
-        }
-        Job::Histogram => {
-            let counts = tensors.into_iter().map(count_exponents);
-            vec![joined(counts.collect())]
-        }
-        job => unreachable!("{job:?} asks for kernels"),
+    composed.run(tensors, job)
+}
+
+/// What is done value by value, in Burn's own operations, of which Fusion makes one kernel.
+pub(super) fn by_burn<B: Backend>() -> Kernels<FloatTensor<B>> {
+    const NONE: &str = "the job asks for kernels";
+    Kernels {
+        pass: |_, _, _| unreachable!("{NONE}"),
+        histogram: |_| unreachable!("{NONE}"),
+        blend: blend::<B>,
+        mul_cast: mul_cast::<B>,
+        update: |_, _, _| unreachable!("{NONE}"),
+        advance: |_, _| unreachable!("{NONE}"),
+        decide: |_, _, _| unreachable!("{NONE}"),
     }
 }
 
-/// Does a job value by value in Burn's own operations, of which Fusion makes one kernel. Gives the tensors back if the job is another.
-pub(crate) fn by_burn<B: Backend>(
-    tensors: Vec<FloatTensor<B>>,
-    job: Job,
-) -> Result<FloatTensor<B>, Vec<FloatTensor<B>>> {
-    match job {
-        Job::Blend { keep, add } => Ok(blend::<B>(tensors, keep, add)),
-        Job::MulCast { dtype, factor } => Ok(mul_cast::<B>(tensors, dtype, factor)),
-        _ => Err(tensors),
-    }
-}
-
-fn blend<B: Backend>(tensors: Vec<FloatTensor<B>>, keep: f64, add: f64) -> FloatTensor<B> {
-    let ([target, source], mut rest) = taken(tensors);
-    let unless = rest.pop().map(|found| (found, target.clone()));
+fn blend<B: Backend>(
+    [target, source]: [FloatTensor<B>; 2],
+    [keep, add]: [f64; 2],
+    found_inf: Option<FloatTensor<B>>,
+) -> FloatTensor<B> {
+    let unless = found_inf.map(|found| (found, target.clone()));
     let weighted = |tensor, weight: f64| match weight {
         1.0 => tensor,
         weight => B::float_mul_scalar(tensor, weight.into()),
@@ -69,14 +64,14 @@ fn blend<B: Backend>(tensors: Vec<FloatTensor<B>>, keep: f64, add: f64) -> Float
     B::float_mask_where(sum, found, before)
 }
 
-fn mul_cast<B: Backend>(
-    tensors: Vec<FloatTensor<B>>,
+pub(super) fn mul_cast<B: Backend>(
+    tensor: FloatTensor<B>,
     dtype: FloatDType,
     factor: f64,
+    scale: Option<FloatTensor<B>>,
 ) -> FloatTensor<B> {
-    let ([tensor], mut rest) = taken(tensors);
     let wide = cast::<B>(tensor, DType::F32);
-    let product = match rest.pop() {
+    let product = match scale {
         Some(scale) => {
             // Of the tensor's rank: Fusion then makes the product a part of the kernel around it.
             let scale = B::float_expand(scale, Shape::from(vec![1; wide.rank()]));
@@ -98,21 +93,29 @@ pub(super) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTen
     }
 }
 
-fn unscale(mut tensors: Vec<DispatchTensor>, keep_dtype: bool, edge: f32) -> Vec<DispatchTensor> {
-    let inverse = tensors.pop().expect("the inverse is last");
+/// Measures tensors, after scaling if there is a factor. Gives the products then, and the status.
+fn pass(
+    tensors: Vec<DispatchTensor>,
+    factor: Scaling<DispatchTensor>,
+    edge: f32,
+) -> Vec<DispatchTensor> {
     let (mut rows, mut products) = (Vec::new(), Vec::new());
     for tensor in tensors {
+        let Some((factor, keep_dtype)) = &factor else {
+            rows.extend(measure(tensor.clone(), tensor, edge));
+            continue;
+        };
         let dtype = tensor.dtype();
         let wide = cast::<Dispatch>(tensor, working(dtype));
         // Of the tensor's rank, so that the product need not be reshaped: NdArray's `reshape` ends at rank 6.
-        let factor = cast::<Dispatch>(inverse.clone(), wide.dtype());
+        let factor = cast::<Dispatch>(factor.clone(), wide.dtype());
         let factor = Dispatch::float_expand(factor, Shape::from(vec![1; wide.rank()]));
         let mut product = match wide.shape().num_elements() {
             // Burn 0.22.1 cannot multiply every view without values.
             0 => wide.clone(),
             _ => Dispatch::float_mul(wide.clone(), factor),
         };
-        if keep_dtype {
+        if *keep_dtype {
             product = cast::<Dispatch>(product, dtype);
         }
         rows.extend(measure(wide, product.clone(), edge));
@@ -148,7 +151,12 @@ fn measure(before: DispatchTensor, after: DispatchTensor, edge: f32) -> Vec<Tens
     vec![counts, max_abs, unit, norm]
 }
 
-/// Counts by exponent, as [`Histogram`](crate::Histogram) describes them. Reads the tensor once for each exponent.
+/// Counts of each tensor by exponent, as [`Histogram`](crate::Histogram) describes them.
+fn histogram(tensors: Vec<DispatchTensor>) -> DispatchTensor {
+    joined(tensors.into_iter().map(count_exponents).collect())
+}
+
+/// Reads the tensor once for each exponent.
 fn count_exponents(tensor: DispatchTensor) -> Tensor<1> {
     let values = flat(tensor);
     let (magnitudes, bad) = finite(&values);

@@ -9,8 +9,8 @@ use super::compose::cast;
 use crate::{
     histogram::BINS,
     ops::{AmpOps, Job, TensorVec},
-    rows::FIELDS,
-    update_row::{ROW, UNDECIDED, UpdateRule},
+    status::FIELDS,
+    step::{ROW, UNDECIDED, UpdateRule},
 };
 
 impl Job {

@@ -11,10 +11,7 @@ use super::{
     compose::by_burn,
     custom::{execute, note},
 };
-use crate::{
-    ops::{AmpOps, CastOps, Job, TensorVec},
-    place::Place,
-};
+use crate::ops::{AmpOps, CastOps, Job, Place, TensorVec};
 
 impl<B: FusionBackend + CastOps> CastOps for Fusion<B> {}
 
@@ -22,11 +19,10 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
     fn amp_run(tensors: TensorVec<Self>, job: Job) -> TensorVec<Self> {
         let client = tensors.0[0].client.clone();
         // Fusion puts Burn's own operations into one kernel with what comes before and after.
-        let tensors = match by_burn::<Self>(tensors.0, job) {
-            Ok(made) => return TensorVec(vec![made]),
-            Err(tensors) => tensors,
-        };
-        let inputs: Vec<_> = tensors.into_iter().map(|t| t.into_ir()).collect();
+        if matches!(job, Job::Blend { .. } | Job::MulCast { .. }) {
+            return TensorVec(by_burn::<Self>().run(tensors.0, job));
+        }
+        let inputs: Vec<_> = tensors.0.into_iter().map(|t| t.into_ir()).collect();
         let desc = note(job, &inputs, || client.create_empty_handle());
         let operation = Custom::<B>(desc.clone(), PhantomData);
         TensorVec(client.register(StreamId::current(), OperationIr::Custom(desc), operation))

@@ -36,7 +36,7 @@ use burn::{
     tensor::DType,
 };
 
-use crate::place::Place;
+use crate::ops::Place;
 
 pub(crate) use compose::compose;
 #[cfg(feature = "flex")]

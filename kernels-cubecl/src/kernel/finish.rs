@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::observe::{Measures, ROW, reduce};
-use crate::rows::{COUNT_BASE, FIELDS};
+use crate::status::{COUNT_BASE, FIELDS};
 
 /// Units of a cube.
 pub const UNITS: u32 = 64;

@@ -4,9 +4,9 @@ use cubecl::prelude::*;
 
 use crate::{
     clip::clip_factor,
-    rows::FIELDS,
     rule,
-    update_row::{ROW, UNDECIDED, UpdateRule, column},
+    status::FIELDS,
+    step::{ROW, UNDECIDED, UpdateRule, column},
 };
 
 /// Counts a step with gradients of these rows, and moves the scale: one unit. `border` has nothing, or the rows of what came to the border.

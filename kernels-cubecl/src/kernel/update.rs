@@ -3,10 +3,7 @@
 use cubecl::prelude::*;
 
 use super::share::{Share, get, put};
-use crate::{
-    step::step,
-    update_row::{ROW, UpdateRule, column},
-};
+use crate::step::{ROW, UpdateRule, column, step};
 
 /// Units of a cube at most: with fewer, NVRTC keeps more addresses in registers than it needs to, and fewer warps are resident.
 pub const UNITS: u32 = 512;

@@ -36,10 +36,18 @@ fn both(gradients: &[Vec<f32>], clips: &[NormClip], device: &Device) -> [Vec<u32
     [found.collect(), expected.map(f32::to_bits).collect()]
 }
 
+fn joint(threshold: f32) -> NormClip {
+    let group = 0;
+    NormClip::Joint { group, threshold }
+}
+
+fn has_kernels() -> bool {
+    can_update(&Tensor::<1>::ones([1], &device()))
+}
+
 #[test]
 fn the_factors_of_the_host() {
-    let device = device();
-    if !can_update(&Tensor::<1>::ones([1], &device)) {
+    if !has_kernels() {
         return;
     }
     let mut bits = Bits(7);
@@ -49,27 +57,21 @@ fn the_factors_of_the_host() {
     for round in 0..rounds {
         let count = 1 + (next() * 90.0) as usize;
         let (spread, at) = (next() * 40.0, next() * 160.0 - 80.0);
-        let gradients: Vec<Vec<f32>> = (0..count)
-            .map(|_| {
-                let length = 1 + (next() * 3.0) as usize;
-                let size = ((next() - 0.5) * spread + at).exp2();
-                let zero = next() < 0.1;
-                let mut value = || (next() - 0.5) * if zero { 0.0 } else { size };
-                (0..length).map(|_| value()).collect()
-            })
-            .collect();
+        let mut gradient = |_| {
+            let length = 1 + (next() * 3.0) as usize;
+            let size = ((next() - 0.5) * spread + at).exp2();
+            let size = if next() < 0.1 { 0.0 } else { size };
+            (0..length).map(|_| (next() - 0.5) * size).collect()
+        };
+        let gradients: Vec<Vec<f32>> = (0..count).map(&mut gradient).collect();
         let threshold = (at + next() * 8.0 - 4.0).exp2();
-        let clips: Vec<NormClip> = (0..count)
-            .map(|_| match (next() * 5.0) as u32 {
-                0 => NormClip::Not,
-                1 => NormClip::Own(threshold * next()),
-                group => NormClip::Joint {
-                    group: group as u16,
-                    threshold,
-                },
-            })
-            .collect();
-        let [found, expected] = both(&gradients, &clips, &device);
+        let mut clip = |_| match (next() * 5.0) as u16 {
+            0 => NormClip::Not,
+            1 => NormClip::Own(threshold * next()),
+            group => NormClip::Joint { group, threshold },
+        };
+        let clips: Vec<NormClip> = (0..count).map(&mut clip).collect();
+        let [found, expected] = both(&gradients, &clips, &device());
         assert_eq!(found, expected, "round {round}");
         clipped += found.iter().filter(|bits| **bits < 1f32.to_bits()).count();
     }
@@ -79,22 +81,61 @@ fn the_factors_of_the_host() {
 /// Norms beyond f32, of zeros and of subnormal values; thresholds at both ends.
 #[test]
 fn at_the_edges() {
-    let device = device();
-    if !can_update(&Tensor::<1>::ones([1], &device)) {
+    if !has_kernels() {
         return;
     }
-    let joint = |threshold| NormClip::Joint {
-        group: 0,
-        threshold,
-    };
     let huge = vec![vec![f32::MAX; 3], vec![f32::MAX]];
     let small = vec![vec![f32::MIN_POSITIVE; 2], vec![0.0], vec![1e-30]];
     for threshold in [f32::MIN_POSITIVE, 1e-30, 1e-7, 1.0, 1e30, f32::MAX] {
         for gradients in [&huge, &small, &vec![vec![0.0; 2]]] {
             for clip in [joint(threshold), NormClip::Own(threshold)] {
-                let [found, expected] = both(gradients, &vec![clip; gradients.len()], &device);
+                let [found, expected] = both(gradients, &vec![clip; gradients.len()], &device());
                 assert_eq!(found, expected, "{clip:?} of {gradients:?}");
             }
         }
+    }
+}
+
+/// The host's factors are those of f64, nearly.
+#[test]
+fn as_f64_finds_them() {
+    let mut bits = Bits(1);
+    let mut next = || f64::from(part(&mut bits));
+    for _ in 0..20_000 {
+        let count = 1 + (next() * 40.0) as usize;
+        let (spread, at) = (next() * 60.0, next() * 120.0 - 60.0);
+        let mut norm = |_| (1.0 + next()) * ((next() - 0.5) * spread + at).exp2();
+        let norms: Vec<f64> = (0..count).map(&mut norm).collect();
+        let norm = norms.iter().map(|norm| norm * norm).sum::<f64>().sqrt();
+        let threshold = (norm * (next() * 4.0 - 2.0).exp2()) as f32;
+        let assert_near = |found: f32, norm: f64, most: i32| {
+            let expected = (f64::from(threshold) / norm).min(1.0);
+            let error = (f64::from(found) / expected - 1.0).abs();
+            let near = error < 2f64.powi(most) || expected < 1e-37;
+            assert!(near, "{error}: {found} for {expected}");
+        };
+        let all = clip_factors(&vec![joint(threshold); count], &norms);
+        assert_near(all[0], norm + 1e-6, -21);
+        assert!(all.iter().all(|factor| *factor == all[0]));
+        let own = clip_factors(&vec![NormClip::Own(threshold); count], &norms);
+        own.into_iter()
+            .zip(norms)
+            .for_each(|(own, norm)| assert_near(own, norm, -22));
+    }
+    let tiny = f64::from(f32::from_bits(1));
+    for (clip, norm, expected) in [
+        (joint(1.0), 0.0, 1.0),
+        (joint(1e-7), 0.0, 1e-7 / 1e-6),
+        (joint(f32::INFINITY), 1e38, 1.0),
+        (NormClip::Own(2.0), 2.0, 1.0),
+        (NormClip::Own(2.0), 1e300, 0.0),
+        (NormClip::Not, 1e300, 1.0),
+        (NormClip::Own(1.0), tiny, 1.0),
+    ] {
+        assert_eq!(
+            clip_factors(&[clip; 3], &[norm; 3]),
+            [expected; 3],
+            "{clip:?} of {norm}"
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! Tensors on the device under test, from bits or from pseudorandom numbers.
 
-use burn::tensor::{DType, Shape, Tensor, TensorData, bf16, f16};
+use burn::tensor::{DType, Tensor, TensorData};
 
 use crate::{device::device, random::Bits};
 
@@ -17,21 +17,9 @@ pub fn format(dtype: DType) -> (u32, u32) {
 
 /// A tensor whose values have these bits.
 pub fn from_bits<const D: usize>(dtype: DType, bits: &[u64], shape: [usize; D]) -> Tensor<D> {
-    fn data<E: burn::tensor::Element>(
-        bits: &[u64],
-        shape: Shape,
-        value: impl Fn(u64) -> E,
-    ) -> TensorData {
-        TensorData::new(bits.iter().copied().map(value).collect(), shape)
-    }
-    let shape = Shape::from(shape);
-    let data = match dtype {
-        DType::F16 => data(bits, shape, |bits| f16::from_bits(bits as u16)),
-        DType::BF16 => data(bits, shape, |bits| bf16::from_bits(bits as u16)),
-        DType::F32 => data(bits, shape, |bits| f32::from_bits(bits as u32)),
-        DType::F64 => data(bits, shape, f64::from_bits),
-        dtype => unreachable!("{dtype:?}"),
-    };
+    let bytes = |bits: &u64| bits.to_le_bytes().into_iter().take(dtype.size());
+    let bytes = bits.iter().flat_map(bytes).collect();
+    let data = TensorData::from_bytes_vec(bytes, shape, dtype);
     Tensor::from_data(data, (&device(), dtype))
 }
 

@@ -41,3 +41,11 @@ pub fn dtypes() -> Vec<DType> {
     dtypes.retain(|dtype| device.supports_dtype(*dtype));
     dtypes
 }
+
+/// Two each of those that kernels have everywhere.
+pub fn pairs() -> Vec<(DType, DType)> {
+    let mut dtypes = dtypes();
+    dtypes.retain(|dtype| *dtype != DType::F64);
+    let of = |first| dtypes.iter().map(move |second| (first, *second));
+    dtypes.iter().copied().flat_map(of).collect()
+}

@@ -1,10 +1,5 @@
 //! The rules of optimizers' steps, rows for them, and Burn's formulas on the host, with how far a device's results may be from them.
 
-use std::{
-    iter,
-    ops::{Add, Div, Mul, Sub},
-};
-
 use burn::tensor::DType;
 use burn_amp_kernels::{UpdateRow, UpdateRule};
 
@@ -36,7 +31,7 @@ pub fn rules() -> Vec<UpdateRule> {
         others.into_iter().chain(adam_w)
     };
     let flagged = [false, true].into_iter().flat_map(of);
-    iter::once(SGD).chain(flagged).collect()
+    std::iter::once(SGD).chain(flagged).collect()
 }
 
 /// A row as an optimizer has it after some steps; others of other seeds.
@@ -79,65 +74,39 @@ pub struct Number {
 const EXACT: f64 = 1.0;
 const DIVISION: f64 = 3.0;
 
-impl From<f32> for Number {
-    fn from(value: f32) -> Self {
-        Self { value, error: 0.0 }
-    }
-}
-
-impl Add for Number {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        let value = self.value + other.value;
-        Self::rounded(value, self.error + other.error, EXACT)
-    }
-}
-
-impl Sub for Number {
-    type Output = Self;
-
-    fn sub(self, other: Self) -> Self {
-        let value = -other.value;
-        self + Self { value, ..other }
-    }
-}
-
-impl Mul<f32> for Number {
-    type Output = Self;
-
-    fn mul(self, factor: f32) -> Self {
-        let error = self.error * f64::from(factor.abs());
-        Self::rounded(self.value * factor, error, EXACT)
-    }
-}
-
-impl Div for Number {
-    type Output = Self;
-
-    fn div(self, other: Self) -> Self {
-        let value = self.value / other.value;
-        let error = self.error + f64::from(value.abs()) * other.error;
-        Self::rounded(value, error / f64::from(other.value.abs()), DIVISION)
-    }
-}
-
 impl Number {
-    fn rounded(value: f32, error: f64, units: f64) -> Self {
+    /// As it is, or after an operation on numbers with errors that come to this one.
+    fn new(value: f32, error: f64, units: f64) -> Self {
         let magnitude = value.abs();
         let unit = f64::from(magnitude.next_up()) - f64::from(magnitude);
         let error = error + units * unit;
         Self { value, error }
     }
 
-    fn squared(self) -> Self {
-        let error = 2.0 * f64::from(self.value.abs()) * self.error;
-        Self::rounded(self.value * self.value, error, EXACT)
+    fn plus(self, other: Self) -> Self {
+        let value = self.value + other.value;
+        Self::new(value, self.error + other.error, EXACT)
     }
 
-    fn sqrt(self) -> Self {
+    fn times(self, factor: f32) -> Self {
+        let error = self.error * f64::from(factor.abs());
+        Self::new(self.value * factor, error, EXACT)
+    }
+
+    fn over(self, other: Self) -> Self {
+        let value = self.value / other.value;
+        let error = self.error + f64::from(value.abs()) * other.error;
+        Self::new(value, error / f64::from(other.value.abs()), DIVISION)
+    }
+
+    fn squared(self) -> Self {
+        let error = 2.0 * f64::from(self.value.abs()) * self.error;
+        Self::new(self.value * self.value, error, EXACT)
+    }
+
+    fn root(self) -> Self {
         let value = self.value.sqrt();
-        Self::rounded(value, self.error / f64::from(value), DIVISION)
+        Self::new(value, self.error / f64::from(value), DIVISION)
     }
 
     /// Whether a device may have this for it.
@@ -155,63 +124,71 @@ impl Number {
 
 /// One value's step: the parameter in f32 and the states.
 pub fn step(rule: UpdateRule, row: UpdateRow, g: f32, p: f32, states: &[f32]) -> Vec<Number> {
-    let (g, p) = (Number::from(g) * row.scale, Number::from(p));
-    let fresh = row.fresh == 1.0;
-    let penalized = |g| match row.decay == 0.0 {
+    let exact = |value| Number { value, error: 0.0 };
+    let (g, p, fresh) = (exact(g).times(row.scale), exact(p), row.fresh == 1.0);
+    let penalized = || match row.decay == 0.0 {
         true => g,
-        false => p * row.decay + g,
+        false => p.times(row.decay).plus(g),
+    };
+    let moved = |state: usize, beta: f32, added: Number| match fresh {
+        true => added,
+        false => exact(states[state]).times(beta).plus(added),
     };
     let moments = |g: Number| {
-        let (first, second) = (g * row.factor_1, g.squared() * row.factor_2);
-        match fresh {
-            true => (first, second),
-            false => (
-                Number::from(states[0]) * row.beta_1 + first,
-                Number::from(states[1]) * row.beta_2 + second,
-            ),
-        }
+        let second = g.squared().times(row.factor_2);
+        let first = moved(0, row.beta_1, g.times(row.factor_1));
+        (first, moved(1, row.beta_2, second))
     };
-    let epsilon = Number::from(row.epsilon);
+    let largest = |amsgrad: bool, v: Number| match !amsgrad || fresh || states[2] < v.value {
+        true => v,
+        false => exact(states[2]),
+    };
+    let stepped = |from: Number, delta: Number| from.plus(delta.times(-row.lr));
     match rule {
         UpdateRule::Sgd { momentum, nesterov } => {
-            let g = penalized(g);
+            let g = penalized();
             if !momentum {
-                return vec![p - g * row.lr];
+                return vec![stepped(p, g)];
             }
             let v = match fresh {
                 true => g,
-                false => g * row.factor_1 + Number::from(states[0]) * row.beta_1,
+                false => moved(0, row.beta_1, g.times(row.factor_1)),
             };
-            let g = if nesterov { v * row.beta_1 + g } else { v };
-            vec![p - g * row.lr, v]
+            let g = if nesterov {
+                v.times(row.beta_1).plus(g)
+            } else {
+                v
+            };
+            vec![stepped(p, g), v]
         }
-        UpdateRule::Adam { amsgrad } | UpdateRule::AdamW { amsgrad, .. } => {
-            let is_adam_w = matches!(rule, UpdateRule::AdamW { .. });
-            let (m, v) = moments(if is_adam_w { g } else { penalized(g) });
-            let u = match !amsgrad || fresh || states[2] < v.value {
-                true => v,
-                false => states[2].into(),
-            };
-            let decayed = match rule {
-                UpdateRule::AdamW { cautious: true, .. } => {
-                    let agree = (p.value >= 0.0) == (m.value >= 0.0);
-                    let decays = agree && row.decay != 0.0;
-                    if decays { p - p * row.decay } else { p }
-                }
-                UpdateRule::AdamW { .. } => p * row.decay,
-                _ => p,
-            };
-            let delta = match is_adam_w {
-                true => {
-                    let root = (u / row.correction_2.into()).sqrt();
-                    m / row.correction_1.into() / (root + epsilon)
-                }
-                false => m * row.correction_1 / (u.sqrt() + epsilon),
-            };
-            let last = amsgrad.then_some(u);
-            [decayed - delta * row.lr, m, v]
+        UpdateRule::Adam { amsgrad } => {
+            let (m, v) = moments(penalized());
+            let u = largest(amsgrad, v);
+            let delta = m
+                .times(row.correction_1)
+                .over(u.root().plus(exact(row.epsilon)));
+            [stepped(p, delta), m, v]
                 .into_iter()
-                .chain(last)
+                .chain(amsgrad.then_some(u))
+                .collect()
+        }
+        UpdateRule::AdamW { amsgrad, cautious } => {
+            let (m, v) = moments(g);
+            let u = largest(amsgrad, v);
+            let agree = (p.value >= 0.0) == (m.value >= 0.0);
+            let decayed = match cautious {
+                true if !agree || row.decay == 0.0 => p,
+                true => p.plus(p.times(-row.decay)),
+                false => p.times(row.decay),
+            };
+            let root = u
+                .over(exact(row.correction_2))
+                .root()
+                .plus(exact(row.epsilon));
+            let delta = m.over(exact(row.correction_1)).over(root);
+            [stepped(decayed, delta), m, v]
+                .into_iter()
+                .chain(amsgrad.then_some(u))
                 .collect()
         }
     }

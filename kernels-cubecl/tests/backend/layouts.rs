@@ -4,48 +4,19 @@ use burn::tensor::{DType, Tensor, s};
 
 use crate::{
     case::Case,
-    create::{floats, random},
+    create::random,
     device::{device, dtypes},
-    system::{System, list_of},
+    system::System,
+    views::planes,
 };
-
-/// Written out by hand, so that nothing depends on how the other tests read a view.
-pub fn literal(system: &System) {
-    let values = || floats(vec![1.0, 2.0, 3.0, 4.0, 5.0, f32::INFINITY], [2, 3]);
-    let list = list_of([
-        values().transpose(),
-        values().slice(s![0.., 1..2]),
-        values().flip([1]),
-        values().slice(s![1..2, 1..2]).expand([2, 2]),
-    ]);
-
-    let (products, status) = system.unscale(list, 0.5);
-    let read = |index| products.get::<2>(index).try_to_vec_as::<f32>().unwrap();
-    assert_eq!(read(0), [0.5, 2.0, 1.0, 2.5, 1.5, f32::INFINITY]);
-    assert_eq!(read(1), [1.0, 2.5]);
-    assert_eq!(read(2), [1.5, 1.0, 0.5, f32::INFINITY, 2.5, 2.0]);
-    assert_eq!(read(3), [2.5; 4]);
-    let status = status.read();
-    assert_eq!(status[0].max_abs, 2.5);
-    assert_eq!(status[1].elements, 2);
-    assert_eq!((status[2].non_finite_before, status[2].non_finite), (1, 1));
-    system.assert_norm(status[3].norm, 5.0);
-}
 
 pub fn views(system: &System) {
     for dtype in dtypes() {
         let mut case = Case::new();
         let plane = || random(dtype, 50, [37, 53]);
-        case.add(plane().transpose());
-        case.add(plane().slice(s![3..30, 7..40]));
-        case.add(plane().slice(s![3..30, 7..40]).transpose());
-        case.add(plane().slice(s![0..20, 0..]));
-        case.add(plane().slice(s![20.., 0..]));
-        case.add(plane().flip([0]));
-        case.add(plane().flip([1]));
-        case.add(plane().flip([0, 1]).transpose());
-        case.add(plane().slice(s![11..12, 0..]).expand([9, 53]));
-        case.add(plane().slice(s![0.., 13..14]).expand([37, 6]));
+        for view in planes() {
+            case.add(view(plane()));
+        }
         case.add(plane().transpose().reshape([37 * 53]));
         let solid = || random(dtype, 51, [3, 4, 5, 6]);
         case.add(solid().permute([2, 0, 3, 1]));

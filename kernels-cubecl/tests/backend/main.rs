@@ -8,6 +8,7 @@
 #[macro_use]
 mod suite;
 
+mod blend;
 mod case;
 mod clip;
 mod create;
@@ -20,10 +21,13 @@ mod fallback;
 mod histogram;
 mod host;
 mod kernels;
+#[cfg(not(feature = "cubecl"))]
+mod list;
 mod number;
 mod random;
 mod system;
 mod update;
+mod views;
 
 mod layouts;
 mod lists;
@@ -34,4 +38,3 @@ mod shapes;
 mod sizes;
 mod special;
 mod sums;
-mod vary;

@@ -1,12 +1,8 @@
 //! Only memory that nobody else holds may be written.
 
-use burn::tensor::{DType, Tensor, s};
+use burn::tensor::Tensor;
 
-use crate::{
-    create::random,
-    device::dtypes,
-    system::{System, list_of},
-};
+use crate::{create::random, device::dtypes, system::System, views::planes};
 
 fn bytes<const D: usize>(tensor: &Tensor<D>) -> Vec<u8> {
     tensor.to_data().as_bytes().to_vec()
@@ -48,13 +44,7 @@ pub fn held_products_are_kept(system: &System) {
 pub fn other_views_are_kept(system: &System) {
     for dtype in dtypes() {
         let source = || random::<2>(dtype, 110, [41, 43]);
-        let views: [fn(Tensor<2>) -> Tensor<2>; 4] = [
-            |plane| plane.transpose(),
-            |plane| plane.slice(s![3..9, 1..5]),
-            |plane| plane.slice(s![0..1, 0..]).expand([4, 43]),
-            |plane| plane.flip([0]),
-        ];
-        for (index, view) in views.into_iter().enumerate() {
+        for (index, view) in planes().into_iter().enumerate() {
             // The whole is unscaled while the view is alive.
             let whole = source();
             let other = view(whole.clone());
@@ -80,22 +70,6 @@ pub fn what_was_read_is_kept(system: &System) {
             let product = system.unscale_one(tensor, 0.5);
             assert!(*read.as_bytes() == before, "{dtype:?} of {length}");
             drop(product);
-        }
-    }
-}
-
-/// Unscaling products again multiplies them again, whether or not the first ones are still held.
-pub fn products_are_new_values(system: &System) {
-    for hold in [false, true] {
-        let tensor: Tensor<1> = random(DType::F32, 130, [777]);
-        let whole = bytes(&tensor.clone().mul_scalar(0.5));
-        let quarter = bytes(&tensor.clone().mul_scalar(0.25));
-        let (once, _) = system.unscale(list_of([tensor]), 0.5);
-        let held = hold.then(|| once.get::<1>(0));
-        let (twice, _) = system.unscale(once, 0.5);
-        assert!(bytes(&twice.get::<1>(0)) == quarter);
-        if let Some(held) = held {
-            assert!(bytes(&held) == whole);
         }
     }
 }

@@ -1,9 +1,4 @@
-//! Pseudorandom bits, and random inputs of tests.
-
-use proptest::{
-    strategy::Strategy,
-    test_runner::{Config, TestRunner},
-};
+//! Pseudorandom bits.
 
 /// S. Vigna, "splitmix64".
 pub struct Bits(pub u64);
@@ -16,18 +11,4 @@ impl Bits {
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
     }
-}
-
-/// Checks so many inputs.
-pub fn check_random<S: Strategy>(cases: u32, inputs: S, check: impl Fn(S::Value)) {
-    let config = Config {
-        cases,
-        failure_persistence: None,
-        ..Config::default()
-    };
-    let checked = TestRunner::new(config).run(&inputs, |input| {
-        check(input);
-        Ok(())
-    });
-    checked.unwrap_or_else(|error| panic!("{error}"));
 }

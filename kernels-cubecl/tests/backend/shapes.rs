@@ -1,4 +1,4 @@
-//! Ranks, and lengths around the blocks in which values are taken.
+//! Many dimensions, and lengths around the blocks in which values are taken.
 
 use burn::tensor::DType;
 
@@ -8,20 +8,6 @@ use crate::{
     device::{dtypes, is_cube},
     system::System,
 };
-
-pub fn ranks(system: &System) {
-    for (seed, dtype) in (10..).zip(dtypes()) {
-        Case::new()
-            .with(random(dtype, seed, [7]))
-            .with(random(dtype, seed, [3, 5]))
-            .with(random(dtype, seed, [2, 1, 9]))
-            .with(random(dtype, seed, [2, 3, 4, 5]))
-            .with(random(dtype, seed, [1, 2, 3, 2, 3]))
-            .with(random(dtype, seed, [2, 3, 1, 2, 3, 2]))
-            .with(random(dtype, seed, [1, 1, 1, 1, 1, 1]))
-            .check(system, 0.125);
-    }
-}
 
 /// More dimensions than any of Burn's operations is written out for.
 pub fn many_dimensions(system: &System) {
@@ -49,17 +35,13 @@ pub fn lengths(system: &System) {
     }
 }
 
-/// One tensor is split over threads from here on.
+/// One tensor is split over threads from there on.
 pub fn chunk_boundaries(system: &System) {
-    const CHUNK: usize = 1 << 18;
-    for (seed, length) in (20..).zip([CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 1]) {
-        Case::new()
-            .with(random(DType::F32, seed, [length]))
-            .check(system, 0.3);
-    }
-    for (seed, dtype) in (30..).zip(dtypes()) {
-        Case::new()
-            .with(random(dtype, seed, [CHUNK + 1]))
-            .check(system, 0.3);
+    const CHUNK: usize = 1 << 16;
+    let lengths = [CHUNK - 1, CHUNK, 2 * CHUNK + 1].map(|length| (DType::F32, length));
+    let dtypes = dtypes().into_iter().map(|dtype| (dtype, CHUNK + 1));
+    for (seed, (dtype, length)) in (20..).zip(lengths.into_iter().chain(dtypes)) {
+        let case = Case::new().with(random(dtype, seed, [length]));
+        case.check(system, 0.3);
     }
 }

@@ -3,17 +3,21 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::tensor::{DType, Tensor, TensorData, s};
-use burn_amp_kernels::{TensorList, UnsupportedDType, UpdateRow, UpdateRule, can_update, update};
-use proptest::prelude::*;
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_amp_kernels::{
+    TensorList, UnsupportedDType, UpdateRow, UpdateRule, can_update, panic_message, update,
+};
 
+#[cfg(not(feature = "cubecl"))]
+use crate::list::address;
 use crate::{
     create::{from_bits, random},
-    device::{device, dtypes, is_cube, keeps_subnormals},
+    device::{device, dtypes, is_cube, keeps_subnormals, pairs},
     formula::{ADAM, SGD, momentum, row, rules, step},
     number,
-    random::{Bits, check_random},
+    random::Bits,
     system::list_of,
+    views::planes,
 };
 
 const F32: (DType, DType) = (DType::F32, DType::F32);
@@ -111,10 +115,8 @@ fn wrong_value(
     (old, new): (&[f64], &[f64]),
 ) -> Option<String> {
     if row.taken == 0.0 {
-        let kept = old
-            .iter()
-            .zip(new)
-            .all(|(old, new)| number::same(*old, *new));
+        let mut both = old.iter().zip(new);
+        let kept = both.all(|(old, new)| number::same(*old, *new));
         return (!kept).then(|| format!("{old:?} became {new:?}"));
     }
     let half = dtype != DType::F32;
@@ -131,17 +133,6 @@ fn wrong_value(
     let flushed = !keeps_subnormals(dtype) && image.abs() < 2f64.powi(-14);
     let is_image = number::same(new[0], image) || flushed;
     (!fits || !is_image).then(|| format!("{old:?} became {new:?} and not {expected:?}, {image}"))
-}
-
-/// Dtypes of gradient and parameter.
-fn pairs() -> Vec<(DType, DType)> {
-    let mut dtypes = dtypes();
-    dtypes.retain(|dtype| *dtype != DType::F64);
-    let pair = |gradient: &DType| {
-        let gradient = *gradient;
-        dtypes.iter().map(move |parameter| (gradient, *parameter))
-    };
-    dtypes.iter().flat_map(pair).collect()
 }
 
 /// Every rule with every pair of dtypes.
@@ -187,15 +178,19 @@ fn many_parameters() {
     }
 }
 
-/// Where no row is taken, and where a gradient is not finite.
+/// Of a row that is not taken, nothing; and nothing of a state that is not there yet.
 #[test]
-fn what_is_not_taken_is_left() {
+fn what_is_not_read_may_be_anything() {
+    let infinite = |tensor: &mut Tensor<2>| *tensor = tensor.full_like(f32::INFINITY);
     for (rule, dtypes) in cases() {
-        let mut row = row(rule, 31);
-        (row.taken, row.scale) = (0.0, f32::NAN);
-        let mut tensors = own(rule, dtypes, [3, 100], 31);
-        tensors[0] = tensors[0].clone().mul_scalar(f32::INFINITY);
-        check(rule, vec![(row, tensors)]);
+        let parameter = |seed| (row(rule, seed), own(rule, dtypes, [3, 36], seed));
+        let [mut left, mut fresh] = [31, 90].map(parameter);
+        (left.0.taken, left.0.scale) = (0.0, f32::NAN);
+        infinite(&mut left.1[0]);
+        fresh.0.fresh = 1.0;
+        let states = fresh.1.len() - rule.states();
+        fresh.1[states..].iter_mut().for_each(infinite);
+        check(rule, vec![left, fresh]);
     }
 }
 
@@ -234,17 +229,6 @@ fn one_memory_twice() {
     check(rule, vec![(row(rule, 50), all()), (row(rule, 51), all())]);
 }
 
-fn views() -> [fn(Tensor<2>) -> Tensor<2>; 6] {
-    [
-        |plane| plane.transpose(),
-        |plane| plane.flip([1]).transpose(),
-        |plane| plane.slice(s![0.., 2..]).transpose(),
-        |plane| plane.slice(s![1.., 0..]).transpose(),
-        |plane| plane.slice(s![0..1, 0..]).expand([9, 41]).transpose(),
-        |plane| plane.narrow(0, 0, 3).transpose(),
-    ]
-}
-
 /// Each tensor of a parameter in turn, and all of them, do not lie in order.
 #[test]
 fn other_layouts() {
@@ -254,7 +238,7 @@ fn other_layouts() {
         cautious: true,
     };
     for rule in [momentum(true), adam_w] {
-        for (index, view) in views().into_iter().enumerate() {
+        for (index, view) in planes().into_iter().enumerate() {
             let dtypes = dtypes[index % dtypes.len()];
             let viewed = own(rule, dtypes, [9, 41], 60).into_iter().map(view);
             let viewed: Vec<Tensor<2>> = viewed.collect();
@@ -319,63 +303,6 @@ fn special_values() {
     }
 }
 
-/// What stands in the tensors of a state that is not there yet may be anything.
-#[test]
-fn fresh_states_are_not_read() {
-    for (rule, dtypes) in cases() {
-        let mut row = row(rule, 90);
-        row.fresh = 1.0;
-        let mut tensors = own(rule, dtypes, [3, 36], 90);
-        let states = tensors.len() - rule.states();
-        for state in &mut tensors[states..] {
-            *state = Tensor::full([3, 36], f32::INFINITY, (&device(), DType::F32));
-        }
-        check(rule, vec![(row, tensors)]);
-    }
-}
-
-#[test]
-fn random_lists() {
-    let rules = rules();
-    let pairs = pairs();
-    let recipe = (
-        (0..pairs.len(), any::<u64>()),
-        (0..9usize, 0..40usize),
-        (0..4usize, 0..5),
-    );
-    let lists = prop::collection::vec(recipe, 0..9);
-    // A device compiles kernels for many of them.
-    let cases = if is_cube() { 12 } else { 48 };
-    check_random(cases, (0..rules.len(), lists), |(rule, recipes)| {
-        let rule = rules[rule];
-        let mut parameters: Vec<Own> = Vec::new();
-        for ((pair, seed), (height, width), (view, taken)) in recipes {
-            let mut row = row(rule, seed);
-            row.taken = f32::from(taken != 0);
-            let mut tensors = own(rule, pairs[pair], [height, width], seed >> 8);
-            for (at, tensor) in tensors.iter_mut().enumerate() {
-                match view {
-                    1 => *tensor = tensor.clone().transpose(),
-                    2 if at == seed as usize % 4 => *tensor = tensor.clone().flip([1]),
-                    _ => {}
-                }
-            }
-            parameters.push((row, tensors));
-        }
-        check(rule, parameters);
-    });
-}
-
-/// Where the values of a tensor on Flex lie.
-#[cfg(not(feature = "cubecl"))]
-fn address(tensor: &Tensor<2>) -> Option<*const u8> {
-    use burn::backend::{BackendTensor, DispatchTensorKind};
-    match tensor.clone().into_dispatch().kind {
-        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => Some(tensor.bytes().as_ptr()),
-        _ => None,
-    }
-}
-
 /// On Flex, all that nobody else holds is overwritten where it is.
 #[cfg(not(feature = "cubecl"))]
 #[test]
@@ -389,54 +316,45 @@ fn flex_writes_in_place() {
             let tensors = own(rule, dtypes, [30, 40], 95).into_iter().map(view);
             let tensors: Vec<_> = tensors.collect();
             let places: Vec<_> = tensors[1..].iter().map(address).collect();
-            let updated = update_list(rule, tensors, 1).expect("kernels");
-            let now = (0..updated.len()).map(|index| address(&updated.get(index)));
+            let updated = update_list(rule, tensors).expect("kernels");
+            let now = (0..updated.len()).map(|index| address(&updated.get::<2>(index)));
             assert_eq!(now.collect::<Vec<_>>(), places, "{rule:?}, {dtypes:?}");
         }
     }
 }
 
-/// With `count` rows.
-fn update_list(
-    rule: UpdateRule,
-    tensors: Vec<Tensor<2>>,
-    count: usize,
-) -> Result<TensorList, UnsupportedDType> {
-    let rows = vec![row(rule, 1); count];
-    update(rule, list_of(tensors), UpdateRow::upload(&rows, &device()))
+/// With one row.
+fn update_list(rule: UpdateRule, tensors: Vec<Tensor<2>>) -> Result<TensorList, UnsupportedDType> {
+    let rows = UpdateRow::upload(&[row(rule, 1)], &device());
+    update(rule, list_of(tensors), rows)
 }
 
 #[test]
 fn each_mistake_panics_with_its_message() {
     type Spoil = fn(&mut Vec<Tensor<2>>);
     let mistakes: [(&str, Spoil); 5] = [
-        (
-            "each parameter has its gradient, its master and its states",
-            |tensors| drop(tensors.pop()),
-        ),
-        (
-            "gradient, master and states have the parameter's shape",
-            |tensors| tensors[0] = tensors[0].clone().transpose(),
-        ),
-        ("masters and states are in f32", |tensors| {
-            tensors[2] = tensors[2].clone().cast(dtypes()[0]);
+        ("its gradient, its master and its states", |own| {
+            drop(own.pop())
         }),
-        ("a gradient without its parameter", |tensors| {
-            tensors.push(values(DType::F32, 1, true, [2, 3]));
+        ("have the parameter's shape", |own| {
+            own[0] = own[0].clone().transpose()
         }),
-        ("a row for each parameter", |tensors| {
-            tensors.extend(own(ADAM, F32, [2, 3], 1));
+        ("masters and states are in f32", |own| {
+            own[2] = own[2].clone().cast(dtypes()[0])
+        }),
+        ("a gradient without its parameter", |own| {
+            own.push(own[0].clone())
+        }),
+        ("a row for each parameter", |all| {
+            all.extend(own(ADAM, F32, [2, 3], 1))
         }),
     ];
     for (expected, spoil) in mistakes {
         let mut tensors = own(ADAM, F32, [2, 3], 0);
         spoil(&mut tensors);
-        let panicked = catch_unwind(AssertUnwindSafe(|| update_list(ADAM, tensors, 1)));
+        let panicked = catch_unwind(AssertUnwindSafe(|| update_list(ADAM, tensors)));
         let panic = panicked.map(drop).expect_err(expected);
-        let message = match panic.downcast::<String>() {
-            Ok(message) => *message,
-            Err(panic) => panic.downcast_ref::<&str>().unwrap().to_string(),
-        };
+        let message = panic_message(&*panic);
         assert!(message.contains(expected), "{message}");
     }
 }
@@ -452,7 +370,7 @@ fn without_kernels_update_says_so() {
         if matches!(dtype, DType::F16 | DType::BF16) {
             tensors.push(ones(DType::F32));
         }
-        let error = update_list(SGD, tensors, 1).err().map(|error| error.dtype);
+        let error = update_list(SGD, tensors).err().map(|error| error.dtype);
         assert_eq!(error, (!has).then_some(dtype));
     }
 }

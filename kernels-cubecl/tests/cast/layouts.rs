@@ -1,9 +1,12 @@
 //! Gradients and inputs that do not lie in order, and shapes.
 
-use burn::tensor::{FloatDType, Tensor, s};
+use burn::tensor::Tensor;
 use burn_amp_kernels::{Factor, scaled_cast};
 
-use crate::host::{assert_products, backward, dtypes, on_device, pairs, round, tensor, values};
+use crate::{
+    host::{Pair, assert_products, backward, dtypes, on_device, pairs, round, tensor, values},
+    views::planes,
+};
 
 /// Numbers that every dtype has.
 pub fn count(length: usize) -> Vec<f32> {
@@ -11,11 +14,7 @@ pub fn count(length: usize) -> Vec<f32> {
 }
 
 /// With a factor of the host, and one of the device.
-pub fn check<const D: usize>(
-    input: Tensor<D>,
-    gradient: Tensor<D>,
-    (from, to): (FloatDType, FloatDType),
-) {
+pub fn check<const D: usize>(input: Tensor<D>, gradient: Tensor<D>, (from, to): Pair) {
     let expected = values(gradient.clone());
     let forward = values(input.clone().cast(to));
     for factor in [Factor::from(0.3), on_device(0.3, 2.0)] {
@@ -31,16 +30,7 @@ pub fn check<const D: usize>(
 fn views() {
     for (from, to) in pairs() {
         let plane = |dtype| tensor::<2>(&count(37 * 54), [37, 54], dtype);
-        let views: [fn(Tensor<2>) -> Tensor<2>; 7] = [
-            |t| t.transpose(),
-            |t| t.slice(s![3..30, 7..40]),
-            |t| t.slice(s![3..30, 7..40]).transpose(),
-            |t| t.slice(s![20.., 0..]),
-            |t| t.flip([1]),
-            |t| t.slice(s![11..12, 0..]).expand([9, 54]),
-            |t| t.slice(s![0.., 13..14]).expand([37, 6]),
-        ];
-        for view in views {
+        for view in planes() {
             // Either of them, and both.
             let dense = |dtype, like: &Tensor<2>| {
                 let [rows, columns] = like.dims();

@@ -11,10 +11,9 @@ mod host;
 mod layouts;
 #[path = "../backend/number.rs"]
 mod number;
-#[path = "../backend/random.rs"]
-mod random;
 #[cfg(feature = "cubecl")]
 mod unfused;
 mod values;
-mod vary;
+#[path = "../backend/views.rs"]
+mod views;
 mod watch;

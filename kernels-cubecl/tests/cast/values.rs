@@ -5,7 +5,7 @@ use burn_amp_kernels::{Watch, scaled_cast, watched_cast};
 
 use crate::{
     device::{has_kernels, is_cube},
-    host::{assert_same, autodiff, backward, dtypes, every_value, pairs, same, tensor, values},
+    host::{assert_same, autodiff, backward, dtypes, every_value, pairs, tensor, values},
 };
 
 #[test]
@@ -13,7 +13,6 @@ fn forward_is_burns_cast() {
     for (from, to) in pairs() {
         let all = every_value(from);
         let input = tensor(&all, [all.len()], from);
-        let cast = values(input.clone().cast(to));
         for input in [
             input.clone(),
             input.clone().require_grad(),
@@ -21,12 +20,11 @@ fn forward_is_burns_cast() {
             input.inner(),
         ] {
             let before = values(input.clone().cast(to));
+            let tracked = input.is_tracked();
             let output = scaled_cast(input, to, 3.7);
-            assert_eq!(output.dtype(), DType::from(to));
-            let output = values(output);
-            let wrong = (0..all.len()).find(|i| !same(output[*i], before[*i]));
-            let wrong = wrong.map(|i| (all[i], output[i], cast[i]));
-            assert_eq!(wrong, None, "{from:?} to {to:?}");
+            let found = (output.dtype(), output.is_tracked());
+            assert_eq!(found, (to.into(), tracked));
+            assert_same(&values(output), &before);
         }
     }
 }
@@ -44,30 +42,6 @@ fn inputs_that_are_not_finite() {
         let found = values(backward(input, to, 8.0, tensor(&gradients, [5], to)));
         let kept = if has_kernels() { 8.0 } else { 1.0 };
         assert_eq!(found, [8.0, 2.0 * kept, 3.0 * kept, f32::INFINITY, 32.0]);
-    }
-}
-
-/// Half a unit above the largest value is infinite, and no sign gets lost.
-#[test]
-fn overflow_and_underflow() {
-    if !dtypes().contains(&FloatDType::F16) {
-        return;
-    }
-    let gradients = [
-        65504.0, 65519.99, 65520.0, -65520.0, 1e30, -1e30, 6e-8, 2.9e-8, -2.9e-8, 1e-30,
-    ];
-    let (count, infinity) = (gradients.len(), f32::INFINITY);
-    let [large, huge] = [[65504.0; 2], [infinity, -infinity]];
-    let expected = [large, huge, huge].concat();
-    let input = || tensor(&vec![1.0; count], [count], FloatDType::F16);
-    for (factor, scale) in [(1.0 / 65536.0, 65536.0), (4.0, 0.25)] {
-        let gradients = gradients.map(|gradient| gradient * scale);
-        let gradient = tensor(&gradients, [count], FloatDType::F32);
-        let found = values(backward(input(), FloatDType::F32, factor, gradient));
-        assert_eq!(found[..6], expected);
-        let near = |(a, b): (&f32, f32)| (a - b).abs() < 1e-7;
-        let mut small = found[6..].iter().zip([6e-8, 0.0, -0.0, 0.0]);
-        assert!(small.all(near), "{found:?}");
     }
 }
 
@@ -108,22 +82,5 @@ fn casts_to_f64() {
         assert_eq!(output.to_data(), expected);
         let grads = output.narrow(0, 0, 1).sum().backward();
         assert_eq!(values(input.grad(&grads).unwrap())[0], 4.0);
-    }
-}
-
-#[test]
-fn untracked_tensors_are_cast() {
-    for (from, to) in pairs() {
-        let watch = Watch::new(|_| panic!("nothing crosses"));
-        let constant = tensor(&[1.0, 2.0], [2], from);
-        for input in [constant.clone(), constant.inner()] {
-            for output in [
-                scaled_cast(input.clone(), to, 2.0),
-                watched_cast(input, to, 2.0, &watch),
-            ] {
-                assert!(!output.is_tracked());
-                assert_eq!(values(output), [1.0, 2.0]);
-            }
-        }
     }
 }

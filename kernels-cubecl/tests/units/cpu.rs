@@ -1,5 +1,4 @@
 use super::*;
-use crate::backends::flex::value::Value;
 use half::bf16;
 
 /// Of each group its wide values, and of the values around them the halves.

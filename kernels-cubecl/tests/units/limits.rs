@@ -2,20 +2,19 @@
 
 use burn::{
     backend::{DispatchDevice, ops::FloatTensorOps},
-    tensor::{Device, TensorData, f16},
+    tensor::{DType, Device, TensorData},
 };
 use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
 use burn_std::{Metadata, Shape, Strides, reader::try_read_sync};
 
 use super::{
-    launch::{Scale, pass},
-    memory::Laid,
+    batch::Laid,
+    launch::{pass, update},
     plan::{Limits, units},
-    update::update,
 };
 use crate::{
-    rows::{TensorStatus, decode},
-    update_row::{ROW, UpdateRow, UpdateRule, has_master},
+    status::{TensorStatus, decode},
+    step::{ROW, UpdateRule},
     words::data_of,
 };
 
@@ -33,20 +32,14 @@ fn values(seed: usize, length: usize) -> Vec<f32> {
 }
 
 fn upload(values: Vec<f32>, half: bool, device: &CubeDevice) -> CubeTensor {
-    let length = values.len();
-    let data = match half {
-        true => {
-            let halves: Vec<f16> = values.into_iter().map(f16::from_f32).collect();
-            TensorData::new(halves, [length])
-        }
-        false => TensorData::new(values, [length]),
-    };
+    let dtype = if half { DType::F16 } else { DType::F32 };
+    let data = TensorData::new(values.clone(), [values.len()]).convert_dtype(dtype);
     CubeBackend::float_from_data(data, device)
 }
 
 fn read(tensor: CubeTensor) -> Vec<f32> {
     let data = try_read_sync(CubeBackend::float_into_data(tensor));
-    data.unwrap().unwrap().iter::<f32>().collect()
+    data.unwrap().unwrap().iter().collect()
 }
 
 fn run(
@@ -54,22 +47,13 @@ fn run(
     keep_dtype: bool,
     limits: &Limits,
 ) -> (Vec<Vec<f32>>, Vec<TensorStatus>) {
-    let device = tensors[0].device.clone();
-    let scale = Scale {
-        inverse: upload(vec![0.5], false, &device),
-        keep_dtype,
-    };
-    let elements: Vec<u64> = (tensors
-        .iter()
-        .map(|tensor| tensor.meta.num_elements() as u64))
-    .collect();
-    let results = pass(tensors, Some(scale), 4.0, limits).into_iter();
-    let mut products: Vec<Vec<f32>> = results.map(read).collect();
-    let status = products.pop().unwrap();
-    (
-        products,
-        decode(&elements, status.into_iter().map(f64::from)),
-    )
+    let count = |tensor: &CubeTensor| tensor.meta.num_elements() as u64;
+    let elements: Vec<u64> = tensors.iter().map(count).collect();
+    let half = upload(vec![0.5], false, &tensors[0].device);
+    let results = pass(tensors, Some((half, keep_dtype)), 4.0, limits);
+    let mut products: Vec<Vec<f32>> = results.into_iter().map(read).collect();
+    let status = products.pop().unwrap().into_iter().map(f64::from);
+    (products, decode(&elements, status))
 }
 
 /// Where shaders run on the CPU, a cube is one plane: it runs as one vector, and waits for nobody.
@@ -83,6 +67,7 @@ fn in_software_a_cube_is_one_plane() {
     if is_software && format!("{device:?}").contains("Wgpu") {
         assert_eq!(limits.units, hardware.plane_size_min);
         assert_eq!(units(&client, 1024), hardware.plane_size_min);
+        assert_eq!((limits.max_tensors, limits.max_shared), (4, 1 << 16));
     }
 }
 
@@ -134,66 +119,47 @@ fn limits_change_nothing_but_the_launches() {
 fn a_step_is_the_same_under_other_limits() {
     let Some(device) = device() else { return };
     let lengths = [5000, 17, 0, 40_000, 8192, 4097, 64, 1, 12_345];
-    let row = UpdateRow {
-        taken: 1.0,
-        scale: 0.5,
-        decay: 0.25,
-        beta_1: 0.75,
-        factor_1: 0.5,
-        beta_2: 0.5,
-        factor_2: 0.25,
-        correction_1: 2.0,
-        correction_2: 0.5,
-        epsilon: 0.125,
-        ..UpdateRow::default()
-    };
+    // As those of an `UpdateRow`: all but the rate are the same.
     let words = |number: usize| {
         let lr = number as f32 / 8.0;
-        UpdateRow { lr, ..row }.words()
+        let row = [
+            1.0, 0.5, lr, 0.0, 0.25, 0.75, 0.5, 0.5, 0.25, 2.0, 0.5, 0.125,
+        ];
+        row.map(f32::to_bits)
     };
     let rows = || {
         let words = (0..lengths.len()).flat_map(words);
         CubeBackend::float_from_data(data_of(words, [lengths.len(), ROW]), &device)
     };
-    for (rule, half) in [
-        (UpdateRule::Adam { amsgrad: true }, false),
-        (UpdateRule::Adam { amsgrad: false }, true),
-        (
-            UpdateRule::Sgd {
-                momentum: false,
-                nesterov: false,
-            },
-            false,
-        ),
-    ] {
+    let [adam, amsgrad] = [false, true].map(|amsgrad| UpdateRule::Adam { amsgrad });
+    let (momentum, nesterov) = (false, false);
+    let sgd = UpdateRule::Sgd { momentum, nesterov };
+    for (rule, half) in [(amsgrad, false), (adam, true), (sgd, false)] {
         let own = |(number, length)| {
             let values = |seed: usize| values(number + 100 * seed, length);
             let mut own = [0, 1]
                 .map(|seed| upload(values(seed), half, &device))
                 .to_vec();
-            if has_master(own[1].dtype) {
-                own.push(upload(values(1), false, &device));
-            }
+            own.extend(half.then(|| upload(values(1), false, &device)));
             own.extend((0..rule.states()).map(|state| {
                 let squares = values(state).into_iter().map(|value| value * value);
                 upload(squares.collect(), false, &device)
             }));
             own
         };
-        let list = || Vec::from_iter(lengths.into_iter().enumerate().flat_map(own));
-        let step = |mut list: Vec<CubeTensor>, limits: &Limits| {
-            list.push(rows());
-            let updated = update(list, rule, limits).into_iter();
+        let parameters = || Vec::from_iter(lengths.into_iter().enumerate().map(own));
+        let step = |parameters, limits: &Limits| {
+            let updated = update(parameters, rows(), rule, limits).into_iter();
             updated.map(read).collect::<Vec<_>>()
         };
         let limits = Limits::of(&rows().client);
-        let expected = step(list(), &limits);
+        let expected = step(parameters(), &limits);
+        let all = |own: Vec<Vec<CubeTensor>>| Vec::from_iter(own.into_iter().flatten().map(read));
         for narrow in narrowed(limits, [(1 << 12, 5), (1 << 31, 9), (1 << 31, 19)]) {
-            let held = list();
+            let held = parameters();
             assert_eq!(step(held.clone(), &narrow), expected);
-            let untouched: Vec<_> = held.into_iter().map(read).collect();
-            assert_eq!(untouched, list().into_iter().map(read).collect::<Vec<_>>());
-            assert_eq!(step(list(), &narrow), expected);
+            assert_eq!(all(held), all(parameters()));
+            assert_eq!(step(parameters(), &narrow), expected);
         }
         // The rate is the row's.
         let states = expected.len() / lengths.len();
@@ -229,7 +195,7 @@ fn padded_rows_are_taken_as_they_lie() {
                 let meta = Metadata::new(Shape::from(shape), strides).into();
                 CubeTensor { meta, ..buffer }
             };
-            assert_eq!(Laid::padded(tensor()).padding, Some((pitch, columns)));
+            assert_eq!(Laid::padded(tensor()).run.padding, Some((pitch, columns)));
             let limits = Limits::of(&tensor().client);
             let expected: Vec<f32> = dense.iter().map(|value| value * 0.5).collect();
             let (plain, want) = run(vec![upload(dense.clone(), half, &device)], true, &limits);

@@ -25,9 +25,11 @@ fn extent(span: usize, vector: usize) -> Extent<usize> {
     Extent {
         kind: vector,
         buffers: 2,
-        span,
-        vector,
-        padding: None,
+        run: Run {
+            span,
+            vector,
+            padding: None,
+        },
     }
 }
 
@@ -49,7 +51,7 @@ fn check_under(limits: &Limits, extents: &[Extent<usize>]) -> Plan {
             assert_eq!(part.first, values[part.tensor]);
             values[part.tensor] += part.values;
             let entry = &plan.table[launch.from as usize + index * ENTRY..];
-            let vector = extents[part.tensor].vector;
+            let vector = extents[part.tensor].run.vector;
             assert_eq!(entry[1] as usize * vector, part.values);
             let chunks = (entry[1] as usize).div_ceil(1 << launch.shift);
             assert_eq!(entry[0] as usize, start);
@@ -57,7 +59,7 @@ fn check_under(limits: &Limits, extents: &[Extent<usize>]) -> Plan {
             rows.push((entry[2] as usize, 8 * chunks.min(launch.cubes)));
         }
     }
-    let spans: Vec<usize> = extents.iter().map(|extent| extent.span).collect();
+    let spans: Vec<usize> = extents.iter().map(|extent| extent.run.span).collect();
     assert_eq!(values, spans);
     rows.sort_unstable();
     let mut next = 0;

@@ -1,18 +1,150 @@
-//! Tensors that a job goes over, and the launches that it takes.
+//! Tensors as kernels read them, in batches that share launches.
 
 use burn::tensor::{DType, Shape};
-use burn_cubecl::{CubeDevice, tensor::CubeTensor};
-use burn_std::id::StreamId;
-use cubecl::{client::Client, prelude::*, server::Handle};
+use burn_cubecl::{CubeDevice, kernel::into_contiguous, tensor::CubeTensor};
+use burn_std::{id::StreamId, is_dense};
+use cubecl::{prelude::*, server::Handle};
 use std::{
     collections::VecDeque,
     sync::{Mutex, PoisonError},
 };
 
-use super::{
-    memory::Laid,
-    plan::{Extent, Launch, Limits, Plan},
-};
+use super::plan::{Extent, Launch, Limits, MAX_VALUES, Plan, Run};
+
+/// Bits that a unit loads at once, on every GPU.
+const LOAD: u32 = 128;
+
+/// A tensor as the kernels read it: a run of values, which may have padding at the ends of its rows.
+pub(super) struct Laid {
+    pub(super) tensor: CubeTensor,
+    pub(super) run: Run,
+}
+
+impl Laid {
+    fn new(
+        tensor: CubeTensor,
+        span: usize,
+        vector: usize,
+        padding: Option<(usize, usize)>,
+    ) -> Self {
+        let run = Run {
+            span,
+            vector,
+            padding,
+        };
+        Self { tensor, run }
+    }
+
+    /// The tensor as it lies, if its values fill a buffer in any order of dimensions, or else a contiguous copy.
+    pub(super) fn dense(tensor: CubeTensor) -> Self {
+        let tensor = match is_dense(tensor.meta.shape(), tensor.meta.strides()) {
+            true => tensor,
+            false => into_contiguous(tensor),
+        };
+        let span = tensor.meta.num_elements();
+        let vector = vector(&tensor, span);
+        Self::new(tensor, span, vector, None)
+    }
+
+    /// The same, but rows may be padded, as CUDA's and HIP's are where that aligns them.
+    pub(super) fn padded(tensor: CubeTensor) -> Self {
+        let Some((pitch, columns)) = padding(tensor.meta.shape(), tensor.meta.strides()) else {
+            return Self::dense(tensor);
+        };
+        let vector = vector(&tensor, pitch);
+        let rows = tensor.meta.num_elements() / columns;
+        let span = ((rows - 1) * pitch + columns).next_multiple_of(vector);
+        // Of a view, the last row may have no padding.
+        let there = tensor.handle.size_in_used() as usize / tensor.elem_size();
+        match span <= there && span <= MAX_VALUES {
+            true => Self::new(tensor, span, vector, Some((pitch, columns))),
+            false => Self::dense(tensor),
+        }
+    }
+
+    /// A new tensor whose values lie in the same way.
+    pub(super) fn product(&self, dtype: DType) -> Self {
+        let (tensor, run) = (&self.tensor, self.run);
+        let pitch = run.padding.map_or(1, |(pitch, _)| pitch);
+        let handle = match run.span.next_multiple_of(pitch) {
+            // The kernels do not write it.
+            0 => tensor.handle.clone(),
+            length => tensor.client.empty(length * dtype.size()),
+        };
+        let (client, device) = (tensor.client.clone(), tensor.device.clone());
+        let tensor = CubeTensor::new(client, handle, *tensor.meta.clone(), device, dtype);
+        Self { tensor, run }
+    }
+
+    /// A part of it, as the kernels read it, in vectors.
+    pub(super) fn part(&self, first: usize, values: usize) -> BufferArg {
+        let size = self.tensor.elem_size();
+        let used = self.tensor.handle.size_in_used();
+        let handle = self.tensor.handle.clone();
+        let handle = match values == self.run.span {
+            true => handle,
+            false => handle
+                .offset_start((first * size) as u64)
+                .offset_end(used - ((first + values) * size) as u64),
+        };
+        // SAFETY: the run is the tensor's own memory, and this is its length in vectors.
+        unsafe { BufferArg::from_raw_parts(handle, values / self.run.vector) }
+    }
+
+    pub(super) fn whole(&self) -> BufferArg {
+        self.part(0, self.run.span)
+    }
+}
+
+/// The stride of rows and their values, if there is padding between rows and nowhere else.
+fn padding(shape: &[usize], strides: &[usize]) -> Option<(usize, usize)> {
+    let rank = shape.len();
+    if rank < 2 || strides.len() != rank || strides[rank - 1] != 1 {
+        return None;
+    }
+    let (pitch, columns) = (strides[rank - 2], shape[rank - 1]);
+    let mut expected = pitch;
+    for (dim, stride) in shape[..rank - 1].iter().zip(&strides[..rank - 1]).rev() {
+        if *stride != expected {
+            return None;
+        }
+        expected *= dim;
+    }
+    (pitch > columns && expected > 0 && columns > 0).then_some((pitch, columns))
+}
+
+/// The widest vector that the device loads at once and that divides this length and where the tensor begins.
+fn vector(tensor: &CubeTensor, length: usize) -> usize {
+    let size = tensor.elem_size();
+    let hardware = &tensor.client.properties().hardware;
+    let values = hardware.load_width.min(LOAD) as usize / 8 / size;
+    let most = values.min(hardware.max_vector_size).max(1);
+    let start = tensor.handle.offset_start.unwrap_or(0) as usize / size;
+    // Both are multiples of what divides either of their bits.
+    1 << (length | start | 1 << most.ilog2()).trailing_zeros()
+}
+
+/// Whether nobody else holds the memory, nor will read it: what Burn's `to_data` returns is read when it is looked at.
+///
+/// Launches that are still queued hold memory in the same way. They have let go when the queue is done, which is waited for then;
+/// not for the device. CubeCL's runtime for CPUs lets go when the work is done: there a gradient that was just made is taken for one
+/// that was read.
+///
+/// What is recorded holds memory for good, and runs in its place.
+pub(super) fn may_overwrite(tensor: &CubeTensor) -> bool {
+    let is_bound = || tensor.handle.memory.is_bound();
+    if !tensor.can_mut() {
+        return false;
+    }
+    if tensor.client.is_capturing() {
+        return true;
+    }
+    if is_bound() {
+        // What it finds is told again where the results are read.
+        let _ = tensor.client.check([]);
+    }
+    !is_bound()
+}
 
 /// A tensor, and all that is read and written beside it: of one length, and in vectors of one width.
 pub(super) type Item = Vec<Laid>;
@@ -29,9 +161,13 @@ impl Batch {
     pub(super) fn new(items: Vec<Item>, limits: &Limits, rows: usize, edge: u32) -> Self {
         let extents: Vec<_> = items.iter().map(extent).collect();
         let plan = Plan::new(&extents, limits, rows, edge);
-        let first = &items[0][0].tensor;
-        let table = table(&first.client, &first.device, &plan.table);
+        let table = table(&items[0][0].tensor, &plan.table);
         Self { items, plan, table }
+    }
+
+    /// A tensor on the device of all.
+    pub(super) fn like(&self) -> &CubeTensor {
+        &self.items[0][0].tensor
     }
 
     /// One of the items of a launch.
@@ -45,8 +181,8 @@ impl Batch {
         let parts = launch.parts.iter();
         let args =
             parts.map(move |part| self.items[part.tensor][place].part(part.first, part.values));
-        let like = &self.item(launch)[0].tensor;
-        let spares = (launch.parts.len()..launch.slots).map(|_| arg(&floats(like, [64])));
+        let spares = launch.parts.len()..launch.slots;
+        let spares = spares.map(move |_| arg(&floats(self.like(), [64])));
         args.chain(spares)
     }
 
@@ -59,25 +195,17 @@ impl Batch {
 
 /// Items share a launch whose tensors have the same dtypes and width of vectors, and are all padded or none.
 fn extent(item: &Item) -> Extent<impl Ord + use<>> {
+    let run = item[0].run;
     let dtypes = item.iter().map(|laid| laid.tensor.dtype.name());
-    let dtypes: Vec<_> = dtypes.collect();
-    let Laid {
-        span,
-        vector,
-        padding,
-        ..
-    } = item[0];
     Extent {
-        kind: (dtypes, vector, padding.is_some()),
+        kind: (Vec::from_iter(dtypes), run.vector, run.padding.is_some()),
         buffers: item.len(),
-        span,
-        vector,
-        padding,
+        run,
     }
 }
 
 /// A plan's table on the device: from step to step the same, so it is sent once.
-fn table(client: &Client, device: &CubeDevice, table: &[u32]) -> Handle {
+fn table(like: &CubeTensor, table: &[u32]) -> Handle {
     type Sent = (CubeDevice, StreamId, Vec<u32>, Handle);
     /// Those that were used last, the latest at the end.
     static SENT: Mutex<VecDeque<Sent>> = Mutex::new(VecDeque::new());
@@ -86,11 +214,11 @@ fn table(client: &Client, device: &CubeDevice, table: &[u32]) -> Handle {
 
     let stream = StreamId::current();
     let mut sent = SENT.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_it = |sent: &Sent| sent.0 == *device && sent.1 == stream && sent.2 == table;
+    let is_it = |sent: &Sent| sent.0 == like.device && sent.1 == stream && sent.2 == table;
     let found = sent.iter().position(is_it).and_then(|at| sent.remove(at));
     let found = found.unwrap_or_else(|| {
-        let handle = client.create_from_slice(u32::as_bytes(table));
-        (device.clone(), stream, table.to_vec(), handle)
+        let handle = like.client.create_from_slice(u32::as_bytes(table));
+        (like.device.clone(), stream, table.to_vec(), handle)
     });
     let handle = found.3.clone();
     sent.push_back(found);
@@ -122,3 +250,7 @@ pub(super) fn args<A: FromIterator<BufferArg>>(tensors: impl IntoIterator<Item =
 pub(super) fn cubes(count: usize) -> CubeCount {
     CubeCount::Static(count as u32, 1, 1)
 }
+
+#[cfg(test)]
+#[path = "../../../tests/units/padding.rs"]
+mod tests;

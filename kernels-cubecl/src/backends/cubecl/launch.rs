@@ -1,35 +1,31 @@
-//! Passes that measure and count, and the schedule of a loss scale.
+//! The launches of all kernels.
 
-use burn::tensor::DType;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
+use burn::tensor::{DType, FloatDType};
+use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
+use cubecl::{prelude::*, std::tensor::into_contiguous as copied};
 
 use super::{
-    batch::{Batch, Item, arg, args, cubes, floats},
-    memory::{Laid, may_overwrite},
-    plan::{Launch, Limits, units},
+    batch::{Batch, Item, Laid, arg, args, cubes, floats, may_overwrite},
+    plan::{Launch, Limits, Run, units},
 };
 use crate::{
+    backends::compose,
     kernel::{self, BIG, Form, InPlace, Inspect, Mode, ROW, Work, Write},
-    rows::FIELDS,
-    scale_state::WORDS,
-    update_row::{self, UpdateRule},
+    ops::Scaling,
+    rule::WORDS,
+    status::FIELDS,
+    step::{self, UpdateRule, has_master},
 };
 
 /// Cubes that a launch has in one dimension: what WebGPU grants.
 const MAX_COUNT: usize = 65_535;
 
-/// What a pass multiplies by, and whether products keep their tensors' dtypes.
-pub(super) struct Scale {
-    pub(super) inverse: CubeTensor,
-    pub(super) keep_dtype: bool,
-}
-
 /// A tensor, and behind it its product, where that is not written in place.
-fn item(tensor: CubeTensor, scale: Option<&Scale>) -> Item {
+fn item(tensor: CubeTensor, factor: &Scaling<CubeTensor>) -> Item {
     let laid = Laid::padded(tensor);
     let dtype = laid.tensor.dtype;
-    let product = scale.and_then(|scale| match scale.keep_dtype || dtype == DType::F32 {
+    let keeps = |keep_dtype: bool| keep_dtype || dtype == DType::F32;
+    let product = factor.as_ref().and_then(|factor| match keeps(factor.1) {
         true if may_overwrite(&laid.tensor) => None,
         true => Some(laid.product(dtype)),
         false => Some(laid.product(DType::F32)),
@@ -37,30 +33,27 @@ fn item(tensor: CubeTensor, scale: Option<&Scale>) -> Item {
     [laid].into_iter().chain(product).collect()
 }
 
-/// Measures tensors, after scaling if there is one. Returns the products, if there are any, and the status.
+/// Measures tensors, after scaling if there is a factor. Returns the products then, and the status.
 pub(super) fn pass(
     tensors: Vec<CubeTensor>,
-    scale: Option<Scale>,
+    factor: Scaling<CubeTensor>,
     edge: f32,
     limits: &Limits,
 ) -> Vec<CubeTensor> {
-    let items = tensors
-        .into_iter()
-        .map(|tensor| item(tensor, scale.as_ref()));
+    let items = tensors.into_iter().map(|one| item(one, &factor));
     let planes = kernel::rows(limits.units, limits.plane);
     let batch = Batch::new(items.collect(), limits, planes as usize, edge.to_bits());
-    let partials = floats(&batch.items[0][0].tensor, [batch.plan.rows.max(1) * ROW]);
     let pass = Pass {
+        partials: floats(batch.like(), [batch.plan.rows.max(1) * ROW]),
         batch,
-        partials,
-        scale,
+        factor: factor.map(|(factor, _)| factor),
         limit: edge.to_bits().min(BIG),
         limits,
     };
     for launch in &pass.batch.plan.launches {
         let item = pass.batch.item(launch);
         let product = item.get(1).map(|product| product.tensor.dtype);
-        by_dtype!(narrow item[0].tensor.dtype, I => match (&pass.scale, product) {
+        by_dtype!(narrow item[0].tensor.dtype, I => match (&pass.factor, product) {
             (None, _) => pass.launch::<Inspect, I, f32>(launch),
             (_, None) => pass.launch::<InPlace, I, I>(launch),
             (_, Some(DType::F32)) => pass.launch::<Write, I, f32>(launch),
@@ -68,21 +61,19 @@ pub(super) fn pass(
         });
     }
     let status = pass.finish();
-    let items = pass
+    let products = pass
         .batch
         .items
         .into_iter()
-        .filter(|_| pass.scale.is_some());
-    let products = items
-        .filter_map(|mut item| item.pop())
-        .map(|laid| laid.tensor);
-    products.chain([status]).collect()
+        .filter_map(|mut item| item.pop());
+    let products = products.filter(|_| pass.factor.is_some());
+    products.map(|laid| laid.tensor).chain([status]).collect()
 }
 
 struct Pass<'a> {
     batch: Batch,
     partials: CubeTensor,
-    scale: Option<Scale>,
+    factor: Option<CubeTensor>,
     /// Bits of magnitudes that are looked at twice.
     limit: u32,
     limits: &'a Limits,
@@ -92,12 +83,14 @@ impl Pass<'_> {
     fn launch<W: Work, I: Float + CubeElement, O: Float + CubeElement>(&self, launch: &Launch) {
         let laid = &self.batch.item(launch)[0];
         let (units, plane) = (self.limits.units, self.limits.plane);
-        let form = Form::new::<W, I>(units, plane, laid.vector, laid.padding.is_some());
+        let Run {
+            vector, padding, ..
+        } = laid.run;
+        let form = Form::new::<W, I>(units, plane, vector, padding.is_some());
         let products = match W::MODE {
             Mode::Write => self.batch.args(launch, 1).collect(),
             _ => SequenceArg::new(),
         };
-        let factor = self.scale.iter().map(|scale| scale.inverse.clone());
         // SAFETY: runs of tensors and products are exact, and the table says how long they are; units beyond neither
         // read nor write. Nobody else holds what is overwritten (`may_overwrite`).
         // `partials` has a row wherever the table says.
@@ -109,7 +102,7 @@ impl Pass<'_> {
                 launch.vector,
                 self.batch.args(launch, 0).collect(),
                 products,
-                args(factor),
+                args(self.factor.clone()),
                 arg(&self.partials),
                 self.batch.table(),
                 launch.from,
@@ -147,20 +140,17 @@ impl Pass<'_> {
 }
 
 /// The state of a loss scale after a step.
-pub(super) fn advance(
-    state: CubeTensor,
-    rows: CubeTensor,
-    border: Option<CubeTensor>,
-) -> CubeTensor {
-    let next = floats(&state, [WORDS]);
+pub(super) fn advance(both: [CubeTensor; 2], border: Option<CubeTensor>) -> CubeTensor {
+    let next = floats(&both[0], [WORDS]);
+    let [state, rows] = both.map(CubeTensor::into_buffer_arg);
     // SAFETY: both states have `WORDS` words; of the rows, whole ones are read.
     unsafe {
         kernel::advance::launch_unchecked(
             &next.client,
             cubes(1),
             CubeDim::new_1d(1),
-            state.into_buffer_arg(),
-            rows.into_buffer_arg(),
+            state,
+            rows,
             args(border),
             arg(&next),
         );
@@ -169,15 +159,11 @@ pub(super) fn advance(
 }
 
 /// Rows of an update, decided by the state of a loss scale.
-pub(super) fn decide(
-    undecided: CubeTensor,
-    state: CubeTensor,
-    clip: Vec<CubeTensor>,
-    rule: UpdateRule,
-) -> CubeTensor {
-    let parameters = undecided.meta.num_elements() / update_row::UNDECIDED;
-    let rows = floats(&state, [parameters, update_row::ROW]);
+pub(super) fn decide(both: [CubeTensor; 2], clip: Vec<CubeTensor>, rule: UpdateRule) -> CubeTensor {
+    let parameters = both[0].meta.num_elements() / step::UNDECIDED;
+    let rows = floats(&both[1], [parameters, step::ROW]);
     let units = units(&rows.client, kernel::FINISH_UNITS);
+    let [undecided, state] = both.map(CubeTensor::into_buffer_arg);
     // SAFETY: there are a row, a time and a gradient for each parameter; units beyond neither read nor write. The state has `WORDS` words.
     // Table and status have an entry for each gradient.
     unsafe {
@@ -185,8 +171,8 @@ pub(super) fn decide(
             &rows.client,
             cubes(parameters.div_ceil(units as usize)),
             CubeDim::new_1d(units),
-            undecided.into_buffer_arg(),
-            state.into_buffer_arg(),
+            undecided,
+            state,
             args(clip),
             arg(&rows),
             rule,
@@ -196,13 +182,14 @@ pub(super) fn decide(
 }
 
 /// Counts by exponent: one row for each cube, and the sum of the rows.
-pub(super) fn histogram(tensors: Vec<CubeTensor>, limits: &Limits) -> CubeTensor {
+pub(super) fn histogram(tensors: Vec<CubeTensor>) -> CubeTensor {
+    let limits = Limits::of(&tensors[0].client);
     let items = tensors.into_iter().map(|tensor| vec![Laid::dense(tensor)]);
-    let batch = Batch::new(items.collect(), limits, 1, 0);
-    let first = &batch.items[0][0].tensor;
-    let units = units(&first.client, kernel::HISTOGRAM_UNITS);
+    let batch = Batch::new(items.collect(), &limits, 1, 0);
+    let units = units(&batch.like().client, kernel::HISTOGRAM_UNITS);
+    let bins = kernel::BINS as usize;
     let count: usize = batch.plan.launches.iter().map(|launch| launch.cubes).sum();
-    let rows = floats(first, [count.max(1) * kernel::BINS as usize]);
+    let rows = floats(batch.like(), [count.max(1) * bins]);
     let mut row = 0;
     for launch in &batch.plan.launches {
         // SAFETY: runs of tensors are exact, and the table says how long they are; units beyond read nothing. There is
@@ -224,12 +211,12 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>, limits: &Limits) -> CubeTensor
         });
         row += launch.cubes as u32;
     }
-    let sums = floats(&rows, [2 * kernel::BINS as usize]);
+    let sums = floats(&rows, [2 * bins]);
     // SAFETY: there are `row` rows, all written; `sums` has two floats for each bin, and each bin has a cube.
     unsafe {
         kernel::finish_histogram::launch_unchecked(
             &rows.client,
-            cubes(kernel::BINS as usize),
+            cubes(bins),
             CubeDim::new_1d(units),
             arg(&rows),
             arg(&sums),
@@ -238,4 +225,170 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>, limits: &Limits) -> CubeTensor
         );
     }
     sums
+}
+
+/// As [`Job::Update`](crate::Job::Update).
+pub(super) fn update(
+    parameters: Vec<Vec<CubeTensor>>,
+    rows: CubeTensor,
+    rule: UpdateRule,
+    limits: &Limits,
+) -> Vec<CubeTensor> {
+    if parameters.is_empty() {
+        return Vec::new();
+    }
+    let limits = Limits {
+        // Where other passes have partial results, there is room for one more.
+        buffers: limits.buffers + 1,
+        units: units(&rows.client, kernel::UPDATE_UNITS),
+        ..*limits
+    };
+    let batch = Batch::new(
+        parameters.into_iter().map(own_item).collect(),
+        &limits,
+        0,
+        0,
+    );
+    let rows = match rows.meta.strides()[1] {
+        1 => rows,
+        _ => contiguous(rows, false),
+    };
+    for launch in &batch.plan.launches {
+        launch_step(&batch, launch, &rows, rule, limits.units);
+    }
+    let written = batch
+        .items
+        .into_iter()
+        .flat_map(|item| item.into_iter().skip(1));
+    written.map(|laid| laid.tensor).collect()
+}
+
+/// Launches the step of some parameters.
+fn launch_step(batch: &Batch, launch: &Launch, rows: &CubeTensor, rule: UpdateRule, most: u32) {
+    let all = |of: usize| batch.args(launch, of);
+    let first = batch.item(launch);
+    let [gradient, parameter] = [0, 1].map(|of: usize| first[of].tensor.dtype);
+    // In f32, the parameter is the first of what is kept in f32.
+    let wide = 1 + usize::from(has_master(parameter));
+    let units = kernel::update_units(launch.slots * first.len()).min(most);
+    by_dtype!(narrow gradient, G => by_dtype!(narrow parameter, P => {
+        // SAFETY: all of a parameter's runs are of one length, which the table has; units beyond neither read nor write.
+        // Nobody else holds what is overwritten (`contiguous`). There is a row for each parameter.
+        unsafe {
+            kernel::update_many::launch_unchecked::<G, P>(
+                &rows.client,
+                cubes(launch.cubes),
+                CubeDim::new_1d(units),
+                launch.vector,
+                all(0).collect(),
+                (1..wide).flat_map(all).collect(),
+                (wide..first.len()).flat_map(all).collect(),
+                arg(rows),
+                rows.meta.strides()[0] as u32,
+                batch.table(),
+                launch.from,
+                launch.shift,
+                rule,
+                units,
+            );
+        }
+    }));
+}
+
+/// Gradient, parameter, master if there is one, and states: in vectors of 16 bytes of f32, or of what divides all of them.
+fn own_item(own: Vec<CubeTensor>) -> Item {
+    let laid = |(at, tensor)| Laid::dense(contiguous(tensor, at > 0));
+    let mut item: Item = own.into_iter().enumerate().map(laid).collect();
+    let vectors = item.iter().map(|laid| laid.run.vector);
+    let vector = vectors.min().unwrap_or(1);
+    item.iter_mut().for_each(|laid| laid.run.vector = vector);
+    item
+}
+
+/// The tensor itself, or a copy of it if its values do not lie in the order of its dimensions, or if it will be written and may not be.
+///
+/// A copy of what is held takes another launch, and the memory that a new tensor would take.
+fn contiguous(tensor: CubeTensor, written: bool) -> CubeTensor {
+    let empty = tensor.meta.num_elements() == 0;
+    if empty || tensor.is_contiguous() && (!written || may_overwrite(&tensor)) {
+        return tensor;
+    }
+    let (client, device, dtype) = (tensor.client.clone(), tensor.device.clone(), tensor.dtype);
+    let element = by_dtype!(narrow dtype, I => I::elem_type_native());
+    let copy = copied(&client, tensor.binding(), element);
+    CubeTensor::new(client, copy.handle, *copy.metadata, device, dtype)
+}
+
+/// Vectors that a unit reads, where there are cubes enough.
+const VECTORS_PER_UNIT: usize = 4;
+
+/// Of f16, bf16 or f32 to any of them; `scale` has one value, of f32.
+pub(super) fn mul_cast(
+    tensor: CubeTensor,
+    dtype: FloatDType,
+    factor: f64,
+    scale: Option<CubeTensor>,
+) -> CubeTensor {
+    // Burn's multiplication of f32 is one launch too, and in place where it may be.
+    if (tensor.dtype, dtype) == (DType::F32, FloatDType::F32) {
+        return compose::mul_cast::<CubeBackend>(tensor, dtype, factor, scale);
+    }
+    let source = Laid::dense(tensor);
+    let product = source.product(dtype.into());
+    weigh(&source, None, Some(&product), [0.0, factor], scale, None);
+    product.tensor
+}
+
+/// The sum of f32 `target` and f16, bf16 or f32 `source`, weighted; the target where `found_inf` is above 0.
+pub(super) fn blend(
+    [target, source]: [CubeTensor; 2],
+    weights: [f64; 2],
+    found_inf: Option<CubeTensor>,
+) -> CubeTensor {
+    if target.meta.num_elements() == 0 {
+        return target;
+    }
+    let both = [target, source].map(|tensor| Laid::dense(into_contiguous(tensor)));
+    let [mut target, mut source] = both;
+    let vector = target.run.vector.min(source.run.vector);
+    (target.run.vector, source.run.vector) = (vector, vector);
+    let sum = (!may_overwrite(&target.tensor)).then(|| target.product(DType::F32));
+    let (held, made) = (Some(&target), sum.as_ref());
+    weigh(&source, held, made, weights, None, found_inf);
+    sum.unwrap_or(target).tensor
+}
+
+/// Launches the kernel of this name, of which `scale` and `found_inf` are one value or none. All lie in one order and have vectors of one width; without
+/// `output`, nobody else holds the target.
+fn weigh(
+    source: &Laid,
+    target: Option<&Laid>,
+    output: Option<&Laid>,
+    weights: [f64; 2],
+    scale: Option<CubeTensor>,
+    found_inf: Option<CubeTensor>,
+) {
+    let (client, [keep, add]) = (&source.tensor.client, weights.map(|weight| weight as f32));
+    let limits = Limits::of(client);
+    let vectors = source.run.span / source.run.vector;
+    let count = vectors.div_ceil(limits.units as usize * VECTORS_PER_UNIT);
+    let made = output.or(target).expect("an output, or a target");
+    by_dtype!(narrow source.tensor.dtype, S => by_dtype!(narrow made.tensor.dtype, O => {
+        // SAFETY: all are of one length, beyond which units do nothing; nobody else holds what is overwritten.
+        unsafe {
+            kernel::weigh::launch_unchecked::<S, O>(
+                client,
+                cubes(count.clamp(1, limits.cubes())),
+                CubeDim::new_1d(limits.units),
+                source.run.vector,
+                source.whole(),
+                target.map(Laid::whole).into_iter().collect(),
+                output.map(Laid::whole).into_iter().collect(),
+                keep,
+                add,
+                args(scale),
+                args(found_inf),
+            );
+        }
+    }))
 }

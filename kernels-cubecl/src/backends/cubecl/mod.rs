@@ -1,26 +1,33 @@
 //! CubeCL: groups of tensors of one kind, a launch for each group, and one for the last reduction.
 
 mod batch;
-mod elementwise;
 mod launch;
-mod memory;
 mod plan;
 #[cfg(test)]
 #[path = "../../../tests/units/limits.rs"]
 mod tests;
-mod update;
 
-use burn::tensor::{DType, FloatDType};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
-use super::{compose::by_burn, fusion::Located};
-use crate::{
-    ops::{AmpOps, CastOps, Job, TensorVec, taken},
-    place::Place,
-};
-use elementwise::{blend, mul_cast};
-use launch::{Scale, advance, decide, histogram, pass};
+use super::fusion::Located;
+use crate::ops::{AmpOps, CastOps, Job, Kernels, Place, TensorVec};
 use plan::Limits;
+
+const KERNELS: Kernels<CubeTensor> = Kernels {
+    pass: |tensors, factor, edge| {
+        let limits = Limits::of(&tensors[0].client);
+        launch::pass(tensors, factor, edge, &limits)
+    },
+    histogram: launch::histogram,
+    blend: launch::blend,
+    mul_cast: launch::mul_cast,
+    update: |parameters, rows, rule| {
+        let limits = Limits::of(&rows.client);
+        launch::update(parameters, rows, rule, &limits)
+    },
+    advance: launch::advance,
+    decide: launch::decide,
+};
 
 impl CastOps for CubeBackend {}
 
@@ -34,43 +41,6 @@ impl Located for CubeBackend {
 
 impl AmpOps for CubeBackend {
     fn amp_run(tensors: TensorVec<Self>, job: Job) -> TensorVec<Self> {
-        let mut tensors = tensors.0;
-        let limits = Limits::of(&tensors[0].client);
-        TensorVec(match job {
-            Job::Unscale { keep_dtype, edge } => {
-                let inverse = tensors.pop().expect("the inverse is last");
-                let scale = Scale {
-                    inverse,
-                    keep_dtype,
-                };
-                pass(tensors, Some(scale), edge, &limits)
-            }
-            Job::Inspect { edge } => pass(tensors, None, edge, &limits),
-            Job::Histogram => vec![histogram(tensors, &limits)],
-            Job::Blend { keep, add } => {
-                let ([target, source], mut rest) = taken(tensors);
-                vec![blend(target, source, keep as f32, add as f32, rest.pop())]
-            }
-            // Burn's multiplication of f32 is one launch too, and in place where it may be.
-            Job::MulCast {
-                dtype: FloatDType::F32,
-                ..
-            } if tensors[0].dtype == DType::F32 => {
-                by_burn::<Self>(tensors, job).into_iter().collect()
-            }
-            Job::MulCast { dtype, factor } => {
-                let ([tensor], mut rest) = taken(tensors);
-                vec![mul_cast(tensor, dtype, factor, rest.pop())]
-            }
-            Job::Update { rule } => update::update(tensors, rule, &limits),
-            Job::Advance => {
-                let ([state, rows], mut rest) = taken(tensors);
-                vec![advance(state, rows, rest.pop())]
-            }
-            Job::Decide { rule } => {
-                let ([undecided, state], clip) = taken(tensors);
-                vec![decide(undecided, state, clip, rule)]
-            }
-        })
+        TensorVec(KERNELS.run(tensors.0, job))
     }
 }

@@ -103,17 +103,24 @@ fn is_software(client: &Client) -> bool {
     properties.identity.physical.is_none() && properties.hardware.plane_size_min > 1
 }
 
+/// The values of a tensor, as they lie.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    /// Values, with the padding between them.
+    pub(super) span: usize,
+    /// Values of a vector.
+    pub(super) vector: usize,
+    /// Values from one row to the next, and values of a row, where rows are padded.
+    pub(super) padding: Option<(usize, usize)>,
+}
+
 /// What a plan has to know of a tensor. Tensors of one kind `K` may share a launch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent<K> {
     pub(super) kind: K,
     /// Buffers that it takes: its own, and its product's.
     pub(super) buffers: usize,
-    /// Values, with padding.
-    pub(super) span: usize,
-    /// Values of a vector.
-    pub(super) vector: usize,
-    pub(super) padding: Option<(usize, usize)>,
+    pub(super) run: Run,
 }
 
 /// A run of one tensor's values: all of them, unless there are too many for a launch.
@@ -167,7 +174,7 @@ impl Plan {
             let mut chunk = 0;
             for part in &launch.parts {
                 let (vector, chunks) = (launch.vector, launch.chunks(part));
-                let (pitch, columns) = extents[part.tensor].padding.unwrap_or((vector, 0));
+                let (pitch, columns) = extents[part.tensor].run.padding.unwrap_or((vector, 0));
                 let row = if rows == 0 { part.tensor } else { total };
                 let entry = [chunk, part.values / vector, row, pitch / vector, columns];
                 table.extend::<[u32; ENTRY]>(entry.map(word));
@@ -206,8 +213,8 @@ impl Launch {
         let chunk = (chunk.next_power_of_two().ilog2()).clamp(*CHUNK.start(), largest);
         let mut launch = Self {
             slots: slots.unwrap_or(most).min(most),
-            vector: extent.vector,
-            shift: chunk - extent.vector.ilog2(),
+            vector: extent.run.vector,
+            shift: chunk - extent.run.vector.ilog2(),
             cubes: limits.cubes(),
             from: 0,
             parts,
@@ -229,7 +236,7 @@ fn word(word: usize) -> u32 {
 /// Neighbours of one kind, as many as fit into a launch. Tensors without values are in none.
 fn groups<K: Ord>(extents: &[Extent<K>], limits: &Limits) -> Vec<Vec<Part>> {
     let mut order: Vec<usize> = (0..extents.len()).collect();
-    order.retain(|tensor| extents[*tensor].span > 0);
+    order.retain(|tensor| extents[*tensor].run.span > 0);
     // Stable: tensors of one kind stay in the order of the list.
     order.sort_by(|a, b| extents[*a].kind.cmp(&extents[*b].kind));
     let mut groups: Vec<Vec<Part>> = Vec::new();
@@ -239,17 +246,17 @@ fn groups<K: Ord>(extents: &[Extent<K>], limits: &Limits) -> Vec<Vec<Part>> {
         let fits = groups.last().is_some_and(|group| {
             group.len() < limits.tensors(extent.buffers)
                 && extents[group[0].tensor].kind == extent.kind
-                && values + extent.span <= limits.max_values.min(limits.max_shared)
+                && values + extent.run.span <= limits.max_values.min(limits.max_shared)
         });
         if !fits {
             values = 0;
             groups.push(Vec::new());
         }
-        for first in (0..extent.span).step_by(limits.max_values) {
+        for first in (0..extent.run.span).step_by(limits.max_values) {
             let part = Part {
                 tensor,
                 first,
-                values: (extent.span - first).min(limits.max_values),
+                values: (extent.run.span - first).min(limits.max_values),
             };
             if first > 0 {
                 groups.push(Vec::new());
@@ -257,7 +264,7 @@ fn groups<K: Ord>(extents: &[Extent<K>], limits: &Limits) -> Vec<Vec<Part>> {
             groups.last_mut().expect("a group").push(part);
         }
         // Behind a part there is no room.
-        values += extent.span;
+        values += extent.run.span;
     }
     groups
 }

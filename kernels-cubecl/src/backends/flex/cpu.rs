@@ -1,7 +1,9 @@
-//! Loops over groups of values, compiled for the instructions that the CPU has.
+//! Loops over groups of values, compiled for the instructions that the CPU has, and the float dtypes as they see them.
 
+use burn::tensor::Element;
 use bytemuck::Pod;
 use half::{bf16, f16};
+use std::ops::{Add, AddAssign, Mul, RangeInclusive};
 
 /// Values of a group. A short loop over an array of this length becomes SIMD; one over a slice that does several things
 /// does not.
@@ -21,9 +23,20 @@ pub(super) trait Cpu: Copy {
         halves.map(|half| f32::from_bits(u32::from(half.to_bits()) << 16))
     }
 
+    /// To the nearest, and of two as near to the even one. Rounding must not make a number of a NaN. Without branches, so that it becomes SIMD.
     #[inline(always)]
     fn narrow_bf16(self, values: [f32; LANES]) -> [bf16; LANES] {
-        values.map(bf16::from_f32)
+        values.map(|value| {
+            let bits = value.to_bits();
+            let upper = bits >> 16;
+            let nearest = bits.wrapping_add(0x7FFF + (upper & 1)) >> 16;
+            let rounded = if value.is_nan() {
+                upper | 0x40
+            } else {
+                nearest
+            };
+            bf16::from_bits(rounded as u16)
+        })
     }
 
     /// Of what is as wide as it need be.
@@ -104,7 +117,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use bytemuck::Pod;
-    use half::{bf16, f16};
+    use half::f16;
 
     use super::{Cpu, LANES, Work};
 
@@ -117,20 +130,15 @@ mod x86 {
         work.run(Avx2(()))
     }
 
-    /// Halves of a group, each by a load of its own: what else is done with the group is not cut in two.
-    #[inline(always)]
-    fn loaded<T: Pod>(halves: &[T; LANES]) -> [__m128i; LANES / 8] {
-        let parts: &[[u16; 8]; LANES / 8] = bytemuck::cast_ref(halves);
-        parts.map(bytemuck::cast)
-    }
-
     impl Cpu for Avx2 {
         const FUSES: bool = true;
 
         #[inline(always)]
         fn widen_f16(self, halves: &[f16; LANES]) -> [f32; LANES] {
+            // Each by a load of its own: what else is done with the group is not cut in two.
+            let halves: &[[u16; 8]; LANES / 8] = bytemuck::cast_ref(halves);
             // SAFETY: the CPU has F16C, or there were no `self`.
-            bytemuck::cast(loaded(halves).map(|half| unsafe { _mm256_cvtph_ps(half) }))
+            bytemuck::cast(halves.map(|half| unsafe { _mm256_cvtph_ps(bytemuck::cast(half)) }))
         }
 
         #[inline(always)]
@@ -139,35 +147,6 @@ mod x86 {
             let values: [__m256; LANES / 8] = bytemuck::cast(values);
             // SAFETY: the CPU has F16C, or there were no `self`.
             bytemuck::cast(values.map(|value| unsafe { _mm256_cvtps_ph::<NEAREST>(value) }))
-        }
-
-        #[inline(always)]
-        fn widen_bf16(self, halves: &[bf16; LANES]) -> [f32; LANES] {
-            // SAFETY: the CPU has AVX2, or there were no `self`.
-            let wide = |half| unsafe { _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)) };
-            bytemuck::cast(loaded(halves).map(wide))
-        }
-
-        /// To the nearest, and of two as near to the even one. Rounding must not make a number of a NaN.
-        #[inline(always)]
-        fn narrow_bf16(self, values: [f32; LANES]) -> [bf16; LANES] {
-            let [low, high]: [__m256; LANES / 8] = bytemuck::cast(values);
-            // SAFETY: the CPU has AVX2, or there were no `self`.
-            let rounded = |value: __m256| unsafe {
-                let bits = _mm256_castps_si256(value);
-                let upper = _mm256_srli_epi32::<16>(bits);
-                let odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
-                let half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
-                let nearest = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, half));
-                let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
-                let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
-                _mm256_blendv_epi8(nearest, quiet, nan)
-            };
-            // SAFETY: as above. Packs by halves of a register.
-            bytemuck::cast(unsafe {
-                let packed = _mm256_packus_epi32(rounded(low), rounded(high));
-                _mm256_permute4x64_epi64::<0b11_01_10_00>(packed)
-            })
         }
 
         #[inline(always)]
@@ -192,6 +171,92 @@ mod x86 {
         }
     }
 }
+
+/// f16, bf16, f32 or f64.
+pub(super) trait Value: Element + Pod + Default + Into<f64> {
+    /// What is computed in: f32, or f64 for f64.
+    type Real: Real;
+    /// A value without its sign, as an integer: in the order of magnitudes, then infinity, then NaN.
+    type Magnitude: Copy + Ord + Default + From<bool> + Into<u64> + AddAssign;
+
+    const INFINITY: Self::Magnitude;
+    /// If the largest magnitude of a block is in this range, squares in `Real` do not overflow, 32 of them in one sum
+    /// included, nor lose what would count beside the largest.
+    const SAFE: RangeInclusive<Self::Magnitude>;
+
+    fn magnitude(self) -> Self::Magnitude;
+
+    fn of_magnitude(magnitude: Self::Magnitude) -> f64;
+
+    fn widen<C: Cpu>(cpu: C, group: &[Self; LANES]) -> [Self::Real; LANES];
+
+    fn narrow<C: Cpu>(cpu: C, group: [Self::Real; LANES]) -> [Self; LANES];
+}
+
+/// f32 or f64.
+pub(super) trait Real:
+    Value<Real = Self> + Add<Output = Self> + AddAssign + Mul<Output = Self>
+{
+    /// Adds the square of a value.
+    #[inline(always)]
+    fn add_square<C: Cpu>(&mut self, value: Self) {
+        *self += value * value;
+    }
+}
+
+impl Real for f32 {
+    #[inline(always)]
+    fn add_square<C: Cpu>(&mut self, value: f32) {
+        *self = if C::FUSES {
+            value.mul_add(value, *self)
+        } else {
+            *self + value * value
+        };
+    }
+}
+
+impl Real for f64 {}
+
+macro_rules! value {
+    ($type:ty, $real:ty, $bits:ty, $safe:expr, $widen:ident, $narrow:ident) => {
+        impl Value for $type {
+            type Real = $real;
+            type Magnitude = $bits;
+            const INFINITY: $bits = <$type>::INFINITY.to_bits();
+            const SAFE: RangeInclusive<$bits> = $safe;
+
+            #[inline(always)]
+            fn magnitude(self) -> $bits {
+                self.to_bits() & (<$bits>::MAX >> 1)
+            }
+
+            fn of_magnitude(magnitude: $bits) -> f64 {
+                <$type>::from_bits(magnitude).into()
+            }
+
+            #[inline(always)]
+            fn widen<C: Cpu>(cpu: C, group: &[$type; LANES]) -> [$real; LANES] {
+                cpu.$widen(group)
+            }
+
+            #[inline(always)]
+            fn narrow<C: Cpu>(cpu: C, group: [$real; LANES]) -> [$type; LANES] {
+                cpu.$narrow(group)
+            }
+        }
+    };
+}
+
+/// 2^-60, of which the square is 2^29 times the last that f32 has, and 2^60.
+const SAFE_F32: RangeInclusive<u32> = (127 - 60) << 23..=(127 + 60) << 23;
+const SAFE_BF16: RangeInclusive<u16> =
+    (*SAFE_F32.start() >> 16) as u16..=(*SAFE_F32.end() >> 16) as u16;
+const SAFE_F64: RangeInclusive<u64> = 1e-100f64.to_bits()..=1e100f64.to_bits();
+
+value!(f16, f32, u16, 1..=0x7BFF, widen_f16, narrow_f16);
+value!(bf16, f32, u16, SAFE_BF16, widen_bf16, narrow_bf16);
+value!(f32, f32, u32, SAFE_F32, same, whole);
+value!(f64, f64, u64, SAFE_F64, same, whole);
 
 #[cfg(test)]
 #[path = "../../../tests/units/cpu.rs"]

@@ -2,11 +2,8 @@
 
 use burn::tensor::ElementConversion;
 
-use super::{
-    cpu::{Cpu, LANES},
-    value::{Real, Value},
-};
-use crate::rows::{COUNT_BASE, FIELDS, TensorStatus};
+use super::cpu::{Cpu, LANES, Real, Value};
+use crate::status::{COUNT_BASE, TensorStatus};
 
 /// Groups whose squares are summed apart, so that no sum waits for the one before it.
 pub(super) type Pair<T> = [[T; LANES]; 2];
@@ -18,6 +15,7 @@ pub(super) fn pairs<T>(values: &[T]) -> &[Pair<T>] {
 }
 
 /// What is found in ordinary values of a block.
+#[derive(Default)]
 pub(super) struct Sums<T: Value> {
     max: [T::Magnitude; LANES],
     zeros: [T::Magnitude; LANES],
@@ -26,15 +24,6 @@ pub(super) struct Sums<T: Value> {
 }
 
 impl<T: Value> Sums<T> {
-    #[inline(always)]
-    pub(super) fn new() -> Self {
-        Self {
-            max: [T::Magnitude::default(); LANES],
-            zeros: [T::Magnitude::default(); LANES],
-            squares: [[T::Real::default(); LANES]; 2],
-        }
-    }
-
     /// Adds a pair. Its groups are named, not counted: with an index that is no constant the sums stay in memory and not
     /// in registers, and each value takes its turn.
     #[inline(always)]
@@ -56,6 +45,7 @@ impl<T: Value> Sums<T> {
 }
 
 /// What is found in a chunk of blocks.
+#[derive(Default)]
 pub(super) struct Found<T: Value> {
     edge: T::Magnitude,
     max: T::Magnitude,
@@ -73,10 +63,7 @@ impl<T: Value> Found<T> {
         least += (T::of_magnitude(least) < f64::from(edge)).into();
         Self {
             edge: least,
-            max: T::Magnitude::default(),
-            zeros: [T::Magnitude::default(); LANES],
-            squares: [0.0; LANES],
-            status: TensorStatus::default(),
+            ..Self::default()
         }
     }
 
@@ -143,18 +130,12 @@ pub(super) fn join(a: TensorStatus, b: TensorStatus) -> TensorStatus {
 }
 
 /// The row that [`Status`](crate::Status) describes.
-pub(super) fn row(found: &TensorStatus) -> [f64; FIELDS] {
+pub(super) fn row(found: &TensorStatus) -> impl Iterator<Item = f64> + use<> {
     let unit = power_near(found.max_abs).max(f32::MIN_POSITIVE.into());
-    let counts = [
-        found.above,
-        found.non_finite_before,
-        found.non_finite,
-        found.zeros,
-    ];
-    let mut row = [0.0; FIELDS];
-    row[..8].copy_from_slice(counts.map(count_fields).as_flattened());
-    row[8..].copy_from_slice(&[found.max_abs, unit, found.norm / unit]);
-    row
+    let bad = [found.non_finite_before, found.non_finite];
+    let counts = [found.above, bad[0], bad[1], found.zeros].map(count_fields);
+    let rest = [found.max_abs, unit, found.norm / unit];
+    counts.into_iter().flatten().chain(rest)
 }
 
 /// The largest power of two that is not above a value, so that no digit is lost in this unit; above zero.

@@ -1,4 +1,4 @@
-//! One loop for all that is made of tensors: group by group, block by block, in chunks that threads share.
+//! One loop for all that is made of tensors and found in them: group by group, block by block, in chunks that threads share.
 
 use burn::tensor::ElementConversion;
 use burn_flex::FlexTensor;
@@ -6,15 +6,17 @@ use burn_std::Bytes;
 use rayon::prelude::*;
 
 use super::{
-    cpu::{Cpu, LANES, Work, run},
+    cpu::{Cpu, LANES, Real, Value, Work, run},
     measure::{Found, Pair, Sums, join, pairs},
-    memory,
-    value::{Real, Value},
+    memory, value,
 };
-use crate::rows::TensorStatus;
+use crate::{
+    histogram::{BINS, ExponentHistogram},
+    status::TensorStatus,
+};
 
 /// Values that one thread takes at a time: enough to be worth the hand-over, few enough to share evenly.
-pub(super) const CHUNK: usize = 1 << 16;
+const CHUNK: usize = 1 << 16;
 /// Bytes of a product from which on it goes past the caches, which it would fill.
 const STREAMED: usize = 1 << 22;
 /// Values of a pair of groups.
@@ -51,11 +53,12 @@ impl<R: Real, const MEASURED: bool, const BLENDED: bool> Formula<R, MEASURED, BL
     }
 
     #[inline(always)]
-    fn pair<C: Cpu, S: Value, T: Value<Real = R>, const STREAM: bool>(
+    fn pair<C: Cpu, S: Value, T: Value<Real = R>>(
         self,
         cpu: C,
         [a, b]: &Pair<S>,
         [to_a, to_b]: &mut Pair<T>,
+        streams: bool,
         sums: &mut Sums<T>,
     ) {
         let made = [self.make(cpu, a, to_a), self.make(cpu, b, to_b)];
@@ -63,7 +66,7 @@ impl<R: Real, const MEASURED: bool, const BLENDED: bool> Formula<R, MEASURED, BL
             sums.add(cpu, &made);
         }
         let [a, b] = made;
-        if STREAM {
+        if streams {
             cpu.stream(to_a, a);
             cpu.stream(to_b, b);
         } else {
@@ -81,25 +84,20 @@ impl<R: Real, const MEASURED: bool, const BLENDED: bool> Formula<R, MEASURED, BL
         streams: bool,
         found: &mut Found<T>,
     ) {
-        let mut sums = Sums::new();
+        let mut sums = Sums::default();
         let whole = target.len() / PAIR * PAIR;
         let (targets, rest) = target.split_at_mut(whole);
         let (targets, _) = targets.as_chunks_mut().0.as_chunks_mut();
         match source {
-            Some(source) if streams => {
-                for (source, target) in pairs(source).iter().zip(&mut *targets) {
-                    self.pair::<C, S, T, true>(cpu, source, target, &mut sums);
-                }
-            }
             Some(source) => {
                 for (source, target) in pairs(source).iter().zip(&mut *targets) {
-                    self.pair::<C, S, T, false>(cpu, source, target, &mut sums);
+                    self.pair(cpu, source, target, streams, &mut sums);
                 }
             }
             None => {
                 for target in &mut *targets {
                     let source: Pair<S> = bytemuck::cast(*target);
-                    self.pair::<C, S, T, false>(cpu, &source, target, &mut sums);
+                    self.pair(cpu, &source, target, false, &mut sums);
                 }
             }
         }
@@ -138,7 +136,7 @@ impl<T: Value> Work for Inspect<'_, T> {
         let mut found = Found::new(self.1);
         let whole = pairs(self.0);
         for block in whole.chunks(BLOCK / PAIR) {
-            let mut sums = Sums::new();
+            let mut sums = Sums::default();
             for pair in block {
                 sums.add(cpu, pair);
             }
@@ -205,20 +203,27 @@ fn not_finite<T: Value>(block: &[T]) -> u64 {
     count.into()
 }
 
-/// In the order of the chunks: the same sum on every run, whichever thread was first.
-fn joined(found: impl IndexedParallelIterator<Item = TensorStatus>) -> TensorStatus {
-    let found: Vec<_> = found.collect();
-    found.into_iter().fold(TensorStatus::default(), join)
-}
-
-/// What is found in a tensor, by several threads if there is enough to do.
-pub(super) fn inspect<T: Value>(mut tensor: FlexTensor, edge: f32) -> TensorStatus {
+/// What is found in each chunk of a tensor, by several threads if there is enough to do.
+fn by_chunk<T: Value, R: Send>(
+    mut tensor: FlexTensor,
+    work: impl Fn(&[T]) -> R + Send + Sync,
+) -> Vec<R> {
     make_whole(&mut tensor);
     let values: &[T] = tensor.storage();
     match values.len() <= CHUNK {
-        true => run(Inspect(values, edge)),
-        false => joined((values.par_chunks(CHUNK)).map(|values| run(Inspect(values, edge)))),
+        true => vec![work(values)],
+        false => values.par_chunks(CHUNK).map(work).collect(),
     }
+}
+
+/// In the order of the chunks: the same sum on every run, whichever thread was first.
+fn joined(found: Vec<TensorStatus>) -> TensorStatus {
+    found.into_iter().fold(TensorStatus::default(), join)
+}
+
+/// What is found in a tensor.
+pub(super) fn inspect<T: Value>(tensor: FlexTensor, edge: f32) -> TensorStatus {
+    joined(by_chunk(tensor, |values: &[T]| run(Inspect(values, edge))))
 }
 
 /// Works a formula out, with several threads if there is enough to do.
@@ -239,7 +244,10 @@ fn make<S: Value, T: Value, const MEASURED: bool, const BLENDED: bool>(
     };
     match target.len() <= CHUNK {
         true => chunk((0, target)),
-        false => joined(target.par_chunks_mut(CHUNK).enumerate().map(chunk)),
+        false => {
+            let chunks = target.par_chunks_mut(CHUNK).enumerate();
+            joined(chunks.map(chunk).collect())
+        }
     }
 }
 
@@ -270,28 +278,26 @@ pub(super) fn product<S: Value, T: Value, const MEASURED: bool>(
     (product, found)
 }
 
-/// `keep` times the target and `add` times the source, over the target's values if nobody else holds them, and else over a
-/// copy.
-pub(super) fn blend<S: Value, T: Value>(
-    mut target: FlexTensor,
-    source: FlexTensor,
-    keep: f64,
-    add: f64,
+/// The weighted sum, over the target's values if nobody else holds them, and else over a copy; or the target, if `found_inf` says so.
+pub(super) fn blend(
+    [target, source]: [FlexTensor; 2],
+    [keep, add]: [f64; 2],
+    found_inf: Option<FlexTensor>,
 ) -> FlexTensor {
-    let source = source.to_contiguous();
-    target = target.to_contiguous();
-    let (factor, keep, edge) = (add.elem(), keep.elem(), f32::INFINITY);
-    let formula = Formula::<_, false, true> { factor, keep, edge };
-    make(
-        Some(source.storage::<S>()),
-        target.storage_mut::<T>(),
-        formula,
-    );
+    if found_inf.is_some_and(|found| value(found) > 0.0) {
+        return target;
+    }
+    let [mut target, source] = [target, source].map(|tensor| tensor.to_contiguous());
+    by_dtype!(source.dtype(), S => by_dtype!(target.dtype(), T => {
+        let (factor, keep, edge) = (add.elem(), keep.elem(), f32::INFINITY);
+        let formula = Formula::<_, false, true> { factor, keep, edge };
+        make(Some(source.storage::<S>()), target.storage_mut::<T>(), formula);
+    }));
     target
 }
 
 /// Has a tensor be all of its buffer, by a copy where it is not.
-pub(super) fn make_whole(tensor: &mut FlexTensor) {
+fn make_whole(tensor: &mut FlexTensor) {
     if !is_whole(tensor) {
         *tensor = tensor.to_contiguous();
     }
@@ -301,14 +307,75 @@ pub(super) fn make_whole(tensor: &mut FlexTensor) {
 pub(super) fn is_whole(tensor: &FlexTensor) -> bool {
     let layout = tensor.layout();
     let is_dense = || {
-        let strides: Result<Vec<usize>, _> = layout
-            .strides()
-            .iter()
-            .map(|stride| (*stride).try_into())
-            .collect();
+        let strides = layout.strides().iter().map(|stride| (*stride).try_into());
+        let strides: Result<Vec<usize>, _> = strides.collect();
         strides.is_ok_and(|strides| burn_std::is_dense(layout.shape(), &strides))
     };
     tensor.bytes().len() == layout.num_elements() * tensor.dtype().size()
         && layout.start_offset() == 0
         && (layout.is_contiguous() || is_dense())
+}
+
+/// Counts by exponent.
+pub(super) type Counts = [u64; BINS];
+
+/// Tables that take turns, so that a value does not wait for the count of the one before it.
+const TABLES: usize = 4;
+
+pub(super) fn counts<T: Value>(tensor: FlexTensor) -> Counts {
+    sums(by_chunk(tensor, |values: &[T]| run(Count(values))))
+}
+
+pub(super) fn sums(all: impl IntoIterator<Item = Counts>) -> Counts {
+    let mut sums = [0; BINS];
+    for (bin, sum) in all.into_iter().flatten().enumerate() {
+        sums[bin % BINS] += sum;
+    }
+    sums
+}
+
+struct Count<'a, T>(&'a [T]);
+
+impl<T: Value> Work for Count<'_, T> {
+    type Output = Counts;
+
+    #[inline(always)]
+    fn run<C: Cpu>(self, cpu: C) -> Counts {
+        // A chunk has fewer values than a `u32` can count.
+        let mut tables = [[0u32; BINS]; TABLES];
+        let mut count = |values: &[T::Real]| {
+            for line in values.chunks(TABLES) {
+                for (table, value) in tables.iter_mut().zip(line) {
+                    table[place(*value)] += 1;
+                }
+            }
+        };
+        let (groups, rest) = self.0.as_chunks::<LANES>();
+        for group in groups {
+            count(&T::widen(cpu, group));
+        }
+        count(&T::widen(cpu, &padded(rest))[..rest.len()]);
+        sums(tables.map(|table| table.map(u64::from)))
+    }
+}
+
+/// The bin of an f32 or f64.
+#[inline(always)]
+fn place<R: Real>(value: R) -> usize {
+    const MIN: i32 = ExponentHistogram::MIN_EXPONENT;
+    let (fraction, bias) = match size_of::<R>() {
+        4 => (23, 127),
+        _ => (52, 1023),
+    };
+    let magnitude = value.magnitude();
+    let exponent = (magnitude.into() >> fraction) as i32 - bias;
+    // Below the range, the range, above the range.
+    let inside = exponent.clamp(MIN - 1, ExponentHistogram::MAX_EXPONENT + 1) - MIN + 3;
+    if magnitude == R::Magnitude::default() {
+        0
+    } else if magnitude >= R::INFINITY {
+        1
+    } else {
+        inside as usize
+    }
 }

@@ -6,15 +6,11 @@ use rayon::prelude::*;
 
 use super::{
     PARALLEL,
-    cpu::{Cpu, LANES, Work, run},
+    cpu::{Cpu, LANES, Value, Work, run},
     numbers,
     pass::{is_whole, padded},
-    value::Value,
 };
-use crate::{
-    step::step,
-    update_row::{ROW, UpdateRule, column, has_master},
-};
+use crate::step::{ROW, UpdateRule, column, has_master, step};
 
 /// Values that one thread takes at a time.
 const CHUNK: usize = 1 << 15;
@@ -25,9 +21,12 @@ const BLOCK: usize = 32 * LANES;
 type Wide<'a> = [&'a mut [f32]; 4];
 
 /// As [`Job::Update`](crate::Job::Update).
-pub(super) fn update(mut tensors: Vec<FlexTensor>, rule: UpdateRule) -> Vec<FlexTensor> {
-    let rows = tensors.pop().map_or(Vec::new(), numbers);
-    let mut parameters = rule.parameters(tensors, |tensor| tensor.dtype());
+pub(super) fn update(
+    mut parameters: Vec<Vec<FlexTensor>>,
+    rows: FlexTensor,
+    rule: UpdateRule,
+) -> Vec<FlexTensor> {
+    let rows = numbers(rows);
     let rows = rows.as_chunks::<ROW>().0.iter().zip(&mut parameters);
     let taken = rows.filter(|(row, _)| row[column::TAKEN] != 0.0);
     let chunks = taken.flat_map(|(row, own)| chunks(rule, row, own));
@@ -144,31 +143,25 @@ fn widen<'a, T: Value<Real = f32>, C: Cpu>(cpu: C, values: &[T], wide: &'a mut [
 /// Gives masters the values of parameters that are no longer their rounded images.
 #[inline(always)]
 fn follow<T: Value<Real = f32>, C: Cpu>(cpu: C, masters: &mut [f32], parameters: &[u16]) {
-    by_group::<T, _>(
-        bytemuck::cast_slice(parameters),
-        masters,
-        |parameters, masters| {
-            let image = T::widen(cpu, &T::narrow(cpu, *masters));
-            let mut followed = T::widen(cpu, parameters);
-            for i in 0..LANES {
-                if image[i] == followed[i] {
-                    followed[i] = masters[i];
-                }
+    let parameters: &[T] = bytemuck::cast_slice(parameters);
+    by_group(parameters, masters, |parameters, masters| {
+        let image = T::widen(cpu, &T::narrow(cpu, *masters));
+        let mut followed = T::widen(cpu, parameters);
+        for i in 0..LANES {
+            if image[i] == followed[i] {
+                followed[i] = masters[i];
             }
-            *masters = followed;
-        },
-    );
+        }
+        *masters = followed;
+    });
 }
 
 #[inline(always)]
 fn round<T: Value<Real = f32>, C: Cpu>(cpu: C, masters: &[f32], parameters: &mut [u16]) {
-    by_group::<_, T>(
-        masters,
-        bytemuck::cast_slice_mut(parameters),
-        |masters, parameters| {
-            *parameters = T::narrow(cpu, *masters);
-        },
-    );
+    let parameters: &mut [T] = bytemuck::cast_slice_mut(parameters);
+    by_group(masters, parameters, |wide, half| {
+        *half = T::narrow(cpu, *wide)
+    });
 }
 
 #[inline(always)]
@@ -208,18 +201,23 @@ fn step_by_rule(rule: UpdateRule, row: [f32; ROW], gradient: &[f32], wide: &mut 
     match rule {
         UpdateRule::Sgd { momentum, nesterov } => known!(
             momentum,
-            known!(nesterov, {
+            known!(
+                nesterov,
                 step_all(UpdateRule::Sgd { momentum, nesterov }, row, gradient, wide)
-            })
+            )
         ),
-        UpdateRule::Adam { amsgrad } => known!(amsgrad, {
-            step_all(UpdateRule::Adam { amsgrad }, row, gradient, wide)
-        }),
+        UpdateRule::Adam { amsgrad } => {
+            known!(
+                amsgrad,
+                step_all(UpdateRule::Adam { amsgrad }, row, gradient, wide)
+            )
+        }
         UpdateRule::AdamW { amsgrad, cautious } => known!(
             amsgrad,
-            known!(cautious, {
+            known!(
+                cautious,
                 step_all(UpdateRule::AdamW { amsgrad, cautious }, row, gradient, wide)
-            })
+            )
         ),
     }
 }
@@ -245,28 +243,20 @@ fn step_groups<const L: usize>(
 ) -> usize {
     let gradients = gradient[from..].as_chunks::<L>().0;
     let rest = wide.each_mut().map(|values| values.get_mut(from..));
-    let groups = rest.map(|values| values.unwrap_or_default().as_chunks_mut().0);
-    let [parameters, firsts, seconds, thirds] = groups;
-    let (states, none) = (rule.states(), [0.0; L]);
+    let mut groups = rest.map(|values| values.unwrap_or_default().as_chunks_mut().0);
+    let (kept, none) = (1 + rule.states(), [0.0; L]);
     for (at, gradient) in gradients.iter().enumerate() {
-        let mut parameter = parameters[at];
-        let mut first = if states > 0 { firsts[at] } else { none };
-        let mut second = if states > 1 { seconds[at] } else { none };
-        let mut third = if states > 2 { thirds[at] } else { none };
+        // Each by its name: in an array of arrays they would stay in memory.
+        let held = |k: usize| if k < kept { groups[k][at] } else { none };
+        let (mut p, mut first, mut second, mut third) = (held(0), held(1), held(2), held(3));
         for i in 0..L {
-            let mut values = [parameter[i], first[i], second[i], third[i]];
+            let mut values = [p[i], first[i], second[i], third[i]];
             step(rule, &row, gradient[i], &mut values);
-            [parameter[i], first[i], second[i], third[i]] = values;
+            [p[i], first[i], second[i], third[i]] = values;
         }
-        parameters[at] = parameter;
-        if states > 0 {
-            firsts[at] = first;
-        }
-        if states > 1 {
-            seconds[at] = second;
-        }
-        if states > 2 {
-            thirds[at] = third;
+        let stepped = [p, first, second, third].into_iter().take(kept);
+        for (group, stepped) in groups.iter_mut().zip(stepped) {
+            group[at] = stepped;
         }
     }
     from + gradients.len() * L

@@ -1,12 +1,14 @@
 //! `TensorList`, and what is written over what it was, on Flex.
-#![cfg(feature = "flex")]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::{
     backend::{BackendTensor, DispatchTensorKind},
     tensor::{DType, Device, FloatDType, Tensor},
 };
 use burn_amp_kernels::{TensorList, blend, inspect, unscale};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::system::list_of;
 
 fn tensor(values: &[f32]) -> Tensor<1> {
     Tensor::from_floats(values, &Device::flex())
@@ -16,18 +18,12 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_to_vec().unwrap()
 }
 
-/// Where the values of a tensor lie.
-fn address<const D: usize>(tensor: &Tensor<D>) -> *const u8 {
+/// Where the values of a tensor on Flex lie.
+pub fn address<const D: usize>(tensor: &Tensor<D>) -> Option<*const u8> {
     match tensor.clone().into_dispatch().kind {
-        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor.bytes().as_ptr(),
-        _ => panic!("not a float tensor on Flex"),
+        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => Some(tensor.bytes().as_ptr()),
+        _ => None,
     }
-}
-
-fn list<const D: usize>(tensor: Tensor<D>) -> TensorList {
-    let mut list = TensorList::new();
-    list.push(tensor);
-    list
 }
 
 fn unscaled(list: TensorList) -> TensorList {
@@ -38,17 +34,12 @@ fn unscaled(list: TensorList) -> TensorList {
 #[test]
 fn counts_and_hands_out() {
     let mut list = TensorList::new();
-    assert!(list.is_empty());
-    assert_eq!(list.len(), 0);
-    assert!(list.pop::<1>().is_none());
+    assert!(list.is_empty() && list.pop::<1>().is_none());
     list.push(tensor(&[1.0, 2.0]));
     list.push(tensor(&[3.0, 4.0]).reshape([2, 1]));
-    assert!(!list.is_empty());
-    assert_eq!(list.len(), 2);
-
     assert_eq!(values(list.get::<1>(0)), [1.0, 2.0]);
     assert_eq!(list.get::<2>(1).dims(), [2, 1]);
-    assert_eq!(list.len(), 2);
+    assert_eq!((list.is_empty(), list.len()), (false, 2));
     assert_eq!(list.pop::<2>().map(values), Some(vec![3.0, 4.0]));
     assert_eq!(list.pop::<1>().map(values), Some(vec![1.0, 2.0]));
     assert!(list.is_empty());
@@ -62,7 +53,7 @@ fn other_ranks_and_what_is_not_there_panic() {
         |mut list| drop(list.pop::<2>()),
     ];
     for (index, misuse) in misuses.into_iter().enumerate() {
-        let list = self::list(tensor(&[1.0]));
+        let list = list_of([tensor(&[1.0])]);
         let misused = catch_unwind(AssertUnwindSafe(|| misuse(list)));
         assert!(misused.is_err(), "misuse {index}");
     }
@@ -75,7 +66,7 @@ fn memory_of_our_own_is_reused() {
         for shape in [[3, 1], [1000, 1], [(1 << 18) + 1, 1], [2, 3]] {
             let source = Tensor::<2>::ones(shape, (&Device::flex(), dtype));
             let before = address(&source);
-            let list = self::list(source.transpose());
+            let list = list_of([source.transpose()]);
             drop(inspect(list.clone()).expect("f32").read());
             let products = unscaled(list);
             let after = address(&products.get::<2>(0));
@@ -97,7 +88,7 @@ fn a_target_is_overwritten_that_nobody_else_holds() {
 /// What was popped is the only handle, so that the next operation can write over it.
 #[test]
 fn popped_tensors_are_the_only_handle() {
-    let list = self::list(tensor(&[1.0, 2.0, 3.0]));
+    let list = list_of([tensor(&[1.0, 2.0, 3.0])]);
     let mut products = unscaled(list);
     let product: Tensor<1> = products.pop().unwrap();
     let before = address(&product);
@@ -107,7 +98,7 @@ fn popped_tensors_are_the_only_handle() {
 #[test]
 fn the_inverse_may_be_of_any_float_dtype() {
     let half = tensor(&[0.5]).cast(FloatDType::F16);
-    let list = self::list(tensor(&[3.0]));
+    let list = list_of([tensor(&[3.0])]);
     let (products, _) = unscale(list, half).unwrap();
     assert_eq!(values(products.get::<1>(0)), [1.5]);
 }
@@ -115,6 +106,6 @@ fn the_inverse_may_be_of_any_float_dtype() {
 #[test]
 #[should_panic(expected = "`inverse` is one value, not 2")]
 fn an_inverse_of_two_values_is_refused() {
-    let list = self::list(tensor(&[3.0]));
+    let list = list_of([tensor(&[3.0])]);
     let _ = unscale(list, tensor(&[0.5, 0.5]));
 }

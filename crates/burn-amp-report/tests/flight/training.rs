@@ -1,7 +1,7 @@
 //! A loop with three layers, in which things go wrong at a step.
 
 use burn_amp_report::{probe, probed};
-use burn_amp_tests::{fill, prelude::*};
+use burn_amp_tests::{fill, prelude::*, random};
 
 #[derive(Module, Debug)]
 pub struct Network {
@@ -28,14 +28,13 @@ pub struct Training {
 impl Training {
     pub fn new(amp: MixedPrecision) -> Self {
         let device = Device::flex().autodiff();
-        device.seed(5);
         let linear = || LinearConfig::new(8, 8).init(&device);
         let model = Network {
             first: linear(),
             second: linear(),
         };
         let model = fill(model, 0, 0.35);
-        let input = Tensor::random([4, 8], Distribution::Normal(0.0, 1.0), &device);
+        let input = random(5, [4, 8], &device) * 1.5;
         Self {
             model: model.apply_reparameterization(amp.clone()),
             optim: ScaledOptimizer::new(SgdConfig::new().init(), &amp),

@@ -23,20 +23,9 @@ pub(super) trait Cpu: Copy {
         halves.map(|half| f32::from_bits(u32::from(half.to_bits()) << 16))
     }
 
-    /// To the nearest, and of two as near to the even one. Rounding must not make a number of a NaN. Without branches, so that it becomes SIMD.
     #[inline(always)]
     fn narrow_bf16(self, values: [f32; LANES]) -> [bf16; LANES] {
-        values.map(|value| {
-            let bits = value.to_bits();
-            let upper = bits >> 16;
-            let nearest = bits.wrapping_add(0x7FFF + (upper & 1)) >> 16;
-            let rounded = if value.is_nan() {
-                upper | 0x40
-            } else {
-                nearest
-            };
-            bf16::from_bits(rounded as u16)
-        })
+        values.map(bf16::from_f32)
     }
 
     /// Of what is as wide as it need be.
@@ -117,7 +106,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use bytemuck::Pod;
-    use half::f16;
+    use half::{bf16, f16};
 
     use super::{Cpu, LANES, Work};
 
@@ -130,15 +119,20 @@ mod x86 {
         work.run(Avx2(()))
     }
 
+    /// Halves of a group, each by a load of its own: what else is done with the group is not cut in two.
+    #[inline(always)]
+    fn loaded<T: Pod>(halves: &[T; LANES]) -> [__m128i; LANES / 8] {
+        let parts: &[[u16; 8]; LANES / 8] = bytemuck::cast_ref(halves);
+        parts.map(bytemuck::cast)
+    }
+
     impl Cpu for Avx2 {
         const FUSES: bool = true;
 
         #[inline(always)]
         fn widen_f16(self, halves: &[f16; LANES]) -> [f32; LANES] {
-            // Each by a load of its own: what else is done with the group is not cut in two.
-            let halves: &[[u16; 8]; LANES / 8] = bytemuck::cast_ref(halves);
             // SAFETY: the CPU has F16C, or there were no `self`.
-            bytemuck::cast(halves.map(|half| unsafe { _mm256_cvtph_ps(bytemuck::cast(half)) }))
+            bytemuck::cast(loaded(halves).map(|half| unsafe { _mm256_cvtph_ps(half) }))
         }
 
         #[inline(always)]
@@ -147,6 +141,35 @@ mod x86 {
             let values: [__m256; LANES / 8] = bytemuck::cast(values);
             // SAFETY: the CPU has F16C, or there were no `self`.
             bytemuck::cast(values.map(|value| unsafe { _mm256_cvtps_ph::<NEAREST>(value) }))
+        }
+
+        #[inline(always)]
+        fn widen_bf16(self, halves: &[bf16; LANES]) -> [f32; LANES] {
+            // SAFETY: the CPU has AVX2, or there were no `self`.
+            let wide = |half| unsafe { _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)) };
+            bytemuck::cast(loaded(halves).map(wide))
+        }
+
+        /// To the nearest, and of two as near to the even one. Rounding must not make a number of a NaN.
+        #[inline(always)]
+        fn narrow_bf16(self, values: [f32; LANES]) -> [bf16; LANES] {
+            let [low, high]: [__m256; LANES / 8] = bytemuck::cast(values);
+            // SAFETY: the CPU has AVX2, or there were no `self`.
+            let rounded = |value: __m256| unsafe {
+                let bits = _mm256_castps_si256(value);
+                let upper = _mm256_srli_epi32::<16>(bits);
+                let odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+                let half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
+                let nearest = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, half));
+                let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+                let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
+                _mm256_blendv_epi8(nearest, quiet, nan)
+            };
+            // SAFETY: as above. Packs by halves of a register.
+            bytemuck::cast(unsafe {
+                let packed = _mm256_packus_epi32(rounded(low), rounded(high));
+                _mm256_permute4x64_epi64::<0b11_01_10_00>(packed)
+            })
         }
 
         #[inline(always)]

@@ -53,12 +53,11 @@ impl<R: Real, const MEASURED: bool, const BLENDED: bool> Formula<R, MEASURED, BL
     }
 
     #[inline(always)]
-    fn pair<C: Cpu, S: Value, T: Value<Real = R>>(
+    fn pair<C: Cpu, S: Value, T: Value<Real = R>, const STREAM: bool>(
         self,
         cpu: C,
         [a, b]: &Pair<S>,
         [to_a, to_b]: &mut Pair<T>,
-        streams: bool,
         sums: &mut Sums<T>,
     ) {
         let made = [self.make(cpu, a, to_a), self.make(cpu, b, to_b)];
@@ -66,7 +65,7 @@ impl<R: Real, const MEASURED: bool, const BLENDED: bool> Formula<R, MEASURED, BL
             sums.add(cpu, &made);
         }
         let [a, b] = made;
-        if streams {
+        if STREAM {
             cpu.stream(to_a, a);
             cpu.stream(to_b, b);
         } else {
@@ -89,15 +88,20 @@ impl<R: Real, const MEASURED: bool, const BLENDED: bool> Formula<R, MEASURED, BL
         let (targets, rest) = target.split_at_mut(whole);
         let (targets, _) = targets.as_chunks_mut().0.as_chunks_mut();
         match source {
+            Some(source) if streams => {
+                for (source, target) in pairs(source).iter().zip(&mut *targets) {
+                    self.pair::<C, S, T, true>(cpu, source, target, &mut sums);
+                }
+            }
             Some(source) => {
                 for (source, target) in pairs(source).iter().zip(&mut *targets) {
-                    self.pair(cpu, source, target, streams, &mut sums);
+                    self.pair::<C, S, T, false>(cpu, source, target, &mut sums);
                 }
             }
             None => {
                 for target in &mut *targets {
                     let source: Pair<S> = bytemuck::cast(*target);
-                    self.pair(cpu, &source, target, false, &mut sums);
+                    self.pair::<C, S, T, false>(cpu, &source, target, &mut sums);
                 }
             }
         }

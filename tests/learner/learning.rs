@@ -37,6 +37,21 @@ fn a_dry_run_opens_the_scopes_that_a_learner_opens() {
     assert_eq!(check(), Ok(()));
 }
 
+/// What does not depend on the loss scale does not cost it: bf16 runs without a scaler, and shows no metrics of it.
+#[test]
+fn bf16_runs_without_a_scaler() {
+    let amp = MixedPrecision::bf16();
+    if amp.check_device(&Device::default()).is_err() {
+        return;
+    }
+    let done = Run::default().train(&temp_dir(), &amp, burns(&amp));
+    let done = done.finished();
+    assert_eq!(done.counters().steps(), 24);
+    let file = done.folder.path().join("train/epoch-1/Loss_Scale.log");
+    assert!(!file.exists());
+    assert!(done.last(4, "Accuracy") > 95.0);
+}
+
 /// In f32, a run without overflow is Burn's own, bit for bit: the same parameters after as many steps.
 #[test]
 fn an_f32_run_is_that_of_burn_without_scaling() {

@@ -410,7 +410,7 @@ impl GradScaler {
     /// Shows counters that were loaded, or that a `Learner` begins with. Optimizers that are gone count no longer, if no other is there.
     #[doc(hidden)]
     pub fn show_loaded(&self) {
-        if !self.live().has_others(&self.ledger.member) {
+        if !self.live().has_others(&self.ledger.page.member) {
             self.ledger.forget_others();
         }
         self.ledger.show(None);
@@ -434,7 +434,11 @@ impl GradScaler {
 
     /// A scale that is on a device, for the scopes of this.
     pub(crate) fn device_step_at(&self, scale: DeviceScale) -> DeviceStep {
-        DeviceStep::new(scale, Arc::default(), Arc::downgrade(&self.ledger.member))
+        DeviceStep::new(
+            scale,
+            Arc::default(),
+            Arc::downgrade(&self.ledger.page.member),
+        )
     }
 
     /// Starts again: the schedule at its initial scale, counters at zero. Settings stay.

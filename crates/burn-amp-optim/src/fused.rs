@@ -244,6 +244,11 @@ mod tests {
         EmaConfig, GradientClip, MixedPrecision, ScaledOptimizer,
         internal::{EVENT_READS, READS},
     };
+    use std::{
+        panic,
+        sync::{Arc, mpsc},
+        thread,
+    };
 
     use super::FusedAdam;
 
@@ -273,5 +278,25 @@ mod tests {
         optim.synchronize().unwrap();
         assert_eq!(optim.scaler().counters().steps(), 11);
         assert_eq!(optim.scaler().counters().skipped(), 1);
+    }
+
+    /// Nobody resolves the steps in flight of a program that panics: they do not keep its scale for ever.
+    #[test]
+    fn a_panic_leaves_nothing_in_flight() {
+        let (sender, kept) = mpsc::channel();
+        let run = move || {
+            let device = Device::default().autodiff();
+            let amp = MixedPrecision::f16();
+            let marker: &Arc<()> = amp.extension().unwrap();
+            sender.send(Arc::downgrade(marker)).unwrap();
+            let adam = FusedAdam::new(AdamConfig::new());
+            let (model, mut optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), adam);
+            let output = amp.autocast(Tensor::<2>::ones([3, 4], &device), |x| model.forward(x));
+            let grads = GradientsParams::from_grads(output.mean().backward(), &model);
+            let _model = optim.step(0.1, model, grads);
+            panic::resume_unwind(Box::new(()));
+        };
+        thread::spawn(run).join().unwrap_err();
+        assert!(kept.recv().unwrap().upgrade().is_none());
     }
 }

@@ -7,6 +7,7 @@ use crate::{
     case::Case,
     create::random,
     device::{device, dtypes},
+    random::Bits,
     system::System,
 };
 
@@ -49,4 +50,26 @@ pub fn three_hundred(system: &System) {
         }
     }
     case.check(system, 0.1);
+}
+
+/// Random dtypes, shapes and views beside each other, some of them empty, by factors of all sizes.
+pub fn random_lists(system: &System) {
+    let (dtypes, mut bits) = (dtypes(), Bits(1));
+    let mut below = |count: usize| (bits.draw() % count as u64) as usize;
+    for _ in 0..40 {
+        let mut case = Case::new();
+        for _ in 0..below(12) {
+            let dtype = dtypes[below(dtypes.len())];
+            let [rows, columns, seed] = [7, 400, 1 << 30].map(&mut below);
+            let tensor = random(dtype, seed as u64, [rows, columns]);
+            case.add(match below(4) {
+                1 => tensor.swap_dims(0, 1),
+                2 => tensor.flip([1]),
+                3 if rows > 1 => tensor.narrow(0, 1, rows - 1),
+                _ => tensor,
+            });
+        }
+        let fraction = 1.0 + below(8) as f32 / 8.0;
+        case.check(system, fraction * 2f32.powi(below(33) as i32 - 24));
+    }
 }

@@ -162,7 +162,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             clip: self.options.clip.clone(),
             number: run.next_number(),
             run,
-            ledger: self.scaler.ledger.shared(),
+            page: self.scaler.ledger.page.clone(),
+            live: Arc::downgrade(self.scaler.live()),
             resolution,
         };
         self.scaler.live().in_flight.push(Box::new(step));

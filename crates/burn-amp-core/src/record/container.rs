@@ -129,8 +129,8 @@ impl Container {
         let end = format!(".{}", key_of(field));
         let mut tensors = self.split_tensors(|tensor| tensor.ends_with(&end));
         for tensor in &mut tensors {
-            let id = tensor.name.trim_end_matches(&end);
-            tensor.name = format!("{id}.{}", key_of(name));
+            tensor.name.truncate(tensor.name.len() - end.len());
+            tensor.name = format!("{}.{}", tensor.name, key_of(name));
         }
         self.extend(tensors);
     }

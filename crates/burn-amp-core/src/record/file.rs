@@ -36,7 +36,7 @@ pub fn write_whole<E: ToString>(
     // Opened before anything is renamed: a folder that cannot be synced is found out while the old file is there.
     #[cfg(unix)]
     let opened = File::open(&place.folder).map_err(beside)?;
-    let scratch = Scratch::create(&place).map_err(beside)?;
+    let mut scratch = Scratch::create(&place).map_err(beside)?;
     write(&scratch.path).map_err(|error| error.to_string())?;
     scratch.publish(&place).map_err(|error| error.to_string())?;
     #[cfg(unix)]
@@ -107,10 +107,11 @@ impl Place {
     }
 }
 
-/// A file beside its place; removed unless it has moved there.
+/// A file beside its place; removed unless it was published.
 struct Scratch {
     path: PathBuf,
     file: File,
+    published: bool,
 }
 
 impl Scratch {
@@ -134,7 +135,11 @@ impl Scratch {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             };
-            let scratch = Self { path, file };
+            let scratch = Self {
+                path,
+                file,
+                published: false,
+            };
             // The lock says that its writer lives. Another process may have taken the file for a leftover before it was locked.
             let locked = || !matches!(scratch.file.try_lock(), Err(fs::TryLockError::WouldBlock));
             if !cfg!(unix) || (locked() && scratch.path.exists()) {
@@ -143,18 +148,22 @@ impl Scratch {
         }
     }
 
-    fn publish(&self, place: &Place) -> io::Result<()> {
+    fn publish(&mut self, place: &Place) -> io::Result<()> {
         if let Some(permissions) = &place.permissions {
             self.file.set_permissions(permissions.clone())?;
         }
         self.file.sync_all()?;
-        fs::rename(&self.path, &place.target)
+        fs::rename(&self.path, &place.target)?;
+        self.published = true;
+        Ok(())
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // It may have moved; or another error is on its way already.
-        let _ = fs::remove_file(&self.path);
+        if !self.published {
+            // Another error is on its way already.
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }

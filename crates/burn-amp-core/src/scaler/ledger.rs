@@ -14,13 +14,18 @@ use crate::{
     scale::loss_scale::Evidence,
 };
 
-/// The loss scale of a [`MixedPrecision`], which scopes apply and clones share, or one of a scaler's own; and an account, with the journals
-/// that show it.
+/// The loss scale of a [`MixedPrecision`], which scopes apply and clones share, or one of a scaler's own; and an account.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     pub(crate) live: Arc<LiveScale>,
     pub(crate) amp: Option<MixedPrecision>,
-    account: Arc<Mutex<Account>>,
+    pub(crate) page: Arc<Page>,
+}
+
+/// The account of an optimizer, and the journals that show it. What a step in flight keeps: it must not keep the scale, which keeps the step.
+#[derive(Debug)]
+pub(crate) struct Page {
+    account: Mutex<Account>,
     /// The optimizer, among those that share the scale.
     pub(crate) member: Arc<()>,
     optimizer: u64,
@@ -32,7 +37,7 @@ pub(crate) struct Ledger {
 impl Clone for Ledger {
     fn clone(&self) -> Self {
         match self.amp {
-            Some(_) => self.forked(self.member.clone()),
+            Some(_) => self.forked(self.page.member.clone()),
             None => self.detached(),
         }
     }
@@ -44,14 +49,14 @@ impl Ledger {
         // The steps in flight end iterations without this optimizer.
         live.resolve(true);
         let shared = amp.iter().map(|amp| amp.journal().clone());
-        Self {
-            account: Arc::new(Mutex::new(account)),
+        let page = Page {
+            account: Mutex::new(account),
             member: live.join(),
             optimizer: new_optimizer(),
             journals: std::iter::once(Journal::default()).chain(shared).collect(),
-            live,
-            amp,
-        }
+        };
+        let page = Arc::new(page);
+        Self { live, amp, page }
     }
 
     pub(crate) fn of(amp: &MixedPrecision, account: Account) -> Self {
@@ -64,48 +69,41 @@ impl Ledger {
         Self::new(Arc::new(self.live.detached()), None, account)
     }
 
-    /// The same one, for a step in flight: what it comes to is counted although its optimizer is gone.
-    pub(crate) fn shared(&self) -> Self {
+    /// The same scale with an account that goes on by itself.
+    pub(crate) fn forked(&self, member: Arc<()>) -> Self {
+        let page = Page {
+            account: Mutex::new(self.account().clone()),
+            member,
+            optimizer: self.page.optimizer,
+            journals: self.page.journals.clone(),
+        };
         Self {
             live: self.live.clone(),
             amp: self.amp.clone(),
-            account: self.account.clone(),
-            member: self.member.clone(),
-            optimizer: self.optimizer,
-            journals: self.journals.clone(),
-        }
-    }
-
-    /// The same scale with an account that goes on by itself.
-    pub(crate) fn forked(&self, member: Arc<()>) -> Self {
-        let account = self.account().clone();
-        Self {
-            account: Arc::new(Mutex::new(account)),
-            member,
-            ..self.shared()
+            page: Arc::new(page),
         }
     }
 
     pub(crate) fn account(&self) -> MutexGuard<'_, Account> {
-        locked(&self.account)
+        locked(&self.page.account)
     }
 
     /// That of this optimizer alone.
     pub(crate) fn journal(&self) -> &Journal {
-        &self.journals[0]
+        &self.page.journals[0]
     }
 
     /// Shows the account in the journals, at the end of each call, and where no call has changed it: see [`Journal::show`].
     pub(crate) fn show(&self, ended_at: Option<f32>) {
         let account = self.account();
-        for journal in &self.journals {
-            journal.show(self.optimizer, &account, ended_at);
+        for journal in &self.page.journals {
+            journal.show(self.page.optimizer, &account, ended_at);
         }
     }
 
     /// The journals count the steps of this optimizer alone.
     pub(crate) fn forget_others(&self) {
-        self.journals.iter().for_each(Journal::forget);
+        self.page.journals.iter().for_each(Journal::forget);
     }
 
     /// Counts gradients, and moves the scale by them. An error if they are an overflow, or a rejection, too many: the scale stays then.
@@ -129,7 +127,7 @@ impl Ledger {
         let recorded = account.record(purpose, found, &schedule, is_first);
         if found.spares_scale() && schedule.config().enabled {
             // The others that share the scale are not kept waiting.
-            self.live.report(&Arc::downgrade(&self.member), None);
+            self.live.report(&Arc::downgrade(&self.page.member), None);
         }
         recorded
     }
@@ -142,7 +140,9 @@ impl Ledger {
             account.end_row();
         }
         if schedule.config().enabled {
-            let moved = self.live.report(&Arc::downgrade(&self.member), Some(seen));
+            let moved = self
+                .live
+                .report(&Arc::downgrade(&self.page.member), Some(seen));
             let often = schedule.needs_measures();
             account.record_scale(moved, seen, purpose, overflows, often);
         }

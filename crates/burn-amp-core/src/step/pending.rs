@@ -3,7 +3,10 @@
 
 use burn::optim::GradientsParams;
 use burn_amp_kernels::Reading;
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    sync::{Arc, Weak},
+};
 
 #[cfg(any(test, feature = "counts"))]
 use crate::gradients::pass::READS;
@@ -15,7 +18,8 @@ use crate::{
     scale::border_events::BorderEvent,
     scale::device_step::Run,
     scale::in_flight::{Pending, Resolution},
-    scaler::ledger::Ledger,
+    scale::live_scale::LiveScale,
+    scaler::ledger::{Ledger, Page},
 };
 
 /// A step in flight.
@@ -33,7 +37,10 @@ pub(crate) struct PendingStep {
     pub(crate) run: Arc<Run>,
     /// Where it stands in its run.
     pub(crate) number: usize,
-    pub(crate) ledger: Ledger,
+    /// Whose outcome this is: it is counted although the optimizer is gone.
+    pub(crate) page: Arc<Page>,
+    /// The scale that keeps this.
+    pub(crate) live: Weak<LiveScale>,
     /// Is told whether it was applied.
     pub(crate) resolution: Resolution,
 }
@@ -44,7 +51,9 @@ impl Pending for PendingStep {
     }
 
     fn resolve(self: Box<Self>) {
-        let live = &self.ledger.live;
+        let Some(live) = self.live.upgrade() else {
+            return;
+        };
         #[cfg(any(test, feature = "counts"))]
         if !self.reading.is_there() {
             READS.set(READS.get() + 1);
@@ -69,14 +78,19 @@ impl Pending for PendingStep {
             let clipped = grads.clip_by(&self.clip, 1.0, true);
             grads = clipped.expect("they were measured").0;
         }
-        let mut account = self.ledger.account();
+        let ledger = Ledger {
+            live,
+            amp: None,
+            page: self.page,
+        };
+        let mut account = ledger.account();
         account.begin_call();
         account.status = Some(grads.status().clone());
-        account.warn_of_zeros(grads.status(), live.schedule().scale(), || arrived);
+        account.warn_of_zeros(grads.status(), ledger.live.schedule().scale(), || arrived);
         drop(account);
-        if let Err(error) = self.ledger.end(Purpose::Step, &grads.finding) {
-            self.ledger.account().error.get_or_insert(error);
+        if let Err(error) = ledger.end(Purpose::Step, &grads.finding) {
+            ledger.account().error.get_or_insert(error);
         }
-        self.ledger.show(Some(live.schedule().scale()));
+        ledger.show(Some(ledger.live.schedule().scale()));
     }
 }

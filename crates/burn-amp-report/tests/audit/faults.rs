@@ -63,7 +63,7 @@ const BETWEEN: [(&str, &str, Between); 10] = [
         x * 5e4
     }),
     ("an epsilon that is zero in f16", FORWARD, |x| {
-        let x = relu(x - 1.5);
+        let x = relu(x - 2.0);
         x.clone() / (x.sum_dim(1) + 1e-8)
     }),
     ("a sum of many values", FORWARD, |x| {

@@ -24,29 +24,32 @@ fn of_optimizer(record: OptimizerRecord) -> Pack {
     pack(record.into_bytes().unwrap())
 }
 
-/// Moments, masters, an open window, averages: all of a record. Nor does that of the optimizer by itself change, or a copy of the model.
+/// Moments, masters, an open window, averages: all of a record. Nor does a copy of the model change.
 #[test]
 fn a_record_stays() {
-    fn check<O: ModuleOptim>(optim: O, dtype: DType) {
+    fn check<O: ModuleOptim>(optim: O, dtype: DType) -> Trial<O> {
         let mut run = trial(optim, dtype);
         run.step(GRADIENT);
         go_on(&mut run);
-        let inner = |run: &Trial<O>| run.optim.optimizer().to_record().unwrap();
-        let stored = |run: &mut Trial<O>| (contents(&mut run.optim), of_optimizer(inner(run)));
-        let (before, held) = (stored(&mut run), (run.optim.to_record(), inner(&run)));
+        let (before, held) = (contents(&mut run.optim), run.optim.to_record());
         let (copy, values) = (run.model.clone(), run.values());
         go_on(&mut run);
-        let after = stored(&mut run);
-        assert!(after.0 != before.0 && after.1 != before.1);
-        let held = (bytes(held.0), of_optimizer(held.1));
-        assert!(held == before, "the record has changed");
+        assert!(contents(&mut run.optim) != before);
+        assert!(bytes(held) == before, "the record has changed");
         assert_eq!(copy.values(), values);
         assert_eq!(run.model.weight.val().dtype(), dtype);
+        run
     }
     let masters = || MasterWeights::new(AdamConfig::new().build());
-    check(masters(), DType::F16);
     check(masters(), DType::F32);
     check(AdamConfig::new().init(), DType::F32);
+    let mut run = check(masters(), DType::F16);
+    // Nor does that of the optimizer by itself. (Burn's own may.)
+    let inner = |run: &Trial<_>| run.optim.optimizer().to_record().unwrap();
+    let (before, held) = (of_optimizer(inner(&run)), inner(&run));
+    go_on(&mut run);
+    assert!(of_optimizer(inner(&run)) != before);
+    assert!(of_optimizer(held) == before);
 }
 
 fn open() -> (ByHand, AccumulationWindow) {

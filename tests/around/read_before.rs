@@ -45,7 +45,7 @@ fn a_record_stays() {
     check(AdamConfig::new().init(), DType::F32);
     let mut run = check(masters(), DType::F16);
     // Nor does that of the optimizer by itself. (Burn's own may.)
-    let inner = |run: &Trial<_>| run.optim.optimizer().to_record().unwrap();
+    let inner = |run: &Trial<MasterWeights>| run.optim.optimizer().to_record().unwrap();
     let (before, held) = (of_optimizer(inner(&run)), inner(&run));
     go_on(&mut run);
     assert!(of_optimizer(inner(&run)) != before);

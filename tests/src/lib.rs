@@ -104,6 +104,11 @@ pub fn number(value: &serde_json::Value) -> f64 {
     }
 }
 
+/// None for null, and for what is not there.
+pub fn optional(value: &serde_json::Value) -> Option<f64> {
+    (!value.is_null()).then(|| number(value))
+}
+
 /// What a step did whose gradients overflowed, or did not.
 pub fn outcome(overflow: bool) -> StepOutcome {
     match overflow {

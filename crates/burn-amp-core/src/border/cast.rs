@@ -69,37 +69,49 @@ impl<T: CastFloat> CastFloat for Vec<T> {
     }
 }
 
-/// As [`cast_fields!`](crate::cast_fields), of any type. Without a field it stays.
-macro_rules! cast_fields_of {
-    ($([$($generic:tt)*] $type:ty { $($field:ident),* })*) => {
-        $(impl<$($generic)*> CastFloat for $type {
-            #[allow(unused_mut, unused_variables)]
-            fn cast_float(mut self, cast: &Cast<'_>) -> Self {
-                $(self.$field = self.$field.cast_float(cast);)*
+cast_fields!(MhaOutput { weights, context });
+
+impl<const D: usize> CastFloat for LstmState<D> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        Self {
+            cell: cast.apply(self.cell),
+            hidden: cast.apply(self.hidden),
+        }
+    }
+}
+
+impl<const D: usize> CastFloat for RnnState<D> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        Self {
+            hidden: cast.apply(self.hidden),
+        }
+    }
+}
+
+impl<const D: usize> CastFloat for Tensor<D, Int> {
+    fn cast_float(self, _cast: &Cast<'_>) -> Self {
+        self
+    }
+}
+
+impl<const D: usize> CastFloat for Tensor<D, Bool> {
+    fn cast_float(self, _cast: &Cast<'_>) -> Self {
+        self
+    }
+}
+
+/// What is no float tensor, and has none in it.
+macro_rules! stays {
+    ($($type:ty),* $(,)?) => {
+        $(impl CastFloat for $type {
+            fn cast_float(self, _cast: &Cast<'_>) -> Self {
                 self
             }
         })*
     };
 }
 
-cast_fields_of! {
-    [const D: usize] LstmState<D> { cell, hidden }
-    [const D: usize] RnnState<D> { hidden }
-    [] MhaOutput { weights, context }
-    [const D: usize] Tensor<D, Int> {}
-    [const D: usize] Tensor<D, Bool> {}
-    [] () {}
-    [] bool {}
-    [] u8 {}
-    [] u32 {}
-    [] u64 {}
-    [] usize {}
-    [] i32 {}
-    [] i64 {}
-    [] f32 {}
-    [] f64 {}
-    [] String {}
-}
+stays!((), bool, u8, u32, u64, usize, i32, i64, f32, f64, String);
 
 impl<T: CastFloat> CastFloat for Box<T> {
     fn cast_float(self, cast: &Cast<'_>) -> Self {

@@ -55,20 +55,20 @@ impl GuardState {
 
     /// Takes in a finite step with this loss (none if it is not known) and this norm of the gradients: what is to become of it.
     pub(crate) fn judge(&mut self, loss: Option<f64>, norm: f64) -> Verdict {
-        let mut values = [(LOSS, loss), (NORM, Some(norm))].into_iter();
+        let mut values = [(Kind::Loss, loss), (Kind::Norm, Some(norm))].into_iter();
         let broken = values.find(|(_, value)| value.is_some_and(|value| !value.is_finite()));
         if !self.guard.is_original()
-            && let Some((name, Some(value))) = broken
+            && let Some((kind, Some(value))) = broken
         {
-            let reason = format!("the {name} is {value}");
+            let reason = format!("the {} is {value}", kind.name());
             return Verdict::Reject { reason };
         }
         if let Guard::ZClip { .. } = self.guard {
             return self.clip(norm);
         }
         // Both enter their windows, whatever the first of them says.
-        let loss = loss.and_then(|loss| self.losses.reject(&self.guard, LOSS, loss));
-        let norm = self.norms.reject(&self.guard, NORM, norm);
+        let loss = loss.and_then(|loss| self.losses.reject(&self.guard, Kind::Loss, loss));
+        let norm = self.norms.reject(&self.guard, Kind::Norm, norm);
         match loss.or(norm) {
             Some(reason) => Verdict::Reject { reason },
             None => Verdict::Apply,
@@ -81,7 +81,7 @@ impl GuardState {
             return Verdict::Apply;
         };
         let factor = limit / (norm + CLIP_EPSILON);
-        let reason = usual.reason(NORM, norm);
+        let reason = usual.reason(Kind::Norm, norm);
         match factor > 0.0 {
             true => Verdict::Clip { factor, reason },
             false => Verdict::Reject { reason },
@@ -154,9 +154,20 @@ impl GuardState {
     }
 }
 
-/// What is judged, as messages name it.
-const LOSS: &str = "loss";
-const NORM: &str = "gradient norm";
+#[derive(Clone, Copy)]
+enum Kind {
+    Loss,
+    Norm,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Loss => "loss",
+            Self::Norm => "gradient norm",
+        }
+    }
+}
 
 /// What was usual, where a value is not.
 struct Usual {
@@ -165,9 +176,10 @@ struct Usual {
 }
 
 impl Usual {
-    fn reason(&self, name: &str, value: f64) -> String {
+    fn reason(&self, kind: Kind, value: f64) -> String {
         format!(
-            "the {name} is {}, where {} +- {} is usual",
+            "the {} is {}, where {} +- {} is usual",
+            kind.name(),
             rounded(value),
             rounded(self.mean),
             rounded(self.std)
@@ -177,7 +189,7 @@ impl Usual {
 
 impl Series {
     /// The rules that reject steps: takes a value in. Why its step is rejected, if it is.
-    fn reject(&mut self, guard: &Guard, name: &str, mut value: f64) -> Option<String> {
+    fn reject(&mut self, guard: &Guard, kind: Kind, mut value: f64) -> Option<String> {
         let usual = match *guard {
             Guard::ZClip { .. } => return None,
             Guard::SkipStep {
@@ -201,14 +213,14 @@ impl Series {
                 skip_update_gradz,
                 original,
             } => {
-                let threshold = match name {
-                    LOSS => skip_update_lossz,
-                    _ => skip_update_gradz,
+                let threshold = match kind {
+                    Kind::Loss => skip_update_lossz,
+                    Kind::Norm => skip_update_gradz,
                 };
                 self.is_outlier(value, window, threshold, original)?
             }
         };
-        Some(usual.reason(name, value))
+        Some(usual.reason(kind, value))
     }
 
     /// OLMo-core's rule: takes a value in; what was usual before, if the value exceeds it.

@@ -35,6 +35,19 @@ impl Purpose {
     }
 }
 
+/// An error where so many in a row are too many.
+fn limit(
+    schedule: &LossScale,
+    in_a_row: u64,
+    error: impl FnOnce() -> AmpError,
+) -> Result<(), AmpError> {
+    let max = schedule.config().max_consecutive_skips;
+    match max.is_some_and(|max| in_a_row > u64::from(max)) {
+        true => Err(error()),
+        false => Ok(()),
+    }
+}
+
 /// The counters of an optimizer, and what its last call has done.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Account {
@@ -86,32 +99,20 @@ impl Account {
             }
             Purpose::Discarded | Purpose::Dropped => self.counters.discarded += 1,
         }
-        let (in_a_row, error) = match (&found.overflow, &found.rejected) {
+        match (&found.overflow, &found.rejected) {
             (Some(parameter), _) => match found.cause {
-                SkipCause::Scale => self.record_overflow(found, schedule, parameter, is_first)?,
-                SkipCause::Loss { output_finite } => self.record_bad_loss(output_finite),
-                SkipCause::OtherScale => self.record_other_scale(purpose),
+                SkipCause::Scale => self.record_overflow(found, schedule, parameter, is_first),
+                SkipCause::Loss { output_finite } => {
+                    self.record_bad_loss(purpose, schedule, output_finite)
+                }
+                SkipCause::OtherScale => self.record_other_scale(purpose, schedule),
             },
-            (None, Some(Rejection { hook, reason })) => {
-                let steps = self.counters.guarded_in_a_row;
-                let error = AmpError::AlwaysGuarded {
-                    hook: hook.clone(),
-                    steps,
-                    reason: reason.clone(),
-                };
-                (steps, error)
-            }
+            (None, Some(rejection)) => self.record_rejected(schedule, rejection),
             (None, None) => {
                 self.record_finite(purpose, found);
-                return Ok(());
+                Ok(())
             }
-        };
-        let max = schedule.config().max_consecutive_skips;
-        if max.is_some_and(|max| in_a_row > u64::from(max)) {
-            return Err(error);
         }
-        log_cause(purpose, error);
-        Ok(())
     }
 
     pub(crate) fn counters(&self) -> StepCounters {
@@ -186,14 +187,29 @@ impl Account {
         self.counters.bad_losses_in_a_row = 0;
     }
 
-    /// How many there were in a row, and the error if they are too many.
+    /// The loss scale learns nothing from a step that was rejected.
+    fn record_rejected(
+        &self,
+        schedule: &LossScale,
+        Rejection { hook, reason }: &Rejection,
+    ) -> Result<(), AmpError> {
+        let steps = self.counters.guarded_in_a_row;
+        limit(schedule, steps, || AmpError::AlwaysGuarded {
+            hook: hook.clone(),
+            steps,
+            reason: reason.clone(),
+        })?;
+        log::info!("step rejected by the {hook}: {reason}");
+        Ok(())
+    }
+
     fn record_overflow(
         &mut self,
         found: &Finding,
         schedule: &LossScale,
         parameter: &str,
         is_first: bool,
-    ) -> Result<(u64, AmpError), AmpError> {
+    ) -> Result<(), AmpError> {
         let exhausted = |skips| AmpError::LossScaleExhausted {
             scale: schedule.scale(),
             skips,
@@ -206,35 +222,50 @@ impl Account {
                 "window skipped: the sum of its micro-batches overflows, first in `{parameter}`, though each of them is finite"
             );
             let skips = self.counters.skipped_windows;
-            return Ok((skips, exhausted(skips)));
+            return limit(schedule, skips, || exhausted(skips));
         }
         // Two optimizers that overflow in one iteration are one reason to back off, not two.
         if is_first {
             self.counters.consecutive_skips += 1;
         }
         let skips = self.counters.consecutive_skips;
-        match schedule.config().raise_error_at_min_scale && schedule.is_at_floor() {
-            true => Err(exhausted(skips)),
-            false => Ok((skips, exhausted(skips))),
+        if schedule.config().raise_error_at_min_scale && schedule.is_at_floor() {
+            return Err(exhausted(skips));
         }
+        limit(schedule, skips, || exhausted(skips))
     }
 
-    fn record_bad_loss(&mut self, output_finite: bool) -> (u64, AmpError) {
+    fn record_bad_loss(
+        &mut self,
+        purpose: Purpose,
+        schedule: &LossScale,
+        output_finite: bool,
+    ) -> Result<(), AmpError> {
         self.counters.bad_losses += 1;
         self.counters.bad_losses_in_a_row += 1;
         let skips = self.counters.bad_losses_in_a_row;
-        let error = AmpError::LossNotFinite {
+        limit(schedule, skips, || AmpError::LossNotFinite {
             skips,
             output_finite,
+        })?;
+        let what = match output_finite {
+            true => "the gradient of the loss is infinite or NaN",
+            false => "the model's output is infinite or NaN",
         };
-        (skips, error)
+        let skip = purpose.skip();
+        warn!("{skip}: {what}, {skips} in a row; the loss scale stays");
+        Ok(())
     }
 
-    fn record_other_scale(&mut self, purpose: Purpose) -> (u64, AmpError) {
+    fn record_other_scale(
+        &mut self,
+        purpose: Purpose,
+        schedule: &LossScale,
+    ) -> Result<(), AmpError> {
         self.counters.consecutive_skips += 1;
         let (skip, skips) = (purpose.skip(), self.counters.consecutive_skips);
         warn!("{skip}, {skips} in a row: {}", AmpError::TwoPrecisions);
-        (skips, AmpError::TwoPrecisions)
+        limit(schedule, skips, || AmpError::TwoPrecisions)
     }
 
     /// Logs that the scale has moved, or that a step was skipped at its floor. `overflows` are the first parameters that overflow, of
@@ -259,27 +290,6 @@ impl Account {
             let what = if after > before { "grows" } else { "falls" };
             log::log!(level, "loss scale {what} from {from} to {to}");
         }
-    }
-}
-
-/// Says why a step is skipped, where that is not said yet and the loss scale stays.
-fn log_cause(purpose: Purpose, error: AmpError) {
-    match error {
-        AmpError::AlwaysGuarded { hook, reason, .. } => {
-            log::info!("step rejected by the {hook}: {reason}");
-        }
-        AmpError::LossNotFinite {
-            skips,
-            output_finite,
-        } => {
-            let what = match output_finite {
-                true => "the gradient of the loss is infinite or NaN",
-                false => "the model's output is infinite or NaN",
-            };
-            let skip = purpose.skip();
-            warn!("{skip}: {what}, {skips} in a row; the loss scale stays");
-        }
-        _ => {}
     }
 }
 

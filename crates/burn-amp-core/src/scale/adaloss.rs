@@ -126,37 +126,19 @@ fn erf(x: f64) -> f64 {
 mod tests {
     use burn::tensor::f16;
     use serde_json::Value;
-    use std::{collections::HashMap, fs, path::PathBuf};
+    use std::collections::HashMap;
+
+    use burn_amp_tests::{number, optional};
 
     use super::{AdaLoss, Statistics, bound, power_of_two, quantile, wanted};
 
     /// All traces of the authors' program, of one kind.
     fn traces(kind: &str) -> Vec<Value> {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference");
-        let files = fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().path());
-        let named = files.filter(|path| {
-            let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            name.starts_with("adaloss.") && name.ends_with(".json")
-        });
-        let mut traces = Vec::new();
-        for path in named {
-            let file: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
-            traces.extend(file["traces"].as_array().unwrap().iter().cloned());
-        }
-        traces.retain(|trace| trace["kind"] == kind);
+        let traces = burn_amp_tests::traces("adaloss").into_iter();
+        let traces = traces.map(|(_, trace): (_, Value)| trace);
+        let traces: Vec<_> = traces.filter(|trace| trace["kind"] == kind).collect();
         assert!(!traces.is_empty());
         traces
-    }
-
-    /// A number, or the text of one that JSON lacks; none for null.
-    fn number(value: &Value) -> Option<f64> {
-        match value {
-            Value::Null => None,
-            Value::String(text) => Some(text.parse().unwrap()),
-            value => Some(value.as_f64().unwrap()),
-        }
     }
 
     /// The power of two that the authors' program makes of a scale: by a logarithm in f32.
@@ -177,14 +159,14 @@ mod tests {
     fn parity_adaloss_chain() {
         for trace in traces("chain") {
             let params = &trace["params"];
-            let param = |name: &str| number(&params[name]).unwrap();
+            let param = |name: &str| number(&params[name]);
             let flag = |name: &str| params[name].as_bool().unwrap();
             let quantile_of = quantile(param("n_uf_threshold"));
             assert!((quantile_of / param("n_uf_sigma") - 1.0).abs() < 1e-12);
             let mut cache = HashMap::new();
             for (row, layer) in trace["layer"].as_array().unwrap().iter().enumerate() {
                 let at = format!("{}, row {row}", trace["id"]);
-                let column = |name: &str| number(&trace[name][row]);
+                let column = |name: &str| optional(&trace[name][row]);
                 let Some(unbound) = column("unbound") else {
                     continue;
                 };
@@ -248,13 +230,9 @@ mod tests {
         for trace in traces("power_of_two") {
             let scales = trace["scale_in"].as_array().unwrap();
             for (row, scale) in scales.iter().enumerate() {
-                let scale = number(scale).unwrap() as f32;
+                let scale = number(scale) as f32;
                 let theirs = f16::from_f64(by_logarithm(scale)).to_f64();
-                assert_eq!(
-                    theirs,
-                    number(&trace["power_of_two"][row]).unwrap(),
-                    "{scale}"
-                );
+                assert_eq!(theirs, number(&trace["power_of_two"][row]), "{scale}");
                 let ours = power_of_two(scale);
                 assert!(ours <= scale && scale < 2.0 * ours, "{scale}");
                 exceeded += usize::from(theirs > f64::from(scale));
@@ -269,11 +247,11 @@ mod tests {
     #[test]
     fn parity_adaloss_rescaling() {
         for trace in traces("rescaling") {
-            let max = number(&trace["params"]["u_max"]).unwrap();
+            let max = number(&trace["params"]["u_max"]);
             for (row, scales) in trace["scales"].as_array().unwrap().iter().enumerate() {
                 let numbers = |values: &Value| -> Vec<f64> {
                     let values = values.as_array().unwrap();
-                    values.iter().map(|value| number(value).unwrap()).collect()
+                    values.iter().map(number).collect()
                 };
                 let (scales, max_abs) = (numbers(scales), numbers(&trace["max_abs"][row]));
                 let plain = (max_abs.iter().zip(&scales)).map(|(max_abs, scale)| max_abs / scale);
@@ -289,7 +267,7 @@ mod tests {
                 });
                 assert_eq!(
                     target,
-                    number(&trace["target"][row]),
+                    optional(&trace["target"][row]),
                     "{}, row {row}",
                     trace["id"]
                 );

@@ -1,13 +1,8 @@
 //! The statistics of the originals, step by step.
 
-use super::{Guard, GuardState, LOSS, NORM, Usual, Verdict};
-use burn_amp_tests::{number, traces};
+use super::{Guard, GuardState, Kind, Usual, Verdict};
+use burn_amp_tests::{number, optional, traces};
 use serde_json::Value;
-
-/// None for null, and for what is not there.
-fn optional(value: &Value) -> Option<f64> {
-    (!value.is_null()).then(|| number(value))
-}
 
 /// What a trace has in this column at a step.
 fn at(trace: &Value, step: usize, name: &str) -> Option<f64> {
@@ -94,8 +89,8 @@ fn parity_olmo_skipstep() {
         for (step, factor) in factors.iter().map(number).enumerate() {
             let mut held = false;
             for (kind, series, name) in [
-                (LOSS, &mut state.losses, "loss"),
-                (NORM, &mut state.norms, "grad_norm"),
+                (Kind::Loss, &mut state.losses, "loss"),
+                (Kind::Norm, &mut state.norms, "grad_norm"),
             ] {
                 let Some(value) = at(&trace, step, name) else {
                     continue;
@@ -136,7 +131,7 @@ fn parity_llmc_outlier() {
             let [loss, norm] = ["loss", "grad_norm"].map(|name| at(&trace, step, name).unwrap());
             let z_loss = state.clone().losses.z_score(loss, window, true);
             let z_norm = state.clone().norms.z_score(norm, window, true);
-            let by_loss = state.clone().losses.reject(&guard, LOSS, loss);
+            let by_loss = state.clone().losses.reject(&guard, Kind::Loss, loss);
             let verdict = state.judge(Some(loss), norm);
             for (name, ours) in [
                 ("zloss", z_loss),

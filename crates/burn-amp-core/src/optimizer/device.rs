@@ -268,23 +268,26 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: &GradientsParams,
         events: &VecDeque<BorderEvent>,
     ) -> Option<Start> {
-        let (mut inspected, pass) = self.find_gradients(lr, module, grads, events).ok()?;
+        let (entries, event, pass) = self.find_gradients(lr, module, grads, events).ok()?;
         // None where a hook has to see the gradients.
         self.options.hooks.judge(None, None, module).ok()??;
-        let device_step = self.device_step(&inspected.entries)?;
-        inspected.status = inspect(pass).ok()?;
+        let device_step = self.device_step(&entries)?;
+        let inspected = Inspected {
+            entries,
+            event,
+            status: inspect(pass).ok()?,
+        };
         Some((inspected, device_step))
     }
 
-    /// The gradients of a step that the device can decide, and where they came to the border; or why it cannot. Their status is what the list
-    /// comes to.
+    /// The gradients of a step that the device can decide, and where they came to the border; or why it cannot.
     pub(super) fn find_gradients<M: Module>(
         &self,
         lr: &ModuleLearningRate,
         module: &M,
         grads: &GradientsParams,
         events: &VecDeque<BorderEvent>,
-    ) -> Result<(Inspected, TensorList), AmpError> {
+    ) -> Result<(Vec<Entry>, Option<BorderEvent>, TensorList), AmpError> {
         // What is refused is refused by the step that waits.
         let entries = Entries::find(module, Some(grads), None, Some(lr))?;
         if !entries.buffers.is_empty() {
@@ -300,12 +303,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let pass = pass.ok_or_else(|| refused("the gradients are not all on one device"))?;
         let several =
             "gradients come from several scopes, or from `rescaled` parts whose factors move";
-        let inspected = Inspected {
-            event: BorderEvent::single(events).ok_or_else(|| refused(several))?,
-            entries,
-            status: Status::default(),
-        };
-        Ok((inspected, pass))
+        let event = BorderEvent::single(events).ok_or_else(|| refused(several))?;
+        Ok((entries, event, pass))
     }
 
     /// Refuses gradients that no device steps with, whatever is in them.

@@ -98,8 +98,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let mut grads = GradientsParams::from_grads(loss.clone().backward(), module);
         in_flight.set_device_step(None);
         let events = self.scaler.live().events.take();
-        let (mut inspected, pass) = self.find_gradients(lr, module, &grads, &events)?;
-        inspected.status = inspect(pass)?;
+        let (entries, event, pass) = self.find_gradients(lr, module, &grads, &events)?;
+        let inspected = Inspected {
+            entries,
+            event,
+            status: inspect(pass)?,
+        };
         self.options.clip.limit(&mut grads, &inspected.entries);
         let loss = loss.inner();
         Ok((Found { inspected, loss }, grads))

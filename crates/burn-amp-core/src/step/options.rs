@@ -6,9 +6,9 @@ use burn::{
 
 use crate::{
     error::AmpError,
-    gradients::StepGradients,
     gradients::clip::{ClipRules, Factors},
     gradients::entries::Entries,
+    gradients::{StepGradients, UnscaledGradients},
     record::{AmpRecord, WINDOW},
     scale::loss_scale::StepOutcome,
     scaler::GradScaler,
@@ -102,12 +102,7 @@ impl StepOptions {
         let loss = losses.and(self.loss).mean();
         let tests_micro_batches = window.is_some_and(AccumulationWindow::drops_micro_batches);
         scaler.begin_step(std::mem::take(&mut entries.buffers));
-        let hooks = self.hooks.clone();
         let decided = self.step(scaler, optim, module, grads, entries, loss);
-        if decided.is_err() {
-            // What is refused leaves no trace.
-            self.hooks = hooks;
-        }
         let outcome = scaler.last_outcome();
         if let Some(window) = &mut self.window
             && outcome == Some(StepOutcome::Accumulated)
@@ -138,9 +133,27 @@ impl StepOptions {
                 scaler.check_accepted(optim, &entries)?;
             }
         }
-        let Some(mut grads) = scaler.inspect(self.window.as_mut(), grads, entries)? else {
+        let Some(grads) = scaler.inspect(self.window.as_mut(), grads, entries)? else {
             return Ok(None);
         };
+        let hooks = self.hooks.clone();
+        let ended = self.end_step(scaler, optim, module, grads, loss);
+        if ended.is_err() {
+            // What is refused leaves no trace.
+            self.hooks = hooks;
+        }
+        ended
+    }
+
+    /// Ends the step. The gradients, unless they overflow or a hook rejects them.
+    fn end_step<O: ModuleOptim, M: Module>(
+        &mut self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        module: &M,
+        mut grads: UnscaledGradients,
+        loss: Option<f64>,
+    ) -> Result<Option<Decided>, AmpError> {
         let mut judged = None;
         if !grads.has_overflow() && !grads.entries().is_empty() {
             judged = self.hooks.judge(Some(&mut grads), loss, module)?;

@@ -40,8 +40,8 @@ pub(crate) fn data_of<const D: usize>(
     words: impl IntoIterator<Item = u32>,
     shape: [usize; D],
 ) -> TensorData {
-    let bytes = words.into_iter().flat_map(u32::to_ne_bytes);
-    TensorData::from_bytes_vec(bytes.collect(), shape, DType::F32)
+    let floats = words.into_iter().map(f32::from_bits);
+    TensorData::new(floats.collect(), shape)
 }
 
 /// Words on a device. Does not wait for it.

@@ -11,9 +11,6 @@ pub(super) const LANES: usize = 16;
 
 /// What not every CPU has, and the compiler does not find by itself.
 pub(super) trait Cpu: Copy {
-    /// Whether a product and a sum are one instruction, which rounds once.
-    const FUSES: bool;
-
     fn widen_f16(self, halves: &[f16; LANES]) -> [f32; LANES];
 
     fn narrow_f16(self, values: [f32; LANES]) -> [f16; LANES];
@@ -37,6 +34,14 @@ pub(super) trait Cpu: Copy {
     #[inline(always)]
     fn whole<T: Pod>(self, group: [T; LANES]) -> [T; LANES] {
         group
+    }
+
+    /// Adds the squares, each sum rounded once or twice.
+    #[inline(always)]
+    fn add_squares(self, sums: &mut [f32; LANES], values: [f32; LANES]) {
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum += value * value;
+        }
     }
 
     /// Writes a group that will not be read soon, past the caches if that is possible: a line that is written whole need not
@@ -73,8 +78,6 @@ pub(super) fn run<W: Work>(work: W) -> W::Output {
 pub(super) struct Portable;
 
 impl Cpu for Portable {
-    const FUSES: bool = false;
-
     #[inline(always)]
     fn widen_f16(self, halves: &[f16; LANES]) -> [f32; LANES] {
         // The exponent's bias is 15 in f16 and 127 in f32.
@@ -127,8 +130,6 @@ mod x86 {
     }
 
     impl Cpu for Avx2 {
-        const FUSES: bool = true;
-
         #[inline(always)]
         fn widen_f16(self, halves: &[f16; LANES]) -> [f32; LANES] {
             // SAFETY: the CPU has F16C, or there were no `self`.
@@ -170,6 +171,18 @@ mod x86 {
                 let packed = _mm256_packus_epi32(rounded(low), rounded(high));
                 _mm256_permute4x64_epi64::<0b11_01_10_00>(packed)
             })
+        }
+
+        /// By name: of `mul_add` the compiler makes half as wide instructions, in some loops.
+        #[inline(always)]
+        fn add_squares(self, sums: &mut [f32; LANES], values: [f32; LANES]) {
+            let values: [__m256; LANES / 8] = bytemuck::cast(values);
+            let mut all: [__m256; LANES / 8] = bytemuck::cast(*sums);
+            for (sum, value) in all.iter_mut().zip(values) {
+                // SAFETY: the CPU has FMA, or there were no `self`.
+                *sum = unsafe { _mm256_fmadd_ps(value, value, *sum) };
+            }
+            *sums = bytemuck::cast(all);
         }
 
         #[inline(always)]
@@ -220,21 +233,19 @@ pub(super) trait Value: Element + Pod + Default + Into<f64> {
 pub(super) trait Real:
     Value<Real = Self> + Add<Output = Self> + AddAssign + Mul<Output = Self>
 {
-    /// Adds the square of a value.
+    /// Adds the squares of a group.
     #[inline(always)]
-    fn add_square<C: Cpu>(&mut self, value: Self) {
-        *self += value * value;
+    fn add_squares<C: Cpu>(_: C, sums: &mut [Self; LANES], values: [Self; LANES]) {
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum += value * value;
+        }
     }
 }
 
 impl Real for f32 {
     #[inline(always)]
-    fn add_square<C: Cpu>(&mut self, value: f32) {
-        *self = if C::FUSES {
-            value.mul_add(value, *self)
-        } else {
-            *self + value * value
-        };
+    fn add_squares<C: Cpu>(cpu: C, sums: &mut [f32; LANES], values: [f32; LANES]) {
+        cpu.add_squares(sums, values);
     }
 }
 

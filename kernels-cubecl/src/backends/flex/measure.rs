@@ -35,11 +35,8 @@ impl<T: Value> Sums<T> {
             self.zeros[i] += (a == zero).into();
             self.zeros[i] += (b == zero).into();
         }
-        let [first, second] = &mut self.squares;
-        let (a, b) = (T::widen(cpu, a), T::widen(cpu, b));
-        for i in 0..LANES {
-            first[i].add_square::<C>(a[i]);
-            second[i].add_square::<C>(b[i]);
+        for (squares, group) in self.squares.iter_mut().zip([a, b]) {
+            T::Real::add_squares(cpu, squares, T::widen(cpu, group));
         }
     }
 }

@@ -106,24 +106,26 @@ fn is_narrow(dtype: DType) -> bool {
 }
 
 /// The same of Burn's operations: the value without its graph, less a zero whose gradient is multiplied. Where `tensor`
-/// is not finite there is no such zero, and the gradient passes as it is.
+/// is not finite there is no such zero, and the gradient passes as it is. Flat, so that it is compiled for one rank.
 fn composed<const D: usize>(
     tensor: Tensor<D>,
     dtype: FloatDType,
     ratio: f64,
     scale: Option<Tensor<1>>,
 ) -> Tensor<D> {
+    let shape = tensor.shape();
+    let tensor = tensor.reshape([shape.num_elements()]);
     // A leaf that is detached is a leaf again.
     let value = tensor.clone().detach().set_require_grad(false);
     let wide = value.clone().cast(FloatDType::F32);
     let finite = wide.clone().is_finite();
     let zero = wide - tensor.clone().cast(FloatDType::F32);
     let zero = match scale {
-        Some(scale) => zero * scale.mul_scalar(ratio).expand([1; D]),
+        Some(scale) => zero * scale.mul_scalar(ratio),
         None => zero.mul_scalar(ratio),
     };
     let sum = value.cast(dtype) - zero.cast(dtype);
-    tensor.cast(dtype).mask_where(finite, sum)
+    tensor.cast(dtype).mask_where(finite, sum).reshape(shape)
 }
 
 /// What a [`scaled_cast`](crate::scaled_cast) multiplies gradients by: a number of the host, or one that only the device knows.

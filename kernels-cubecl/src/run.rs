@@ -136,7 +136,8 @@ pub(crate) fn run_list(
     let has_kernels = list.has_kernels && list.tensors.iter().all(has_kernels);
     // Burn 0.22.1 gets f64 wrong in reductions and fused operations there.
     let is_moved = !has_kernels && list.has_kernels && is_cube(first);
-    let tensors: Vec<_> = list.tensors.into_iter().chain(last).collect();
+    let mut tensors = list.tensors;
+    tensors.extend(last);
     Ok(match is_moved {
         true => (run(true, moved(tensors, &flex(&home)?), job), Some(home)),
         false => (run(has_kernels, tensors, job), None),

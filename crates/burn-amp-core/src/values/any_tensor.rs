@@ -90,11 +90,12 @@ impl AnyTensor {
     }
 
     /// The same values on another device.
-    pub fn moved_to(self, device: &Device) -> Self {
-        match self.device() == *device {
-            true => self,
-            false => self.map(|tensor| tensor.to_device(device)),
+    #[inline]
+    pub fn moved_to(mut self, device: &Device) -> Self {
+        if self.device() != *device {
+            self.handle = self.handle.to_device(device);
         }
+        self
     }
 
     /// The same in `dtype` and on `device`. What is narrower is moved.
@@ -107,7 +108,11 @@ impl AnyTensor {
 
     /// The values in memory that nothing else holds.
     pub fn copied(self) -> Self {
-        with_rank!(self.rank, D => Self::with_graph(copied(self.into_tensor::<D>())), rank => no_such(rank))
+        let shape = self.shape();
+        match self.clone().flat() {
+            Some(values) => self.map(|_| copied(values).reshape(shape)),
+            None => self,
+        }
     }
 
     /// As [`map`](Self::map), in f32 for f16 and bf16: a scalar would be rounded to the tensor's dtype, where 1e-8 is zero and 1/60000
@@ -137,13 +142,10 @@ impl AnyTensor {
         factor: Factor,
         watch: Option<&Watch>,
     ) -> Self {
-        with_rank!(self.rank, D => {
-            let tensor = self.into_tensor::<D>();
-            Self::with_graph(match watch {
-                Some(watch) => watched_cast(tensor, dtype, factor, watch),
-                None => scaled_cast(tensor, dtype, factor),
-            })
-        }, rank => no_such(rank))
+        self.map(|tensor| match watch {
+            Some(watch) => watched_cast(tensor, dtype, factor, watch),
+            None => scaled_cast(tensor, dtype, factor),
+        })
     }
 
     /// All values in one row; none if there are none.

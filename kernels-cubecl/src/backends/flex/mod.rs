@@ -68,12 +68,23 @@ fn floats(floats: impl Iterator<Item = f64>) -> FlexTensor {
 }
 
 /// Works on each tensor of the list, and in the order of the list on the results.
-fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Send + Sync) -> Vec<R> {
+fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Sync) -> Vec<R> {
     let elements = |tensor: &FlexTensor| tensor.layout().num_elements();
     if tensors.iter().map(elements).sum::<usize>() < PARALLEL {
         return tensors.into_iter().map(work).collect();
     }
-    tensors.into_par_iter().map(work).collect()
+    let work = &work;
+    let share = |tensor| -> Share<'_, R> { Box::new(move || work(tensor)) };
+    shared(tensors.into_iter().map(share).collect())
+}
+
+/// What one thread does of the work.
+type Share<'a, R> = Box<dyn FnOnce() -> R + Send + 'a>;
+
+/// Several threads do the shares; the results are in their order. Boxes, so that Rayon is compiled once for each result
+/// and not for each dtype and formula, which was most of what this crate took to build.
+fn shared<R: Send>(shares: Vec<Share<'_, R>>) -> Vec<R> {
+    shares.into_par_iter().map(|share| share()).collect()
 }
 
 fn pass(tensors: Vec<FlexTensor>, factor: Scaling<FlexTensor>, edge: f32) -> Vec<FlexTensor> {

@@ -3,12 +3,12 @@
 use burn::tensor::ElementConversion;
 use burn_flex::FlexTensor;
 use burn_std::Bytes;
-use rayon::prelude::*;
 
 use super::{
+    Share,
     cpu::{Cpu, LANES, Real, Value, Work, run},
     measure::{Found, Pair, Sums, join, pairs},
-    memory, value,
+    memory, shared, value,
 };
 use crate::{
     histogram::{BINS, ExponentHistogram},
@@ -208,16 +208,15 @@ fn not_finite<T: Value>(block: &[T]) -> u64 {
 }
 
 /// What is found in each chunk of a tensor, by several threads if there is enough to do.
-fn by_chunk<T: Value, R: Send>(
-    mut tensor: FlexTensor,
-    work: impl Fn(&[T]) -> R + Send + Sync,
-) -> Vec<R> {
+fn by_chunk<T: Value, R: Send>(mut tensor: FlexTensor, work: impl Fn(&[T]) -> R + Sync) -> Vec<R> {
     make_whole(&mut tensor);
     let values: &[T] = tensor.storage();
-    match values.len() <= CHUNK {
-        true => vec![work(values)],
-        false => values.par_chunks(CHUNK).map(work).collect(),
+    if values.len() <= CHUNK {
+        return vec![work(values)];
     }
+    let work = &work;
+    let share = |chunk| -> Share<'_, R> { Box::new(move || work(chunk)) };
+    shared(values.chunks(CHUNK).map(share).collect())
 }
 
 /// In the order of the chunks: the same sum on every run, whichever thread was first.
@@ -237,7 +236,7 @@ fn make<S: Value, T: Value, const MEASURED: bool, const BLENDED: bool>(
     formula: Formula<T::Real, MEASURED, BLENDED>,
 ) -> TensorStatus {
     let streams = MEASURED && size_of_val(target) >= STREAMED;
-    let chunk = |(at, target): (usize, _)| {
+    let chunk = |at: usize, target| {
         let source = source.map(|source| &source[at * CHUNK..]);
         run(Make {
             source,
@@ -246,13 +245,13 @@ fn make<S: Value, T: Value, const MEASURED: bool, const BLENDED: bool>(
             streams,
         })
     };
-    match target.len() <= CHUNK {
-        true => chunk((0, target)),
-        false => {
-            let chunks = target.par_chunks_mut(CHUNK).enumerate();
-            joined(chunks.map(chunk).collect())
-        }
+    if target.len() <= CHUNK {
+        return chunk(0, target);
     }
+    let share = |(at, target)| -> Share<'_, TensorStatus> { Box::new(move || chunk(at, target)) };
+    joined(shared(
+        target.chunks_mut(CHUNK).enumerate().map(share).collect(),
+    ))
 }
 
 /// The product with a factor: in place where the dtype stays and nobody else holds the buffer, and else in new memory, in

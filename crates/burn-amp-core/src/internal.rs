@@ -18,10 +18,10 @@ pub use crate::{
     update::Update,
     update::masters::{BurnsState, Masters, WithMaster, masters_of},
     update::module_optim::FRESH,
-    values::any_tensor::{AnyTensor, copied, gradient},
+    values::any_tensor::{AnyTensor, copied},
     values::dtype::{is_half, working_dtype},
     values::module_path::{
-        ModulePath, Parameter, SCOPED, distinct_ids, distinct_parameters, parameters, replaced,
+        ModulePath, Parameter, SCOPED, distinct_parameters, ids_with_gradient, parameters, replaced,
     },
     values::param_tensors::{ParamTensor, ParamTensors},
 };

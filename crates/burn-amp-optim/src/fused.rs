@@ -20,7 +20,7 @@ pub use self::pass::PASSES;
 use self::{rule::FusedConfig, single::Single};
 use burn_amp_core::{
     AmpError, ModuleOptim,
-    internal::{Factors, ParamTensors, Update, distinct_ids, gradient, masters_of, replaced},
+    internal::{Factors, ParamTensors, Update, ids_with_gradient, masters_of, replaced},
 };
 
 /// Burn's SGD, with momentum and Nesterov's, in one pass: see [`Fused`].
@@ -159,10 +159,8 @@ pub fn one_pass<M: Module>(
         decides,
         factors,
     } = update;
-    // Those that have a gradient, in the order in which Burn steps them. Of one that two modules share it steps the first.
-    let mut order = distinct_ids(&module);
-    order.retain(|(id, rank)| gradient(&grads, *id, *rank).is_some());
-    let ids: Vec<_> = order.into_iter().map(|(id, _)| id).collect();
+    // Of a parameter that two modules share, Burn steps the first.
+    let ids = ids_with_gradient(&module, &grads);
     let factor = |id| factors.get(id).copied().unwrap_or(1.0);
     let factors = ids.iter().map(factor).collect();
     let step = || optim.step(lr, module, grads);

@@ -2,6 +2,7 @@
 
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
+    optim::GradientsParams,
     tensor::{Shape, Tensor},
 };
 use std::collections::HashSet;
@@ -86,11 +87,12 @@ pub fn distinct_parameters<M: Module>(module: &M) -> Vec<Parameter> {
     list
 }
 
-/// The ids and ranks of the float parameters, each once, in the order in which Burn steps them: without the handles of [`parameters`].
-pub fn distinct_ids<M: Module>(module: &M) -> Vec<(ParamId, usize)> {
-    let mut ids = Ids::default();
-    module.visit(&mut ids);
-    ids.list
+/// The ids of the parameters that have a gradient, each once, in the order in which Burn steps them: without the handles of [`parameters`].
+pub fn ids_with_gradient<M: Module>(module: &M, grads: &GradientsParams) -> Vec<ParamId> {
+    let (seen, ids) = (HashSet::new(), Vec::new());
+    let mut found = WithGradient { grads, seen, ids };
+    module.visit(&mut found);
+    found.ids
 }
 
 /// The module with other values where `value` gives one of the parameter's rank, on whatever device. It is asked at each place of a parameter
@@ -162,16 +164,16 @@ impl ModuleVisitor for List {
     }
 }
 
-#[derive(Default)]
-struct Ids {
+struct WithGradient<'a> {
+    grads: &'a GradientsParams,
     seen: HashSet<ParamId>,
-    list: Vec<(ParamId, usize)>,
+    ids: Vec<ParamId>,
 }
 
-impl ModuleVisitor for Ids {
+impl ModuleVisitor for WithGradient<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.seen.insert(param.id) {
-            self.list.push((param.id, D));
+        if self.grads.get::<D>(param.id).is_some() && self.seen.insert(param.id) {
+            self.ids.push(param.id);
         }
     }
 }

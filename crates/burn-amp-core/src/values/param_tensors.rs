@@ -11,8 +11,8 @@ use crate::values::any_tensor::AnyTensor;
 /// What is kept of a parameter: on its device, or as it was loaded, until its device is known.
 #[derive(Clone)]
 pub enum ParamTensor {
-    /// Boxed, as a handle is large and what was loaded is small.
-    Live(Box<AnyTensor>),
+    /// On its device.
+    Live(AnyTensor),
     /// As a record has it.
     Stored(TensorData),
 }
@@ -44,6 +44,7 @@ impl ParamTensor {
 
     /// The tensor on `device`; none if it was loaded, in a rank that Burn's tensors cannot have. Nothing here holds its memory, unless a clone
     /// of this does.
+    #[inline]
     pub fn live(self, device: &Device) -> Option<AnyTensor> {
         match self {
             Self::Live(tensor) => Some(tensor.moved_to(device)),
@@ -53,23 +54,26 @@ impl ParamTensor {
 
     /// The tensor on `device`; none if its rank is not `D`.
     pub fn on<const D: usize>(self, device: &Device) -> Option<Tensor<D>> {
-        let fits = self.rank() == D;
-        Some(fits.then(|| self.live(device))??.into_tensor())
+        match self.rank() == D {
+            true => self.live(device).map(AnyTensor::into_tensor),
+            false => None,
+        }
     }
 
     /// The values. Waits for the device, or will where they are looked at (CubeCL reads then): hold the tensor until that is done, or a change in
     /// place shows.
     pub fn to_data(&self) -> TensorData {
         match self {
-            Self::Live(tensor) => AnyTensor::clone(tensor).into_data(),
+            Self::Live(tensor) => tensor.clone().into_data(),
             Self::Stored(data) => data.clone(),
         }
     }
 }
 
 impl From<AnyTensor> for ParamTensor {
+    #[inline]
     fn from(tensor: AnyTensor) -> Self {
-        Self::Live(Box::new(tensor))
+        Self::Live(tensor)
     }
 }
 

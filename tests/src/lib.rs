@@ -19,7 +19,7 @@ pub use bits::{
     Pack, Values, contents, f32s, gradients_by_path, numbers, pack, parameters, state, stored,
     values,
 };
-pub use child::{child, child_folder};
+pub use child::{child, child_folder, said_in_child};
 pub use files::Files;
 pub use fill::{address, device, fill, fill_with_ids, flex, gradients, random, wave};
 pub use log_max_again::LogMaxAgain;

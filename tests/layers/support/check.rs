@@ -1,7 +1,5 @@
 //! The life of a layer in half precision, beside the same layer in f32.
 
-use std::collections::BTreeMap;
-
 use super::*;
 
 /// How a layer runs inside `autocast`.
@@ -67,17 +65,25 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         tensor(self.shape, device)
     }
 
-    /// In f32, with the random numbers of every other run.
-    fn plain(&self, model: &M, input: Tensor<D>) -> Tensor<E> {
+    /// The device of a run, which draws the same random numbers in every run of a process that [`is_alone`]. In another, what draws any
+    /// would never be the same.
+    fn device(&self, input: &Tensor<D>) -> Device {
         let device = input.device();
-        device.seed(7);
+        if child_folder().is_some() {
+            device.seed(7);
+        }
+        device
+    }
+
+    /// In f32.
+    fn plain(&self, model: &M, input: Tensor<D>) -> Tensor<E> {
+        let device = self.device(&input);
         (self.forward)(model, input, &device)
     }
 
     /// As the list has it.
     fn scoped(&self, model: &M, input: Tensor<D>) -> Tensor<E> {
-        let device = input.device();
-        device.seed(7);
+        let device = self.device(&input);
         let half = DType::from(self.amp.dtype());
         let output = self.amp.autocast(input, |x| {
             let forward = |x| (self.forward)(model, x, &device);
@@ -174,18 +180,18 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         self.assert_close(&values(output.clone()), &expected, 1.0, "valid");
 
         // The record is that of the plain layer, in f32, and loads into it.
-        let bytes = model.clone().into_record().into_bytes().unwrap();
-        let of_plain = plain.into_record().into_bytes().unwrap();
-        assert_eq!(tensors(bytes.clone()), tensors(of_plain));
-        let record = ModuleRecord::from_bytes(bytes).unwrap();
+        let bytes = |model: M| model.into_record().into_bytes().unwrap();
+        let [of_plain, of_half] = [plain, model.clone()].map(bytes);
+        assert_eq!(tensors(of_half.clone()), tensors(of_plain));
+        let record = ModuleRecord::from_bytes(of_half).unwrap();
         let loaded = (self.init)(&flex()).load_record(record.clone());
-        assert_eq!(parameters(&loaded), parameters(&model));
+        assert_eq!(stored(&loaded), stored(&model));
         let again = self.plain(&loaded.valid(), self.input(&outside));
         assert_eq!(values(again), expected);
 
         // And into the layer in half precision, where nothing at all may differ.
         let resumed = self.amp.attach((self.init)(&flex())).load_record(record);
-        assert_eq!(parameters(&resumed), parameters(&model));
+        assert_eq!(stored(&resumed), stored(&model));
         let again = self.scoped(&resumed.valid(), self.input(&outside));
         assert_eq!(values(again), values(output));
     }
@@ -195,16 +201,6 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         let amp = &self.amp;
         assert!(error < tolerance, "{what}: off by {error} in {amp:?}");
     }
-}
-
-/// Shape and bytes of every parameter, by path; all must be stored in f32.
-fn parameters<M: Module>(module: &M) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
-    let found = burn_amp_tests::parameters(module).into_iter();
-    let values = found.map(|(path, (_, (dtype, shape, bytes)))| {
-        assert_eq!(dtype, DType::F32, "{path}");
-        (path, (shape, bytes))
-    });
-    values.collect()
 }
 
 /// The largest difference, relative to the largest magnitude.

@@ -88,7 +88,7 @@ fn optimizer(run: &Value) -> (ScaledOptimizer, f64) {
 /// `epsilon * (1 - c) / sqrt(v)`.
 fn add_epsilon(bound: &mut [f64; 10], run: &Trial, before: &[f64]) {
     let tensors = state(run.optim.optimizer()).tensors;
-    let moments = [2001, 2002].map(|id: u64| {
+    let moments = [2002, 2001].map(|id: u64| {
         let (_, (dtype, _, bytes)) = &tensors[&format!("{id}.momentum.moment_2")];
         f32s(*dtype, bytes)
     });

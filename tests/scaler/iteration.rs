@@ -2,20 +2,6 @@
 
 use burn_amp_tests::{prelude::*, trial::*};
 
-#[test]
-fn update_without_a_step_does_nothing() {
-    let mut run = ByHand::new(GradScalerConfig::new().with_growth_interval(2));
-    assert_eq!(run.scaler.update().unwrap(), None);
-    let outcome = run.try_iterate(ONES).unwrap();
-    assert_eq!(outcome, Some(StepOutcome::Stepped));
-    let state = |run: &ByHand| (run.scaler.schedule(), run.counters(), run.outcome());
-    let before = state(&run);
-    assert_eq!(run.scaler.update().unwrap(), None);
-    assert_eq!(run.scaler.update().unwrap(), None);
-    assert_eq!(state(&run), before);
-    assert_eq!(run.outcome(), outcome);
-}
-
 fn assert_update_missing(error: AmpError, parameter: &str) {
     let called = format!("`step` has already been called for parameter `{parameter}`");
     is_error(&error, "UpdateMissing", [&called, "update"]);
@@ -47,16 +33,19 @@ fn a_second_step_without_update_is_refused() {
     }
 }
 
-/// A skip is never invisible, whichever way the iteration ends.
+/// A skip is never invisible, whichever way the iteration ends. Extreme scales are printed shortly.
 #[test]
 fn a_skipped_step_is_logged() {
     type End = fn(&mut GradScaler) -> Result<Option<StepOutcome>, AmpError>;
-    let ends: [End; 2] = [GradScaler::update, |scaler| scaler.update_to(32768.0)];
-    let skipped =
-        "step skipped: gradients overflow, first in `bias`, at loss scale 65536, next 32768";
-    for end in ends {
-        let mut run = ByHand::at(65536.0);
-        for (values, expected) in [(BAD, vec![skipped]), (ONES, vec![])] {
+    let half: End = |scaler| scaler.update_to(32768.0);
+    for (scale, end, scales) in [
+        (65536.0, GradScaler::update as End, "65536, next 32768"),
+        (65536.0, half, "65536, next 32768"),
+        (2f64.powi(100), half, "1.2676506002282294e30, next 32768"),
+    ] {
+        let skipped = "step skipped: gradients overflow, first in `bias`, at loss scale";
+        let mut run = ByHand::at(scale);
+        for (values, expected) in [(BAD, vec![format!("{skipped} {scales}")]), (ONES, vec![])] {
             let messages = captured(Level::Info, || {
                 run.step(values).unwrap();
                 assert!(end(&mut run.scaler).unwrap().is_some());

@@ -14,11 +14,8 @@ fn trial(config: GradScalerConfig) -> Trial {
 fn discarded_before_the_end(mut discard: impl FnMut() -> Result<(), AmpError>) -> u32 {
     let mut ends = (0..1000).filter_map(|before| Some((before, discard().err()?)));
     let (before, error) = ends.next().expect("1000 discarded overflows and no end");
-    is_error(
-        &error,
-        "LossScaleExhausted",
-        ["after 51 skipped steps", "`bias`"],
-    );
+    let parts = ["after 51 skipped steps", "`bias`"];
+    is_error(&error, "LossScaleExhausted", parts);
     before
 }
 
@@ -170,8 +167,11 @@ fn a_verdict_counts_once() {
         let mut run = ByHand::new(config());
         step(&mut run);
         let skipped = (index < 4).then_some(StepOutcome::Skipped);
+        let state = |run: &ByHand| (run.scaler.schedule(), run.counters(), run.outcome());
         assert_eq!(run.scaler.update().unwrap(), skipped);
+        let before = state(&run);
         assert_eq!(run.scaler.update().unwrap(), None);
+        assert_eq!(state(&run), before);
         assert_eq!(run.scale(), 512.0);
         assert!(run.counters().discarded() <= 1);
     }
@@ -262,12 +262,9 @@ fn steps_without_gradients_warn_once() {
     run.model = run.model.no_grad();
     let messages = captured(Level::Warn, || {
         for _ in 0..3 {
-            drop(
-                run.optim
-                    .scaler()
-                    .scale(Tensor::<1>::ones([1], &Device::flex())),
-            );
-            let nothing = run.optim.scaler().scaled(GradientsParams::new());
+            let scaler = run.optim.scaler();
+            drop(scaler.scale(Tensor::<1>::ones([1], &Device::flex())));
+            let nothing = scaler.scaled(GradientsParams::new());
             run.take(nothing.unwrap());
         }
     });
@@ -287,12 +284,4 @@ fn finite_gradients_under_a_loss_that_is_not_warn_once() {
             assert_eq!(run.values()[9], -f64::from(step));
         }
     });
-}
-
-#[test]
-fn extreme_scales_are_printed_shortly() {
-    let mut run = ByHand::at(2f64.powi(100));
-    let messages = captured(Level::Info, || _ = run.iterate(BAD));
-    assert!(messages[0].len() < 150, "{messages:?}");
-    says(&messages[0], ["1.2676506002282294e30"]);
 }

@@ -19,7 +19,7 @@ pub fn values_that(overflow: bool) -> [f64; 10] {
     if overflow { BAD } else { ONES }
 }
 
-/// Ten values in two parameters, with ids that are the same in every run.
+/// Ten values in two parameters, with ids that are the same in every run, and in another order than the module's.
 #[derive(Module, Debug)]
 pub struct Pair {
     /// The first six: `[2, 3]`.
@@ -44,8 +44,8 @@ impl Pair {
     pub fn new(values: [f64; 10], device: &Device, dtype: DType) -> Self {
         let (weight, bias) = tensors(values, device, dtype);
         Self {
-            weight: Param::initialized(ParamId::from(2001), weight.require_grad()),
-            bias: Param::initialized(ParamId::from(2002), bias.require_grad()),
+            weight: Param::initialized(ParamId::from(2002), weight.require_grad()),
+            bias: Param::initialized(ParamId::from(2001), bias.require_grad()),
         }
     }
 

@@ -104,18 +104,3 @@ fn values_are_rounded_to_nearest() {
     let tokens = Tensor::<2, Int>::from_data([[0, 4]], &Device::flex());
     assert_eq!(half.forward(tokens).dtype(), DType::F16);
 }
-
-/// `MixedPrecision` may be on the model already. What a scope says of such parameters is in `border/refusals.rs`; `to_full` makes them
-/// train there again.
-#[test]
-fn a_model_with_mixed_precision_can_be_converted() {
-    let amp = MixedPrecision::bf16();
-    let half = half(amp.attach(net(&flex())));
-    assert_eq!(half.head.weight.base().dtype(), DType::F16);
-    assert_eq!(half.head.weight.val().dtype(), DType::F16);
-    let input = Tensor::<2>::ones([2, 8], &flex());
-    let forward = |net: &Net| amp.try_autocast(input.clone(), |x| net.head.forward(x));
-    let error = forward(&half).unwrap_err();
-    is_error(&error, "HalfPrecisionLeaf", ["`head.weight`"]);
-    assert!(forward(&to_full(half)).unwrap().is_tracked());
-}

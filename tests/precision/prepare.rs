@@ -50,15 +50,3 @@ fn models_and_optimizers_of_any_kind() {
     let (mut one, mut other) = (adam(), adam());
     steps(linear(), [&mut one, &mut other], |m, x| m.forward(x));
 }
-
-/// Half precision without an optimizer, and the plain model outside.
-#[test]
-fn a_model_without_an_optimizer() {
-    let amp = MixedPrecision::f16();
-    let (plain, model) = (linear().no_grad(), amp.attach(linear().no_grad()));
-    let input = || random::<2>(0, [1, 4], &Device::flex());
-    let dtype = amp.autocast(input(), |x| model.forward(x).dtype() == DType::F16);
-    assert!(dtype);
-    let outputs = [model, plain].map(|model| values(model.forward(input())));
-    assert_eq!(outputs[0], outputs[1]);
-}

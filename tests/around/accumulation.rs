@@ -58,13 +58,8 @@ fn play(run: &mut Trial, calls: &str) -> String {
 /// Steps, skipped ones, dropped micro-batches, skips in a row.
 fn counts(run: &Trial) -> [u64; 4] {
     let counters = run.counters();
-    let [steps, skipped] = [counters.steps(), counters.skipped()];
-    [
-        steps,
-        skipped,
-        counters.dropped(),
-        counters.consecutive_skips(),
-    ]
+    let (dropped, row) = (counters.dropped(), counters.consecutive_skips());
+    [counters.steps(), counters.skipped(), dropped, row]
 }
 
 /// Under a scaler that is disabled, too, whatever the dtype.

@@ -139,20 +139,3 @@ fn an_open_window_is_cloned_and_loaded_and_each_goes_its_own_way() {
         assert!(ends[0] != before && ends.iter().all(|end| *end == ends[0]));
     }
 }
-
-/// Sums that came from a file meet the model first when they are used.
-#[test]
-fn loaded_sums_of_another_dtype_are_refused_and_stay() {
-    for rule in RULES {
-        let mut donor = configured(rule).with_dtype(DType::F64);
-        donor.step(ONES);
-        let mut run = configured(rule);
-        run.optim.load_record(donor.optim.to_record()).unwrap();
-        let before = contents(&mut run.optim);
-        let flushed = run.optim.try_flush(1.0, run.model.clone());
-        for error in [flushed.unwrap_err().error, run.refused(ONES)] {
-            is_error(&error, "ForeignRecord", ["`weight`", "F64", "F32"]);
-        }
-        assert_eq!(contents(&mut run.optim), before);
-    }
-}

@@ -75,11 +75,8 @@ fn a_dry_run_refuses_what_would_not_train_in_half_precision() {
         autocast(hidden, |x| m.forward(x)).mean()
     });
     for checked in [free, partly] {
-        is_error(
-            &checked.map(drop).unwrap_err(),
-            "NoScope",
-            ["free `autocast`"],
-        );
+        let error = checked.map(drop).unwrap_err();
+        is_error(&error, "NoScope", ["free `autocast`"]);
     }
 
     let chain = amp.check(&two_gains, |(first, second)| {

@@ -47,12 +47,7 @@ fn ids_trainability_and_device_stay() {
     let device = flex().gradient_checkpointing();
     let mut net = net(&device);
     net.hidden = net.hidden.no_grad();
-    let ids = |net: &Net| {
-        let parameters = parameters(net).into_iter();
-        parameters
-            .map(|(path, (id, _))| (path, id))
-            .collect::<Vec<_>>()
-    };
+    let ids = |net: &Net| -> Vec<u64> { parameters(net).values().map(|(id, _)| *id).collect() };
     let there = half(net.clone());
     for converted in [there.clone(), to_full(there)] {
         assert_eq!(ids(&converted), ids(&net));

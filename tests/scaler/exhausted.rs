@@ -8,7 +8,8 @@ fn config() -> GradScalerConfig {
 
 /// Overflows until the run ends; how many steps were skipped before, and the error.
 fn overflow_until_the_end(run: &mut ByHand) -> (u64, AmpError) {
-    let ends = |skips| run.try_iterate(BAD).err().map(|error| (skips, error));
+    let mut iterate = || run.step(BAD).and_then(|()| run.scaler.update());
+    let ends = |skips| iterate().err().map(|error| (skips, error));
     (0..1000).find_map(ends).expect("1000 skips and no end")
 }
 

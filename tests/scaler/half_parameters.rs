@@ -31,12 +31,8 @@ fn a_plain_optimizer_refuses_half_precision_parameters() {
         let error = run.step(ONES).unwrap_err();
         let start = format!("parameter `weight` is {dtype:?} but its unscaled gradient is F32");
         is_error(&error, "HalfPrecisionParameter", [start.as_str()]);
-        let masters = "MasterWeights";
-        says(
-            &error,
-            [masters, "MixedPrecision", "parameter_dtype_gradients"],
-        );
-
+        says(&error, ["MasterWeights", "MixedPrecision"]);
+        says(&error, ["parameter_dtype_gradients"]);
         assert!(run.optim.to_record().is_empty());
         assert_eq!(run.counters(), StepCounters::default());
         assert_eq!((run.outcome(), run.scaler.last_status()), (None, None));
@@ -49,12 +45,8 @@ fn a_plain_optimizer_refuses_half_precision_parameters() {
 /// One half-precision parameter among others is found wherever it is; without a gradient it is no obstacle.
 #[test]
 fn one_half_precision_parameter_among_others() {
-    let half = Tensor::<1>::ones([2], (&flex(), DType::BF16));
-    let (full, half) = (
-        trial(DType::F32, 1.0, false).model,
-        Param::from_tensor(half),
-    );
-    let mut run = ByHand::of((full, half), at_scale(1.0));
+    let half = Param::from_tensor(Tensor::<1>::ones([2], (&flex(), DType::BF16)));
+    let mut run = ByHand::of((trial(DType::F32, 1.0, false).model, half), at_scale(1.0));
     for has_gradient in [false, true] {
         let mut grads = run.model.0.plain(ONES);
         if has_gradient {

@@ -16,6 +16,8 @@ fn a_second_step_without_update_is_refused() {
         let before = state(&run);
         for again in [ONES, BAD] {
             assert_update_missing(run.step(again).unwrap_err(), "weight");
+            let observed = run.scaler.observe(&run.unscaled(again));
+            assert_update_missing(observed.unwrap_err(), "weight");
         }
         // Any parameter in common is a second step for it, be it the first of the module or not.
         let mut grads = run.model.plain(ONES);
@@ -29,7 +31,8 @@ fn a_second_step_without_update_is_refused() {
         // After the update it is welcome; the refused ones have left no trace.
         let outcome = run.scaler.update().unwrap();
         assert_eq!(outcome, Some(burn_amp_tests::outcome(overflow)));
-        run.step(ONES).unwrap();
+        let observed = run.scaler.observe(&run.unscaled(ONES));
+        assert_eq!(observed, Ok(StepOutcome::Stepped));
     }
 }
 

@@ -87,44 +87,35 @@ fn dropped_gradients_teach_the_scale() {
     assert_eq!(run.scaler.update().unwrap(), None);
 }
 
-/// The next loss has the lower scale already.
+/// The next loss has the scale that an overflow leaves, or a finite gradient that counts towards growth. A disabled scaler scales nothing.
 #[test]
-fn a_loss_after_a_dropped_overflow_is_scaled_by_less() {
-    let mut run = trial(config());
-    let scales = [(); 8].map(|()| {
+fn a_loss_after_dropped_gradients_has_the_next_scale() {
+    let (growing, disabled) = (
+        config().with_growth_interval(1),
+        config().with_enabled(false),
+    );
+    for (config, factor, exponents) in [
         // Infinite in f32 at each scale above 16.
-        let grads = run.backward((run.model.bias.val() * 2e37).sum());
-        let scale = grads.loss_scale();
-        let grads = run.optim.unscale(grads, &run.model).unwrap();
-        if !grads.has_overflow() {
-            run.optim.step(0.0, run.model.clone(), grads);
-        }
-        scale
-    });
-    let expected = [10, 9, 8, 7, 6, 5, 4, 4].map(|exponent| 2f32.powi(exponent));
-    assert_eq!(scales, expected);
-    let counters = run.counters();
-    assert_eq!((counters.discarded(), counters.stepped()), (6, 2));
-    // The next call sees a drop: one more loss has been scaled by then.
-    let dropped = discarded_before_the_end(|| {
-        let grads = run.optim.unscale(run.scaled(BAD), &run.model);
-        grads.map(drop)
-    });
-    assert_eq!(dropped, 51);
-
-    // Clean gradients that are dropped count towards growth, and a disabled scaler scales nothing.
-    let growing = config().with_growth_interval(1);
-    let disabled = config().with_enabled(false);
-    for (config, expected) in [(growing, [1024.0, 2048.0, 4096.0]), (disabled, [1.0; 3])] {
+        (config(), 2e37, [10, 9, 8, 7, 6, 5, 4, 4]),
+        (growing, 1.0, [10, 11, 12, 13, 14, 15, 16, 17]),
+        (disabled, 1.0, [0; 8]),
+    ] {
         let mut run = trial(config);
-        let scales = [(); 3].map(|()| {
-            let grads = run.backward(run.model.bias.val().sum());
+        let scales = [(); 8].map(|()| {
+            let grads = run.backward((run.model.bias.val() * factor).sum());
             let scale = grads.loss_scale();
             drop(run.optim.unscale(grads, &run.model).unwrap());
             scale
         });
-        assert_eq!(scales, expected);
+        assert_eq!(scales, exponents.map(|exponent| 2f32.powi(exponent)));
     }
+    // The next call sees a drop: one more loss has been scaled by then.
+    let mut run = trial(config());
+    let dropped = discarded_before_the_end(|| {
+        let grads = run.optim.unscale(run.scaled(BAD), &run.model);
+        grads.map(drop)
+    });
+    assert_eq!((dropped, run.counters().discarded()), (51, 51));
 }
 
 /// A loop that leaves `update` out with its step never learns.

@@ -25,21 +25,6 @@ pub struct Pack {
 }
 
 impl Pack {
-    /// The state of the optimizer around which masters are kept, under the names that it has alone.
-    pub fn unwrapped(self) -> Self {
-        fn unwrapped<V>(values: BTreeMap<String, V>) -> BTreeMap<String, V> {
-            let named = values.into_iter();
-            let named = named.map(|(name, value)| (name.replace(".inner.", "."), value));
-            named.collect()
-        }
-
-        Self {
-            tensors: unwrapped(self.tensors),
-            scalars: unwrapped(self.scalars),
-            metadata: self.metadata,
-        }
-    }
-
     /// The burnpack as it is, whatever its checksum says.
     pub fn into_bytes(self) -> Bytes {
         let tensors = self.tensors.into_iter();

@@ -243,15 +243,10 @@ impl ByHand {
         full.unwrap()
     }
 
-    /// A whole iteration, or the error that ends the run.
-    pub fn try_iterate(&mut self, values: [f64; 10]) -> Result<Option<StepOutcome>, AmpError> {
-        self.step(values)?;
-        self.scaler.update()
-    }
-
     /// A whole iteration; the scale after it.
     pub fn iterate(&mut self, values: [f64; 10]) -> f32 {
-        self.try_iterate(values).unwrap();
+        self.step(values).unwrap();
+        self.scaler.update().unwrap();
         self.scale()
     }
 

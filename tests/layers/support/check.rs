@@ -11,7 +11,7 @@ pub enum Runs {
     InF32,
 }
 
-/// Checks a layer in f16 and in bf16.
+/// Checks a layer in f16 and in bf16: trains it, and compares all that comes out of it with the layer in f32.
 ///
 /// `forward` gets an input of values in (-1, 1). What else it needs it makes on the device it is given.
 pub fn each_precision<M: Module, const D: usize, const E: usize>(
@@ -19,7 +19,6 @@ pub fn each_precision<M: Module, const D: usize, const E: usize>(
     init: impl Fn(&Device) -> M,
     shape: [usize; D],
     forward: impl Fn(&M, Tensor<D>, &Device) -> Tensor<E>,
-    check: impl Fn(&Layer<'_, M, D, E>),
 ) {
     // Rounding is 2^-11 and 2^-8; layers add it up.
     for (dtype, tolerance) in [(FloatDType::F16, 1e-2), (FloatDType::BF16, 6e-2)] {
@@ -33,11 +32,14 @@ pub fn each_precision<M: Module, const D: usize, const E: usize>(
             forward: &forward,
         };
         layer.refuse();
-        check(&layer);
+        let (plain, model, trained) = layer.compare();
+        if !trained.is_empty() {
+            layer.train(plain, model, trained);
+        }
     }
 }
 
-pub struct Layer<'a, M, const D: usize, const E: usize> {
+struct Layer<'a, M, const D: usize, const E: usize> {
     runs: Runs,
     amp: MixedPrecision,
     tolerance: f32,
@@ -47,20 +49,6 @@ pub struct Layer<'a, M, const D: usize, const E: usize> {
 }
 
 impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
-    /// Trains it, and compares all that comes out of it with the layer in f32.
-    pub fn lives(&self) {
-        let (plain, model, trained) = self.compare();
-        if !trained.is_empty() {
-            self.train(plain, model, trained);
-        }
-    }
-
-    /// The same without parameters. Apart, because all that trains would be compiled for each layer.
-    pub fn has_no_parameters(&self) {
-        let (.., trained) = self.compare();
-        assert!(trained.is_empty(), "{trained:?}");
-    }
-
     fn input(&self, device: &Device) -> Tensor<D> {
         tensor(self.shape, device)
     }
@@ -203,15 +191,12 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
     }
 }
 
-/// The largest difference, relative to the largest magnitude.
+/// The largest difference, relative to the largest magnitude. A NaN is larger than any.
 fn relative_error(actual: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(actual.len(), expected.len());
-    let error = |(a, b): (&f32, &f32)| (a - b).abs();
-    let largest = expected.iter().fold(0.0, |max: f32, v| max.max(v.abs()));
-    let errors = actual.iter().zip(expected).map(error);
-    // `f32::max` would drop a NaN.
-    let worse = |max: f32, e: f32| if max.is_nan() || e <= max { max } else { e };
-    errors.fold(0.0, worse) / largest
+    let errors = actual.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    let largest = expected.iter().map(|value| value.abs());
+    errors.max_by(f32::total_cmp).unwrap() / largest.max_by(f32::total_cmp).unwrap()
 }
 
 /// Names of the tensors in a record, all of which must be f32.

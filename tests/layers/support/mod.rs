@@ -19,7 +19,7 @@ pub fn tensor<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
 }
 
 /// A list of layers, with a test for each line: its type, how it runs, how it is built, the shape of its input, and its
-/// forward pass, if that takes more than the input. What is built without a device has no parameters.
+/// forward pass, if that takes more than the input.
 macro_rules! layers {
     ($($name:ident: $layer:literal, $runs:ident, |$device:tt| $init:expr, $shape:expr $(, $forward:expr)?;)*) => {
         /// What is listed here, and how it runs.
@@ -29,23 +29,12 @@ macro_rules! layers {
         $(
             #[test]
             fn $name() {
-                use $crate::layers::support::{Runs, check_of, each_precision, forward, is_alone};
+                use $crate::layers::support::{Runs, each_precision, forward, is_alone};
                 if is_alone($layer, module_path!(), stringify!($name)) {
-                    each_precision(
-                        Runs::$runs, |$device| $init, $shape, forward!($($forward)?), check_of!($device)
-                    );
+                    each_precision(Runs::$runs, |$device| $init, $shape, forward!($($forward)?));
                 }
             }
         )*
-    };
-}
-
-macro_rules! check_of {
-    (_) => {
-        |layer| layer.has_no_parameters()
-    };
-    ($device:ident) => {
-        |layer| layer.lives()
     };
 }
 
@@ -58,4 +47,4 @@ macro_rules! forward {
     };
 }
 
-pub(crate) use {check_of, forward, layers};
+pub(crate) use {forward, layers};

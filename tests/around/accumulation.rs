@@ -250,11 +250,9 @@ fn parameters_may_lack_a_gradient_in_some_micro_batches() {
     for rule in RULES {
         let mut run = window(2, rule);
         let [mut first, mut second] = [0, 1].map(|k| run.scaled(micro(k)));
-        first.params_mut().remove::<1>(run.model.bias.id).unwrap();
-        second
-            .params_mut()
-            .remove::<2>(run.model.weight.id)
-            .unwrap();
+        let (weight, bias) = (run.model.weight.id, run.model.bias.id);
+        first.params_mut().remove::<1>(bias).unwrap();
+        second.params_mut().remove::<2>(weight).unwrap();
         run.take(first);
         run.take(second);
         let [first, second] = [expected([0], 0.5), expected([1], 0.5)];

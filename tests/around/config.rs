@@ -15,21 +15,6 @@ fn load(json: &str) -> ScaledOptimizerConfig {
     ScaledOptimizerConfig::load_binary(json.as_bytes()).unwrap_or_else(|e| panic!("{json}: {e}"))
 }
 
-#[test]
-fn by_default_there_is_nothing_around_the_step() {
-    let optim = init(&new()).unwrap();
-    assert!(optim.window().is_none() && optim.clipping().is_none() && optim.ema().is_none());
-    assert_eq!(optim.scaler().loss_scale(), 65536.0);
-    assert_eq!(optim.scaler().growth_interval(), 2000);
-    // Any optimizer will do, and its loss scale is that of the handle.
-    let config = new().with_accumulation(Some(AccumulationConfig::new(3)));
-    let amp = MixedPrecision::f16().with_scaler(at_scale(8.0)).unwrap();
-    let masters = MasterWeights::new(AdamConfig::new().build());
-    let optim = config.init(masters, &amp).unwrap();
-    assert!(optim.scaler().precision().unwrap().is(&amp));
-    assert_eq!(optim.window().unwrap().config().micro_batches, 3);
-}
-
 /// bf16 has no loss scale, unless the configuration has one. A file may leave both out, as those of before the precision was a setting.
 #[test]
 fn the_precision_of_a_file() {
@@ -44,8 +29,18 @@ fn the_precision_of_a_file() {
         let config = load(&load(text).to_string());
         let amp = config.precision().unwrap();
         assert_eq!((amp.dtype(), amp.loss_scale()), (dtype, scale), "{text}");
-        assert_eq!(init(&config).unwrap().scaler().loss_scale(), scale);
+        // And nothing around the step.
+        let optim = init(&config).unwrap();
+        assert!(optim.window().is_none() && optim.clipping().is_none() && optim.ema().is_none());
+        assert_eq!(optim.scaler().loss_scale(), scale);
     }
+    // Any optimizer will do, and its loss scale is that of the handle.
+    let config = new().with_accumulation(Some(AccumulationConfig::new(3)));
+    let amp = MixedPrecision::f16().with_scaler(at_scale(8.0)).unwrap();
+    let masters = MasterWeights::new(AdamConfig::new().build());
+    let optim = config.init(masters, &amp).unwrap();
+    assert!(optim.scaler().precision().unwrap().is(&amp));
+    assert_eq!(optim.window().unwrap().config().micro_batches, 3);
 }
 
 /// What cannot be used is not hidden by a file either, and the format of the others stays.

@@ -4,10 +4,6 @@ use crate::support::*;
 
 type Part = fn(&Gain, Tensor<1>) -> Tensor<1>;
 
-fn ones() -> Tensor<1> {
-    vector(&[1.0, 1.0])
-}
-
 fn gain(amp: &MixedPrecision) -> Gain {
     Gain::at(&[1.0, 0.5], amp)
 }

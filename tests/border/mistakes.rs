@@ -6,10 +6,6 @@ fn gain(amp: &MixedPrecision) -> Gain {
     Gain::at(&[2.0, 2.0], amp)
 }
 
-fn ones() -> Tensor<1> {
-    vector(&[1.0, 1.0])
-}
-
 /// Gradients would lack the loss scale that they are divided by.
 #[test]
 fn a_backward_pass_inside_the_closure_is_refused() {

@@ -31,8 +31,7 @@ fn one(part: Rescale) -> impl Fn(&Net, Tensor<1>) -> Tensor<1> {
 }
 
 fn output(run: &Run, forward: impl Fn(&Net, Tensor<1>) -> Tensor<1>) -> Tensor<1> {
-    run.amp
-        .autocast(vector(&[1.0, 1.0]), |x| forward(&run.model, x))
+    run.amp.autocast(ones(), |x| forward(&run.model, x))
 }
 
 /// Whether a step is taken (+) or skipped (-), the exponent of the scale after it, and those of the parts' factors.
@@ -122,7 +121,7 @@ fn a_scope_in_a_part() {
     for expected in ["-10: all 6", "-10: all 5", "+10: all 5"] {
         let forward = |x| run.model.last.forward(run.model.inner.forward(x));
         let scope = |x| run.amp.autocast(x, forward);
-        let output = rescaled(dynamic("all", 7), vector(&[1.0, 1.0]), scope);
+        let output = rescaled(dynamic("all", 7), ones(), scope);
         assert_eq!(step_on(&mut run, output.sum()), expected);
     }
 }

@@ -26,17 +26,6 @@ fn gradients_are_larger_inside_alone() {
     assert_eq!(saved[..2].concat(), [0.0; 4]);
 }
 
-/// At a factor too high it is infinite, in the part first.
-#[test]
-fn a_factor_that_is_too_high_overflows() {
-    let amp = f16(two(8));
-    let chain = attached(&amp);
-    let part = |x| by(22, x, |x| chain.inner.forward(x));
-    let [.., inner, last] = chain.around(&amp, two(-4), part);
-    assert_eq!(last, Chain::new().plain(two(-4))[3]);
-    assert!(inner.iter().all(|value| value.is_infinite()), "{inner:?}");
-}
-
 /// The factor that a value has inside: that at which it becomes infinite.
 fn exponent(way: &dyn Fn(Tensor<1>) -> Tensor<1>) -> i32 {
     let overflows = |exponent: i32| {

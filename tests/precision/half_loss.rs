@@ -3,9 +3,8 @@
 use burn_amp_tests::{prelude::*, trial::*};
 
 fn train() {
-    let amp = MixedPrecision::f16()
-        .with_scaler(at_scale(262144.0))
-        .unwrap();
+    let config = at_scale(262144.0);
+    let amp = MixedPrecision::f16().with_scaler(config).unwrap();
     let mut run = Trial::at_border(&amp);
     let scales = [(); 5].map(|()| {
         let scale = run.scale();

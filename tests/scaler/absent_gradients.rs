@@ -54,23 +54,6 @@ fn no_gradients() {
     assert_eq!((status.norm(), status.zero_share()), (0.0, 0.0));
 }
 
-/// Which parameters have a gradient may change from step to step.
-#[test]
-fn gradients_may_come_and_go() {
-    let mut run = ByHand::at(8.0);
-    for step in 0..4 {
-        let mut grads = run.model.plain([4.0; 10]);
-        match step % 2 {
-            0 => drop(grads.remove::<2>(run.model.weight.id)),
-            _ => drop(grads.remove::<1>(run.model.bias.id)),
-        }
-        run.take(run.unscale(grads)).unwrap();
-        let outcome = run.scaler.update().unwrap();
-        assert_eq!(outcome, Some(StepOutcome::Stepped));
-    }
-    assert_eq!(run.model.values(), [-1.0; 10]);
-}
-
 /// A tensor has no values, among others or alone.
 #[test]
 fn tensors_without_values() {

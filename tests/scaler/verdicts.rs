@@ -88,6 +88,7 @@ fn dropped_gradients_teach_the_scale() {
 }
 
 /// The next loss has the scale that an overflow leaves, or a finite gradient that counts towards growth. A disabled scaler scales nothing.
+/// Whether gradients are dropped or discarded.
 #[test]
 fn a_loss_after_dropped_gradients_has_the_next_scale() {
     let (growing, disabled) = (
@@ -100,14 +101,22 @@ fn a_loss_after_dropped_gradients_has_the_next_scale() {
         (growing, 1.0, [10, 11, 12, 13, 14, 15, 16, 17]),
         (disabled, 1.0, [0; 8]),
     ] {
-        let mut run = trial(config);
-        let scales = [(); 8].map(|()| {
-            let grads = run.backward((run.model.bias.val() * factor).sum());
-            let scale = grads.loss_scale();
-            drop(run.optim.unscale(grads, &run.model).unwrap());
-            scale
-        });
-        assert_eq!(scales, exponents.map(|exponent| 2f32.powi(exponent)));
+        for discard in [false, true] {
+            let mut run = trial(config);
+            let scales = [(); 8].map(|()| {
+                let grads = run.backward((run.model.bias.val() * factor).sum());
+                let scale = grads.loss_scale();
+                let grads = run.optim.unscale(grads, &run.model).unwrap();
+                match discard {
+                    true => run.optim.discard(grads).unwrap(),
+                    false => drop(grads),
+                }
+                scale
+            });
+            assert_eq!(scales, exponents.map(|exponent| 2f32.powi(exponent)));
+            assert!(!discard || run.outcome() == Some(StepOutcome::Dropped));
+            assert_eq!(run.counters().steps(), 0);
+        }
     }
     // The next call sees a drop: one more loss has been scaled by then.
     let mut run = trial(config());

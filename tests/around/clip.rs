@@ -77,10 +77,8 @@ fn what_each_rule_makes_of_gradients() {
         from_fn(|index| GRADIENT[index] * if index < 6 { of_weight } else { of_bias })
     };
     let limited = |limit: f64| GRADIENT.map(|value| value.clamp(-limit, limit));
-    let (one, two) = (
-        times(0.1 / norm, 0.1 / norm),
-        times(1.0 / weight, 2.0 / bias),
-    );
+    let one = times(0.1 / norm, 0.1 / norm);
+    let two = times(1.0 / weight, 2.0 / bias);
     let all = |clip| vec![(ParamGroup::all(), clip)];
     let of_bias = |clip| (bias_group(), clip);
     let by_id = ParamGroup::from_ids(vec![Pair::of(0.0).bias.id]);

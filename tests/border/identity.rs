@@ -76,10 +76,7 @@ impl Block {
             (_, Some(dtype)) => part(&self.clone().map(&mut Cast(dtype)), input.clone()),
             _ => part(self, input.clone()),
         };
-        match residual {
-            true => output + input,
-            false => output,
-        }
+        if residual { output + input } else { output }
     }
 }
 

@@ -26,11 +26,9 @@ fn own(name: &'static str, wanted: &'static str) -> Own {
 }
 
 fn saw() -> Own {
-    let state = "[[],0]".to_string();
-    Own {
-        state,
-        ..own("saw", "[[")
-    }
+    let mut saw = own("saw", "[[");
+    saw.state = "[[],0]".to_string();
+    saw
 }
 
 impl Rule for Own {
@@ -163,10 +161,8 @@ fn a_damaged_state_is_refused() {
         let mut scaler = ruled(own("mine", "{")).init().unwrap();
         scaler.set_loss_scale(256.0).unwrap();
         let alone = scaler.bits();
-        for refused in [
-            run.optim.load_record(record.clone()),
-            scaler.load_record(record),
-        ] {
+        let refused = run.optim.load_record(record.clone());
+        for refused in [refused, scaler.load_record(record)] {
             is_error(&refused.unwrap_err(), "DamagedRecord", [message]);
         }
         assert_eq!(run.snapshot(), before);

@@ -5,8 +5,8 @@ use burn_amp_tests::{prelude::*, trial::*};
 
 #[test]
 fn each_call_tells_what_it_has_done() {
-    let window = AccumulationConfig::new(2).with_skip_micro_batch(true);
-    let mut run = Trial::new(sgd_under(at_scale(1024.0)).with_accumulation(window));
+    let optim = sgd_under(at_scale(1024.0)).with_accumulation(windows(2, true));
+    let mut run = Trial::new(optim);
     assert_eq!(run.outcome(), None);
     for (values, outcome) in [(ONES, Accumulated), (ONES, Stepped), (BAD, Dropped)] {
         run.step(values);

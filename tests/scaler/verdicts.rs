@@ -21,10 +21,9 @@ fn discarded_before_the_end(mut discard: impl FnMut() -> Result<(), AmpError>) -
 
 #[test]
 fn a_run_that_only_discards_ends() {
-    let window = |rule| AccumulationConfig::new(4).with_skip_micro_batch(rule);
-    let windows = [false, true].map(|rule| sgd_under(config()).with_accumulation(window(rule)));
+    let windowed = RULES.map(|rule| sgd_under(config()).with_accumulation(windows(4, rule)));
     // In a window that is tested as a whole, too, whose scale stays the same otherwise.
-    for optim in [sgd_under(config())].into_iter().chain(windows) {
+    for optim in [sgd_under(config())].into_iter().chain(windowed) {
         let mut run = Trial::new(optim);
         let discarded = discarded_before_the_end(|| {
             let grads = run.optim.unscale(run.scaled(BAD), &run.model)?;
@@ -91,10 +90,8 @@ fn dropped_gradients_teach_the_scale() {
 /// Whether gradients are dropped or discarded.
 #[test]
 fn a_loss_after_dropped_gradients_has_the_next_scale() {
-    let (growing, disabled) = (
-        config().with_growth_interval(1),
-        config().with_enabled(false),
-    );
+    let growing = config().with_growth_interval(1);
+    let disabled = config().with_enabled(false);
     for (config, factor, exponents) in [
         // Infinite in f32 at each scale above 16.
         (config(), 2e37, [10, 9, 8, 7, 6, 5, 4, 4]),
@@ -156,8 +153,7 @@ fn a_verdict_counts_once() {
             run.scaler.discard(sum).unwrap();
         },
         |run| {
-            let window = AccumulationConfig::new(2).with_skip_micro_batch(true);
-            let mut window = window.init().unwrap();
+            let mut window = windows(2, true).init().unwrap();
             let grads = run.unscaled(BAD);
             let full = run.scaler.accumulate(&mut window, grads, &run.model);
             assert!(full.unwrap().is_none());

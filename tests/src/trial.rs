@@ -19,6 +19,14 @@ pub fn values_that(overflow: bool) -> [f64; 10] {
     if overflow { BAD } else { ONES }
 }
 
+/// Whether a micro-batch that overflows is dropped by itself.
+pub const RULES: [bool; 2] = [false, true];
+
+/// Windows of `n` micro-batches under this rule.
+pub fn windows(n: u32, rule: bool) -> AccumulationConfig {
+    AccumulationConfig::new(n).with_skip_micro_batch(rule)
+}
+
 /// Ten values in two parameters, with ids that are the same in every run, and in another order than the module's.
 #[derive(Module, Debug)]
 pub struct Pair {
@@ -33,10 +41,8 @@ fn tensors(values: [f64; 10], device: &Device, dtype: DType) -> (Tensor<2>, Tens
     let (weight, bias) = values.split_at(6);
     let weight = TensorData::new(weight.to_vec(), [2, 3]);
     let bias = TensorData::new(bias.to_vec(), [4]);
-    (
-        Tensor::from_data(weight, (device, dtype)),
-        Tensor::from_data(bias, (device, dtype)),
-    )
+    let weight = Tensor::from_data(weight, (device, dtype));
+    (weight, Tensor::from_data(bias, (device, dtype)))
 }
 
 impl Pair {

@@ -52,6 +52,17 @@ pub fn contents<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>) -> Pack {
     pack(optim.into_bytes().unwrap())
 }
 
+/// Has an optimizer load what it must refuse; it stays as it is.
+pub fn refused<O: ModuleOptim>(
+    optim: &mut ScaledOptimizer<O>,
+    load: impl FnOnce(&mut ScaledOptimizer<O>) -> Result<(), AmpError>,
+) -> AmpError {
+    let before = contents(optim);
+    let error = quietly(|| load(optim)).expect("no panic").unwrap_err();
+    assert_eq!(contents(optim), before, "{error}");
+    error
+}
+
 /// Opens a burnpack.
 pub fn pack(bytes: Bytes) -> Pack {
     let reader = Reader::from_bytes(bytes).unwrap();

@@ -23,8 +23,8 @@ fn expected(micro_batches: impl IntoIterator<Item = usize>, factor: f64) -> [f64
 }
 
 /// Calls with micro-batches (by number, or x for one that overflows) whose gradients are scaled, unscaled (u), Burn's own (p), or those of
-/// several devices (m), or are discarded (d); with none (-); a flush (f), a drop of the window (~) or another scale (*). The scale and the length of the window after
-/// each.
+/// several devices (m), or are discarded (d); with none (-); a flush (f), a drop of the window (~) or another scale (*). The scale and the
+/// length of the window after each.
 fn play(run: &mut Trial, calls: &str) -> String {
     let values = |name: &str| name.parse().map_or(BAD, micro);
     let played = calls.split(' ').map(|call| {

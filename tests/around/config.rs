@@ -136,7 +136,7 @@ fn a_wrong_setting_is_named() {
             assert_eq!(guard.replay([]).unwrap_err(), error);
         }
     }
-    // That of the original may be out of reach, and windows off.
+    // The original's thresholds may be out of reach, and off.
     let unreached =
         r#"{"window": 16, "skip_update_lossz": 6, "skip_update_gradz": 0, "original": true}"#;
     let unreached = load(&format!(r#"{{"guard": {{"Outlier": {unreached}}}}}"#));

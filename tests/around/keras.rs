@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 
 use crate::support::*;
 
-/// The relative error allowed in values.
+/// The relative error allowed in values. Keras adds Adam's epsilon to `sqrt(v)`, Burn (as PyTorch, and the paper's first form) to
+/// `sqrt(v / (1 - beta_2^t))`: that moves these by up to half as much.
 const TOLERANCE: f64 = 1e-5;
 
 /// The options of Keras that are known here.
@@ -73,8 +74,7 @@ fn optimizer(run: &Value) -> (ScaledOptimizer, f64) {
     (loaded.init(inner, scaler).unwrap(), lr)
 }
 
-/// Errors are relative to the largest value of the variable: single ones pass through zero. Keras adds Adam's epsilon in another place,
-/// which these runs do not show.
+/// Errors are relative to the largest value of the variable: single ones pass through zero.
 fn assert_close(found: &[f64], expected: &Value, what: &str) {
     let expected = variables(expected);
     for variable in [0..6, 6..10] {

@@ -122,10 +122,8 @@ fn an_older_record_starts_window_and_averages_afresh() {
 fn an_open_window_is_cloned_and_loaded_and_each_goes_its_own_way() {
     for rule in RULES {
         let (mut run, mut loaded) = (trained(rule), configured(rule));
-        loaded
-            .optim
-            .from_bytes(run.optim.into_bytes().unwrap())
-            .unwrap();
+        let bytes = run.optim.into_bytes().unwrap();
+        loaded.optim.from_bytes(bytes).unwrap();
         loaded.model = run.model.clone();
         let before = run.values();
         // Without a new micro-batch.

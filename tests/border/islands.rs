@@ -30,10 +30,8 @@ fn parameters_and_captured_tensors_are_plain() {
 /// A captured tensor that is taken in has its own gradient, unscaled, and is taken in once; in a part with a factor, too.
 #[test]
 fn captured_tensors_are_taken_in() {
-    for (dtype, k) in halves()
-        .into_iter()
-        .flat_map(|dtype| [(dtype, 0), (dtype, 3)])
-    {
+    let cases = halves().into_iter();
+    for (dtype, k) in cases.flat_map(|dtype| [(dtype, 0), (dtype, 3)]) {
         let amp = scaled(dtype, two(12));
         let captured = vector(&[4.0, -0.5]).require_grad();
         let input = vector(&[1.0, 2.0]).require_grad();

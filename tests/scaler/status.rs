@@ -50,8 +50,8 @@ fn check_unscaled(dtype: DType, values: &[f64; 10]) {
     assert!(paths.eq(["weight", "bias"]));
 }
 
-/// One bad value anywhere, some, or none, the first in the module's order, whatever that of ids, names and registration is; zeros of either sign; magnitudes that differ as much as the dtype allows, in one tensor and in
-/// several.
+/// One bad value anywhere, some, or none: the first is that in the module's order, whatever the order of ids, names and registration is. Zeros
+/// of either sign; magnitudes that differ as much as the dtype allows, in one tensor and in several.
 #[test]
 fn it_is_what_the_host_counts() {
     let bad = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN];

@@ -4,7 +4,7 @@ use GradientClip::{GlobalNorm, Norm, Value};
 use proptest::prelude::*;
 use std::array::from_fn;
 
-use crate::support::*;
+use crate::{config, support::*};
 
 /// The weight's norm is 2.9, the bias's 3.07.
 const GRADIENT: [f64; 10] = [0.25, -0.5, 1.25, 0.0, -2.5, 0.75, -0.125, 0.25, 3.0, -0.625];
@@ -77,10 +77,8 @@ fn what_each_rule_makes_of_gradients() {
         from_fn(|index| GRADIENT[index] * if index < 6 { of_weight } else { of_bias })
     };
     let limited = |limit: f64| GRADIENT.map(|value| value.clamp(-limit, limit));
-    let (one, two) = (
-        times(0.1 / norm, 0.1 / norm),
-        times(1.0 / weight, 2.0 / bias),
-    );
+    let one = times(0.1 / norm, 0.1 / norm);
+    let two = times(1.0 / weight, 2.0 / bias);
     let all = |clip| vec![(ParamGroup::all(), clip)];
     let of_bias = |clip| (bias_group(), clip);
     let by_id = ParamGroup::from_ids(vec![Pair::of(0.0).bias.id]);
@@ -136,13 +134,16 @@ fn a_threshold_that_is_not_positive_is_refused() {
     {
         let (all, grads) = (ParamGroup::all, || unscaled(ONES));
         let message = format!(" is {clip:?}, but must be a threshold above 0");
+        let groups = vec![(all(), clip)];
         let of_all = [
             first_error(sgd().with_clipping(clip)),
             grads().clip(&clip).unwrap_err(),
+            config::init(&config::new().with_clip(Some(clip))).unwrap_err(),
         ];
         let of_groups = [
             first_error(sgd().with_group_clipping(all(), clip)),
-            grads().clip_groups(&[(all(), clip)]).unwrap_err(),
+            grads().clip_groups(&groups).unwrap_err(),
+            config::init(&config::new().with_clip_groups(groups)).unwrap_err(),
         ];
         for (errors, field) in [(of_all, "`clip`"), (of_groups, "`clip_groups`")] {
             for error in errors {

@@ -3,33 +3,21 @@
 use crate::support::*;
 
 /// The optimizer of a configuration, in its precision.
-fn init(config: &ScaledOptimizerConfig) -> Result<ScaledOptimizer, AmpError> {
+pub fn init(config: &ScaledOptimizerConfig) -> Result<ScaledOptimizer, AmpError> {
     config.init(SgdConfig::new().init(), &config.precision()?)
 }
 
-fn new() -> ScaledOptimizerConfig {
+pub fn new() -> ScaledOptimizerConfig {
     ScaledOptimizerConfig::new()
 }
 
-#[test]
-fn by_default_there_is_nothing_around_the_step() {
-    let optim = init(&new()).unwrap();
-    assert!(optim.window().is_none() && optim.clipping().is_none() && optim.ema().is_none());
-    assert_eq!(optim.scaler().loss_scale(), 65536.0);
-    assert_eq!(optim.scaler().growth_interval(), 2000);
-    // Any optimizer will do, and its loss scale is that of the handle.
-    let config = new().with_accumulation(Some(AccumulationConfig::new(3)));
-    let amp = MixedPrecision::f16().with_scaler(at_scale(8.0)).unwrap();
-    let masters = MasterWeights::new(AdamConfig::new().build());
-    let optim = config.init(masters, &amp).unwrap();
-    assert!(optim.scaler().precision().unwrap().is(&amp));
-    assert_eq!(optim.window().unwrap().config().micro_batches, 3);
+fn load(json: &str) -> ScaledOptimizerConfig {
+    ScaledOptimizerConfig::load_binary(json.as_bytes()).unwrap_or_else(|e| panic!("{json}: {e}"))
 }
 
 /// bf16 has no loss scale, unless the configuration has one. A file may leave both out, as those of before the precision was a setting.
 #[test]
 fn the_precision_of_a_file() {
-    let load = |text: &str| ScaledOptimizerConfig::load_binary(text.as_bytes()).unwrap();
     let bf16 = FloatDType::BF16;
     let both = r#"{"precision": "BF16", "scaler": {"init_scale": 8}}"#;
     for (text, dtype, scale) in [
@@ -41,8 +29,18 @@ fn the_precision_of_a_file() {
         let config = load(&load(text).to_string());
         let amp = config.precision().unwrap();
         assert_eq!((amp.dtype(), amp.loss_scale()), (dtype, scale), "{text}");
-        assert_eq!(init(&config).unwrap().scaler().loss_scale(), scale);
+        // And nothing around the step.
+        let optim = init(&config).unwrap();
+        assert!(optim.window().is_none() && optim.clipping().is_none() && optim.ema().is_none());
+        assert_eq!(optim.scaler().loss_scale(), scale);
     }
+    // Any optimizer will do, and its loss scale is that of the handle.
+    let config = new().with_accumulation(Some(AccumulationConfig::new(3)));
+    let amp = MixedPrecision::f16().with_scaler(at_scale(8.0)).unwrap();
+    let masters = MasterWeights::new(AdamConfig::new().build());
+    let optim = config.init(masters, &amp).unwrap();
+    assert!(optim.scaler().precision().unwrap().is(&amp));
+    assert_eq!(optim.window().unwrap().config().micro_batches, 3);
 }
 
 /// What cannot be used is not hidden by a file either, and the format of the others stays.
@@ -106,30 +104,41 @@ fn no_call_uses_a_wrong_setting() {
     Trial::new(right().with_accumulation(1)).step(ONES);
 }
 
+/// Settings as JSON has them, and the message of their refusal.
+const REFUSED: &str = r#"
+{"accumulation": {"micro_batches": 0, "sum": false, "skip_micro_batch": false}} > `micro_batches` is 0, but must be at least 1
+{"ema": {"momentum": -0.1, "validation": false}} > `momentum` is -0.1, but must be between 0 and 1
+{"ema": {"momentum": 1.1, "validation": false}} > `momentum` is 1.1, but must be between 0 and 1
+{"ema": {"momentum": 1, "overwrite_frequency": 0, "validation": false}} > `overwrite_frequency` is 0, but must be at least 1
+{"scaler": {"growth_interval": 0}} > `growth_interval` is 0, but must be at least 1
+{"guard": {"ZClip": {"alpha": 1}}} > `alpha` is 1, but must be at least 0 and below 1
+{"guard": {"ZClip": {"z_thresh": 0}}} > `z_thresh` is 0, but must be finite and above 0
+{"guard": {"ZClip": {"eps": "NaN"}}} > `eps` is NaN, but must be finite and at least 0
+{"guard": {"ZClip": {"warmup_steps": 0}}} > `warmup_steps` is 0, but must be from 1 to 65536
+{"guard": {"ZClip": {"falloff": -1}}} > `falloff` is -1, but must be at least 0
+{"guard": {"ZClip": {"clip_factor": "inf"}}} > `clip_factor` is inf, but must be finite and above 0
+{"guard": {"SkipStep": {"rolling_interval_length": 1}}} > `rolling_interval_length` is 1, but must be from 2 to 65536
+{"guard": {"SkipStep": {"sigma_factor": -1}}} > `sigma_factor` is -1, but must be finite and above 0
+{"guard": {"Outlier": {"window": 1048576}}} > `window` is 1048576, but must be from 2 to 65536
+{"guard": {"Outlier": {"window": 16, "skip_update_lossz": 6}}} > `skip_update_lossz` is 6, but must be at least 0 and below 3.750, the highest z-score in a window of 16
+{"guard": {"Outlier": {"skip_update_lossz": 0, "skip_update_gradz": 0}}} > `skip_update_gradz` is 0, but must be above 0, or `skip_update_lossz` must be
+"#;
+
 #[test]
 fn a_wrong_setting_is_named() {
-    let clip = |threshold| GradientClip::Value(threshold);
-    let group = (ParamGroup::all(), clip(-1.0));
-    let windows = AccumulationConfig::new(0);
-    let [high, never] = [EmaConfig::new().with_momentum(2.0), EmaConfig::new()];
-    let never = never.with_overwrite_frequency(Some(0));
-    let scaler = GradScalerConfig::new().with_growth_interval(0);
-    let wrong = [
-        new().with_clip(Some(clip(0.0))),
-        new().with_clip_groups(vec![group]),
-        new().with_accumulation(Some(windows)),
-        new().with_ema(Some(high)),
-        new().with_ema(Some(never)),
-        new().with_scaler(Some(scaler)),
-    ];
-    let expected = [
-        "`clip` is Value(0.0), but must be a threshold above 0",
-        "`clip_groups` is Value(-1.0), but must be a threshold above 0",
-        "`micro_batches` is 0, but must be at least 1",
-        "`momentum` is 2, but must be between 0 and 1",
-        "`overwrite_frequency` is 0, but must be at least 1",
-        "`growth_interval` is 0, but must be at least 1",
-    ];
-    let messages = wrong.map(|config| init(&config).unwrap_err().to_string());
-    assert_eq!(messages, expected);
+    for line in REFUSED.trim().lines() {
+        let (json, message) = line.split_once(" > ").unwrap();
+        let config = load(json);
+        let error = init(&config).unwrap_err();
+        assert_eq!(error.to_string(), message);
+        if let Some(guard) = config.guard {
+            assert_eq!(first_error(sgd().with_guard(guard)), error);
+            assert_eq!(guard.replay([]).unwrap_err(), error);
+        }
+    }
+    // The original's thresholds may be out of reach, and off.
+    let unreached =
+        r#"{"window": 16, "skip_update_lossz": 6, "skip_update_gradz": 0, "original": true}"#;
+    let unreached = load(&format!(r#"{{"guard": {{"Outlier": {unreached}}}}}"#));
+    init(&unreached).unwrap();
 }

@@ -14,11 +14,8 @@ fn unscaled() -> Vec<(Pair, DType, UnscaledGradients)> {
         if !Device::default().supports_dtype(parameter) {
             continue;
         }
-        let full = if parameter == DType::F64 {
-            parameter
-        } else {
-            DType::F32
-        };
+        let is_wide = parameter == DType::F64;
+        let full = if is_wide { parameter } else { DType::F32 };
         for (enabled, narrow, dtype) in [
             (true, true, parameter),
             (true, false, full),

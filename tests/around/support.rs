@@ -2,14 +2,6 @@
 
 pub use burn_amp_tests::{prelude::*, trial::*};
 
-/// Whether a micro-batch that overflows is dropped by itself.
-pub const RULES: [bool; 2] = [false, true];
-
-/// Windows of `n` micro-batches under this rule.
-pub fn windows(n: u32, rule: bool) -> AccumulationConfig {
-    AccumulationConfig::new(n).with_skip_micro_batch(rule)
-}
-
 /// The L2 norm.
 pub fn l2(values: &[f64]) -> f64 {
     let squares = values.iter().map(|value| value * value);

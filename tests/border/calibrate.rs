@@ -4,10 +4,6 @@ use crate::support::*;
 
 type Part = fn(&Gain, Tensor<1>) -> Tensor<1>;
 
-fn ones() -> Tensor<1> {
-    vector(&[1.0, 1.0])
-}
-
 fn gain(amp: &MixedPrecision) -> Gain {
     Gain::at(&[1.0, 0.5], amp)
 }
@@ -73,16 +69,13 @@ fn when_there_is_no_scale_to_find() {
     let not_finite = AmpError::GradientsNotFinite {
         parameter: "factor".to_string(),
     };
-    let cases: [(i32, Part, AmpError); 3] = [
-        (0, |gain, x| gain.forward(x) * f32::NAN, not_finite.clone()),
+    let nan: Part = |gain, x| gain.forward(x) * f32::NAN;
+    let zero: Part = |gain, x| gain.forward(x) * 0.0;
+    for (weight, part, expected) in [
+        (0, nan, not_finite.clone()),
         (50, steep, not_finite),
-        (
-            0,
-            |gain, x| gain.forward(x) * 0.0,
-            AmpError::NoGradients { gradients: 1 },
-        ),
-    ];
-    for (weight, part, expected) in cases {
+        (0, zero, AmpError::NoGradients { gradients: 1 }),
+    ] {
         assert_eq!(calibrate(&amp, weight, part), Err(expected));
     }
     let outside = amp.calibrate(&gain(&amp), |gain| gain.forward(ones()).sum());

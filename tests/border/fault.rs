@@ -185,11 +185,8 @@ fn skips_in_a_row_are_warned_of() {
     });
     assert_eq!(warned(steep, 4), told);
     // A bad loss says whose fault it is.
-    let bad = warned(nan, 3);
-    says(
-        &bad.concat(),
-        ["of the loss is infinite or NaN, 3 in a row"],
-    );
+    let bad = warned(nan, 3).concat();
+    says(&bad, ["of the loss is infinite or NaN, 3 in a row"]);
 }
 
 /// In Burn's own accumulator, which knows nothing of scales: the sum shows what one of four has done, whether or not all

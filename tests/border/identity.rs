@@ -68,24 +68,15 @@ impl Block {
                 Island::Norm => in_full(x, &|x| self.norm.forward(x)),
                 _ => block.norm.forward(x),
             };
-            let x = match activation {
-                0 => relu(x),
-                1 => tanh(x),
-                2 => gelu(x),
-                3 => sigmoid(x),
-                _ => x,
-            };
-            block.down.forward(x)
+            let activations: [fn(Tensor<2>) -> Tensor<2>; 5] = [relu, tanh, gelu, sigmoid, |x| x];
+            block.down.forward(activations[activation](x))
         };
         let output = match (island, by_hand) {
             (Island::All, _) => in_full(input.clone(), &|x| part(self, x)),
             (_, Some(dtype)) => part(&self.clone().map(&mut Cast(dtype)), input.clone()),
             _ => part(self, input.clone()),
         };
-        match residual {
-            true => output + input,
-            false => output,
-        }
+        if residual { output + input } else { output }
     }
 }
 

@@ -6,10 +6,6 @@ fn gain(amp: &MixedPrecision) -> Gain {
     Gain::at(&[2.0, 2.0], amp)
 }
 
-fn ones() -> Tensor<1> {
-    vector(&[1.0, 1.0])
-}
-
 /// Gradients would lack the loss scale that they are divided by.
 #[test]
 fn a_backward_pass_inside_the_closure_is_refused() {
@@ -75,11 +71,8 @@ fn a_dry_run_refuses_what_would_not_train_in_half_precision() {
         autocast(hidden, |x| m.forward(x)).mean()
     });
     for checked in [free, partly] {
-        is_error(
-            &checked.map(drop).unwrap_err(),
-            "NoScope",
-            ["free `autocast`"],
-        );
+        let error = checked.map(drop).unwrap_err();
+        is_error(&error, "NoScope", ["free `autocast`"]);
     }
 
     let chain = amp.check(&two_gains, |(first, second)| {

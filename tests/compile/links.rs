@@ -5,15 +5,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The pages of a folder and of those in it.
-fn pages(folder: &Path) -> Vec<PathBuf> {
+/// What in a folder, and in those in it, has names that end so.
+pub fn files(folder: &Path, end: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().flatten();
-    let pages = entries.flat_map(|entry| match entry.path() {
-        path if path.is_dir() => pages(&path),
+    let all = entries.flat_map(|entry| match entry.path() {
+        path if path.is_dir() => files(&path, end),
         path => vec![path],
     });
-    let is_page = |path: &PathBuf| path.extension().is_some_and(|end| end == "md");
-    pages.filter(is_page).collect()
+    all.filter(|path| path.extension().is_some_and(|found| found == end))
+        .collect()
 }
 
 /// Without what stands in fences: code.
@@ -57,7 +57,7 @@ fn links_lead_somewhere() {
     let book = root.join("docs/src");
     let mut all = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
     for folder in ["docs", "examples", "kernels-cubecl/benches"] {
-        all.extend(pages(&root.join(folder)));
+        all.extend(files(&root.join(folder), "md"));
     }
     let (mut links, mut faults) = (0, Vec::new());
     for page in &all {

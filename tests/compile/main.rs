@@ -1,6 +1,6 @@
 //! Programs that must not compile, and what the compiler says; the README's program; links of the pages.
 
-mod links;
+pub mod links;
 
 use std::{fs, path::Path};
 

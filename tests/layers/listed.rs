@@ -3,43 +3,21 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, panic,
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    path::Path,
 };
 
-use super::support::*;
+use burn_amp_tests::prelude::*;
+
 use super::{activations, modules, support::Runs};
+use crate::compile::links::files;
 
 /// No layers of their own: what layers are made of, and runs as these do.
 const PARTS: [&str; 2] = ["GateController", "TransformerDecoderLayer"];
 
-/// Where the sources of burn-nn are: Burn says so where it panics.
-fn sources() -> PathBuf {
-    static PLACE: Mutex<Option<PathBuf>> = Mutex::new(None);
-    let outer = Arc::new(panic::take_hook());
-    let hook = outer.clone();
-    panic::set_hook(Box::new(move |info| {
-        let file = info.location().map(|location| location.file());
-        match file.filter(|file| file.ends_with("src/modules/dropout.rs")) {
-            Some(file) => *PLACE.lock().unwrap() = Some(file.into()),
-            None => hook(info),
-        }
-    }));
-    panic::catch_unwind(|| DropoutConfig::new(2.0).init()).unwrap_err();
-    panic::set_hook(Box::new(move |info| outer(info)));
-    let place = PLACE.lock().unwrap().take();
-    let place = place.expect("Dropout panics in a file of its own");
-    place.ancestors().nth(2).unwrap().to_path_buf()
-}
-
 /// The public types of a folder that derive `Module`.
-fn types(folder: &Path, found: &mut BTreeSet<String>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            types(&path, found);
-            continue;
-        }
+fn types(folder: &Path) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for path in files(folder, "rs") {
         let source = fs::read_to_string(&path).unwrap();
         let source = source.split("#[cfg(test)]").next().unwrap();
         let mut is_module = false;
@@ -53,14 +31,20 @@ fn types(folder: &Path, found: &mut BTreeSet<String>) {
             }
         }
     }
+    found
 }
 
 #[test]
 fn every_layer_of_burn_nn() {
-    let mut found = BTreeSet::new();
-    for folder in ["modules", "activation"] {
-        types(&sources().join(folder), &mut found);
-    }
+    let Some(said) = said_in_child(module_path!(), "every_layer_of_burn_nn") else {
+        // Burn says where it panics.
+        panic::catch_unwind(|| DropoutConfig::new(2.0).init()).unwrap_err();
+        return;
+    };
+    let (_, place) = said.split_once("panicked at ").unwrap();
+    let (sources, _) = place.split_once("/modules/dropout.rs").unwrap();
+    let folders = ["modules", "activation"].map(|folder| Path::new(sources).join(folder));
+    let found: BTreeSet<String> = folders.iter().flat_map(|folder| types(folder)).collect();
     assert!(found.contains("Linear") && found.contains("Relu"));
     let listed = modules::LAYERS.iter().chain(activations::LAYERS);
     let listed = listed.map(|(name, _)| name.to_string());
@@ -78,9 +62,7 @@ fn no_layer_is_listed_in_two_ways() {
     ways.retain(|_, runs| *runs == Runs::InF32);
     let names: Vec<&str> = ways.into_keys().collect();
     // Those that the documentation of `in_f32` speaks of.
-    let (cells, others) = (
-        "BatchNorm BiGru BiLstm BiRnn GaussianNoise Gru Lstm",
-        "PositionalEncoding Rnn RotaryEncoding",
-    );
-    assert_eq!(names.join(" "), format!("{cells} {others}"));
+    let expected =
+        "BatchNorm BiGru BiLstm BiRnn GaussianNoise Gru Lstm PositionalEncoding Rnn RotaryEncoding";
+    assert_eq!(names.join(" "), expected);
 }

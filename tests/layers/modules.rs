@@ -20,6 +20,10 @@ layers! {
     // Stores its weight transposed, through Burn's own mappers at load and save.
     linear_by_columns: "Linear", AsItIs,
         |device| LinearConfig::new(6, 5).with_layout(LinearLayout::Col).init(device), [2, 7, 6];
+    // Frozen parameters are cast too, and have no gradients.
+    linear_after_a_frozen_one: "Linear", AsItIs,
+        |device| [LinearConfig::new(6, 4).init(device).no_grad(), LinearConfig::new(4, 3).init(device)],
+        [5, 6], |layers: &[Linear; 2], x, _| layers[1].forward(layers[0].forward(x));
     embedding: "Embedding", AsItIs, |device| EmbeddingConfig::new(9, 4).init(device), [1],
         |layer, _, device| layer.forward(Tensor::<2, Int>::from_data([[0, 3, 8], [3, 1, 7]], device));
     dropout: "Dropout", AsItIs, |_| DropoutConfig::new(0.4).init(), [4, 6];

@@ -34,14 +34,10 @@ fn edited_values_replace_their_masters_only() {
         let after = values(net.hidden.weight.val());
         let net = step(&mut optim, 0.0, net, 1.0);
 
-        let mut found = 0;
-        for (index, value) in after.iter().enumerate() {
-            if *value != before[index] {
-                expected[index] = *value;
-                found += 1;
-            }
-        }
-        assert_eq!(found, edited, "{name}");
+        let is_edited = |index: &usize| after[*index] != before[*index];
+        let found: Vec<usize> = (0..after.len()).filter(is_edited).collect();
+        found.iter().for_each(|at| expected[*at] = after[*at]);
+        assert_eq!(found.len(), edited, "{name}");
         assert_eq!(masters(&optim, &net), expected, "{name}");
         // And the edit is where the run goes on.
         assert_eq!(values(net.hidden.weight.val()), after, "{name}");

@@ -24,12 +24,10 @@ fn the_half_precision_state_of_adam_cannot_be_resumed() {
     // It is not even saved.
     is_error(&optim.into_bytes().unwrap_err(), "RecordIo", ["f16"]);
     let mut resumed = without_masters(adam());
-    let untouched = contents(&mut resumed);
     let plain = optim.optimizer().into_bytes().unwrap();
-    let error = resumed.from_bytes(plain).unwrap_err();
+    let error = refused(&mut resumed, |optim| optim.from_bytes(plain));
     let parts = ["moment", "f16", "f32", "default float dtype"];
     is_error(&error, "ForeignRecord", parts);
-    assert_eq!(contents(&mut resumed), untouched);
 }
 
 /// Without state tensors there is nothing to convert.
@@ -61,13 +59,12 @@ fn with_and_without_masters() {
     let grads = gradients(&plain, 0, 1.0, FloatDType::F32);
     adam.step(0.01, plain.clone(), grads);
     let mut adam = ScaledOptimizer::new(adam, scaler());
-    let before = contents(&mut adam);
-    let error = adam.from_bytes(masters.into_bytes().unwrap()).unwrap_err();
+    let with = masters.into_bytes().unwrap();
+    let error = refused(&mut adam, |adam| adam.from_bytes(with));
     says(&error, ["does not fit"]);
-    assert_eq!(contents(&mut adam), before);
 
     masters.from_bytes(adam.into_bytes().unwrap()).unwrap();
-    assert_eq!(contents(&mut masters), before);
+    assert_eq!(contents(&mut masters), contents(&mut adam));
     let mut masters = masters.into_inner();
     let half = to_half(plain, FloatDType::F16, &[]);
     step(&mut masters, 0.01, half, 1.0);

@@ -91,11 +91,8 @@ const REFUSED: &str = r#"
 fn refused(json: &str, message: &str) {
     let config = load(json);
     // A static scale is no excuse for settings that would fail once it is made dynamic. A setting that is not finite is written as text.
-    for config in [
-        config,
-        config.with_dynamic(false),
-        load(&config.to_string()),
-    ] {
+    let (fixed, written) = (config.with_dynamic(false), load(&config.to_string()));
+    for config in [config, fixed, written] {
         let error = config.init().map(drop).expect_err(json);
         assert!(matches!(error, AmpError::InvalidValue { .. }), "{error}");
         assert_eq!(error.to_string(), message, "{json}");
@@ -114,8 +111,8 @@ fn values_out_of_range() {
     // The last two are neither infinite nor zero in f64, but in f32.
     for value in ["0", "-1", "NaN", "inf", "-inf", "1e39", "1e-46"] {
         for field in ["init_scale", "min_scale", "max_scale"] {
-            let message =
-                format!("`{field}` is {value}, but must be positive and finite as an f32");
+            let allowed = "positive and finite as an f32";
+            let message = format!("`{field}` is {value}, but must be {allowed}");
             refused(&format!(r#"{{"{field}": "{value}"}}"#), &message);
         }
     }

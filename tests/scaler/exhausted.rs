@@ -8,7 +8,8 @@ fn config() -> GradScalerConfig {
 
 /// Overflows until the run ends; how many steps were skipped before, and the error.
 fn overflow_until_the_end(run: &mut ByHand) -> (u64, AmpError) {
-    let ends = |skips| run.try_iterate(BAD).err().map(|error| (skips, error));
+    let mut iterate = || run.step(BAD).and_then(|()| run.scaler.update());
+    let ends = |skips| iterate().err().map(|error| (skips, error));
     (0..1000).find_map(ends).expect("1000 skips and no end")
 }
 
@@ -81,8 +82,6 @@ fn without_a_limit_it_goes_on() {
         let found = (run.scale(), run.scaler.growth_tracker());
         assert_eq!(found, (lowest, tracker));
     }
-    let [lowest, next] = [-127, -128].map(|exponent| (1.0 / 2f64.powi(exponent)) as f32);
-    assert!(lowest.is_finite() && next.is_infinite());
 }
 
 /// The error changes neither parameters nor optimizer state nor scale, and after a new scale the run goes on.

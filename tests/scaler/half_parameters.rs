@@ -31,12 +31,8 @@ fn a_plain_optimizer_refuses_half_precision_parameters() {
         let error = run.step(ONES).unwrap_err();
         let start = format!("parameter `weight` is {dtype:?} but its unscaled gradient is F32");
         is_error(&error, "HalfPrecisionParameter", [start.as_str()]);
-        let masters = "MasterWeights";
-        says(
-            &error,
-            [masters, "MixedPrecision", "parameter_dtype_gradients"],
-        );
-
+        says(&error, ["MasterWeights", "MixedPrecision"]);
+        says(&error, ["parameter_dtype_gradients"]);
         assert!(run.optim.to_record().is_empty());
         assert_eq!(run.counters(), StepCounters::default());
         assert_eq!((run.outcome(), run.scaler.last_status()), (None, None));
@@ -49,12 +45,8 @@ fn a_plain_optimizer_refuses_half_precision_parameters() {
 /// One half-precision parameter among others is found wherever it is; without a gradient it is no obstacle.
 #[test]
 fn one_half_precision_parameter_among_others() {
-    let half = Tensor::<1>::ones([2], (&flex(), DType::BF16));
-    let (full, half) = (
-        trial(DType::F32, 1.0, false).model,
-        Param::from_tensor(half),
-    );
-    let mut run = ByHand::of((full, half), at_scale(1.0));
+    let half = Param::from_tensor(Tensor::<1>::ones([2], (&flex(), DType::BF16)));
+    let mut run = ByHand::of((trial(DType::F32, 1.0, false).model, half), at_scale(1.0));
     for has_gradient in [false, true] {
         let mut grads = run.model.0.plain(ONES);
         if has_gradient {
@@ -65,26 +57,6 @@ fn one_half_precision_parameter_among_others() {
         match has_gradient {
             false => drop(result.and_then(|()| run.scaler.update()).unwrap()),
             true => says(&result.unwrap_err(), ["`1`"]),
-        }
-    }
-}
-
-/// 60000 fits into f16; divided by a scale of 1/16 it no longer does. In f32 it does.
-#[test]
-fn overflow_by_rounding_is_an_overflow() {
-    let mut values = ONES;
-    values[8] = 960000.0;
-    for (narrow, overflow, max_abs) in [(true, Some("bias"), 1.0), (false, None, 960000.0)] {
-        let mut run = trial(DType::F16, 0.0625, narrow);
-        let grads = run.unscaled(values);
-        let status = grads.status();
-        assert_eq!(status.non_finite(), u64::from(narrow));
-        assert_eq!(status.overflow_parameter(), overflow);
-        assert_eq!(status.max_abs(), max_abs);
-        if narrow {
-            run.take(grads).unwrap();
-            assert_eq!(run.outcome(), Some(StepOutcome::Skipped));
-            assert_eq!(run.model.values(), [0.0; 10]);
         }
     }
 }

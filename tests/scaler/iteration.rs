@@ -2,20 +2,6 @@
 
 use burn_amp_tests::{prelude::*, trial::*};
 
-#[test]
-fn update_without_a_step_does_nothing() {
-    let mut run = ByHand::new(GradScalerConfig::new().with_growth_interval(2));
-    assert_eq!(run.scaler.update().unwrap(), None);
-    let outcome = run.try_iterate(ONES).unwrap();
-    assert_eq!(outcome, Some(StepOutcome::Stepped));
-    let state = |run: &ByHand| (run.scaler.schedule(), run.counters(), run.outcome());
-    let before = state(&run);
-    assert_eq!(run.scaler.update().unwrap(), None);
-    assert_eq!(run.scaler.update().unwrap(), None);
-    assert_eq!(state(&run), before);
-    assert_eq!(run.outcome(), outcome);
-}
-
 fn assert_update_missing(error: AmpError, parameter: &str) {
     let called = format!("`step` has already been called for parameter `{parameter}`");
     is_error(&error, "UpdateMissing", [&called, "update"]);
@@ -30,6 +16,8 @@ fn a_second_step_without_update_is_refused() {
         let before = state(&run);
         for again in [ONES, BAD] {
             assert_update_missing(run.step(again).unwrap_err(), "weight");
+            let observed = run.scaler.observe(&run.unscaled(again));
+            assert_update_missing(observed.unwrap_err(), "weight");
         }
         // Any parameter in common is a second step for it, be it the first of the module or not.
         let mut grads = run.model.plain(ONES);
@@ -43,20 +31,25 @@ fn a_second_step_without_update_is_refused() {
         // After the update it is welcome; the refused ones have left no trace.
         let outcome = run.scaler.update().unwrap();
         assert_eq!(outcome, Some(burn_amp_tests::outcome(overflow)));
-        run.step(ONES).unwrap();
+        let observed = run.scaler.observe(&run.unscaled(ONES));
+        assert_eq!(observed, Ok(StepOutcome::Stepped));
     }
 }
 
-/// A skip is never invisible, whichever way the iteration ends.
+/// A skip is never invisible, whichever way the iteration ends. Extreme scales are printed shortly.
 #[test]
 fn a_skipped_step_is_logged() {
     type End = fn(&mut GradScaler) -> Result<Option<StepOutcome>, AmpError>;
-    let ends: [End; 2] = [GradScaler::update, |scaler| scaler.update_to(32768.0)];
-    let skipped =
-        "step skipped: gradients overflow, first in `bias`, at loss scale 65536, next 32768";
-    for end in ends {
-        let mut run = ByHand::at(65536.0);
-        for (values, expected) in [(BAD, vec![skipped]), (ONES, vec![])] {
+    let half: End = |scaler| scaler.update_to(32768.0);
+    let extreme = "1.2676506002282294e30, next 6.338253001141147e29";
+    for (scale, end, scales) in [
+        (65536.0, GradScaler::update as End, "65536, next 32768"),
+        (65536.0, half, "65536, next 32768"),
+        (2f64.powi(100), GradScaler::update, extreme),
+    ] {
+        let skipped = "step skipped: gradients overflow, first in `bias`, at loss scale";
+        let mut run = ByHand::at(scale);
+        for (values, expected) in [(BAD, vec![format!("{skipped} {scales}")]), (ONES, vec![])] {
             let messages = captured(Level::Info, || {
                 run.step(values).unwrap();
                 assert!(end(&mut run.scaler).unwrap().is_some());

@@ -105,9 +105,8 @@ fn an_iteration_shows_the_gradients_of_all_optimizers() {
 #[test]
 fn a_window_shows_its_mean_and_a_tested_micro_batch_itself() {
     for (tested, moves, last) in [(false, 2, 4096.0), (true, 6, 131072.0)] {
-        let accumulation = AccumulationConfig::new(4).with_skip_micro_batch(tested);
         let optim = sgd_under(config(Schedule::log_max()).with_init_scale(1024.0));
-        let mut run = Trial::new(optim.with_accumulation(accumulation));
+        let mut run = Trial::new(optim.with_accumulation(windows(4, tested)));
         let scales = [(); 8].map(|()| {
             run.step([0.25; 10]);
             run.scale()

@@ -5,8 +5,8 @@ use burn_amp_tests::{prelude::*, trial::*};
 
 #[test]
 fn each_call_tells_what_it_has_done() {
-    let window = AccumulationConfig::new(2).with_skip_micro_batch(true);
-    let mut run = Trial::new(sgd_under(at_scale(1024.0)).with_accumulation(window));
+    let optim = sgd_under(at_scale(1024.0)).with_accumulation(windows(2, true));
+    let mut run = Trial::new(optim);
     assert_eq!(run.outcome(), None);
     for (values, outcome) in [(ONES, Accumulated), (ONES, Stepped), (BAD, Dropped)] {
         run.step(values);
@@ -20,10 +20,9 @@ fn each_call_tells_what_it_has_done() {
     assert_eq!(run.outcome(), Some(Dropped));
 
     // A call that is refused has done nothing, and tells nothing of the one before.
-    let result = run
-        .optim
-        .try_step(f64::NAN, run.model.clone(), run.scaled(ONES));
-    assert!(result.is_err());
+    let grads = run.scaled(ONES);
+    let refused = run.optim.try_step(f64::NAN, run.model.clone(), grads);
+    assert!(refused.is_err());
     assert_eq!(run.outcome(), None);
 
     // Nor does one that ends the run for gradients that were dropped before.

@@ -106,9 +106,8 @@ fn gradients_that_are_lost_inside_a_scope_warn_once() {
 fn the_scaled_optimizer_warns_too() {
     for (size, rule) in [(1, false), (2, false), (2, true)] {
         for (factor, expected) in [(1.0, 1), (0.0, 0)] {
-            let config = AccumulationConfig::new(size).with_skip_micro_batch(rule);
-            let optim = sgd_under(at_scale(4096.0)).with_accumulation(config);
-            let mut run = Trial::new(optim);
+            let optim = sgd_under(at_scale(4096.0));
+            let mut run = Trial::new(optim.with_accumulation(windows(size, rule)));
             let messages = warnings(|| {
                 for _ in 0..4 {
                     // Multiplied by zero: the loss is the same whatever the parameters are.
@@ -124,8 +123,8 @@ fn the_scaled_optimizer_warns_too() {
 
 #[test]
 fn a_dropped_micro_batch_is_logged_as_such() {
-    let rule = AccumulationConfig::new(2).with_skip_micro_batch(true);
-    let mut run = Trial::new(sgd_under(at_scale(4096.0)).with_accumulation(rule));
+    let optim = sgd_under(at_scale(4096.0)).with_accumulation(windows(2, true));
+    let mut run = Trial::new(optim);
     let messages = captured(Level::Info, || run.step(BAD));
     let parts = ["micro-batch dropped", "bias", "4096", "2048"];
     says(only(&messages), parts);

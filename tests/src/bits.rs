@@ -25,21 +25,6 @@ pub struct Pack {
 }
 
 impl Pack {
-    /// The state of the optimizer around which masters are kept, under the names that it has alone.
-    pub fn unwrapped(self) -> Self {
-        fn unwrapped<V>(values: BTreeMap<String, V>) -> BTreeMap<String, V> {
-            let named = values.into_iter();
-            let named = named.map(|(name, value)| (name.replace(".inner.", "."), value));
-            named.collect()
-        }
-
-        Self {
-            tensors: unwrapped(self.tensors),
-            scalars: unwrapped(self.scalars),
-            metadata: self.metadata,
-        }
-    }
-
     /// The burnpack as it is, whatever its checksum says.
     pub fn into_bytes(self) -> Bytes {
         let tensors = self.tensors.into_iter();
@@ -65,6 +50,17 @@ pub fn state<O: ModuleOptim>(optim: &O) -> Pack {
 /// The record of a scaled optimizer.
 pub fn contents<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>) -> Pack {
     pack(optim.into_bytes().unwrap())
+}
+
+/// Has an optimizer load what it must refuse; it stays as it is.
+pub fn refused<O: ModuleOptim>(
+    optim: &mut ScaledOptimizer<O>,
+    load: impl FnOnce(&mut ScaledOptimizer<O>) -> Result<(), AmpError>,
+) -> AmpError {
+    let before = contents(optim);
+    let error = quietly(|| load(optim)).expect("no panic").unwrap_err();
+    assert_eq!(contents(optim), before, "{error}");
+    error
 }
 
 /// Opens a burnpack.

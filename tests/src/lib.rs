@@ -16,10 +16,10 @@ pub mod trial;
 mod waited;
 
 pub use bits::{
-    Pack, Values, contents, f32s, gradients_by_path, numbers, pack, parameters, state, stored,
-    values,
+    Pack, Values, contents, f32s, gradients_by_path, numbers, pack, parameters, refused, state,
+    stored, values,
 };
-pub use child::{child, child_folder};
+pub use child::{child, child_folder, said_in_child};
 pub use files::Files;
 pub use fill::{address, device, fill, fill_with_ids, flex, gradients, random, wave};
 pub use log_max_again::LogMaxAgain;
@@ -61,10 +61,8 @@ pub fn scaled_by_hand(scaler: &GradScaler, grads: GradientsParams) -> ScaledGrad
 ///
 /// If there is none, or one cannot be read as `T`: a parity test without a trace would prove nothing.
 pub fn reference<T: DeserializeOwned>(prefix: &str) -> Vec<(String, T)> {
-    let folder = env::var_os("BURN_AMP_REFERENCE").map_or_else(
-        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("reference"),
-        PathBuf::from,
-    );
+    let own = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("reference");
+    let folder = env::var_os("BURN_AMP_REFERENCE").map_or_else(own, PathBuf::from);
     let files = fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     let names = files.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let prefix = format!("{prefix}.");

@@ -19,7 +19,15 @@ pub fn values_that(overflow: bool) -> [f64; 10] {
     if overflow { BAD } else { ONES }
 }
 
-/// Ten values in two parameters, with ids that are the same in every run.
+/// Whether a micro-batch that overflows is dropped by itself.
+pub const RULES: [bool; 2] = [false, true];
+
+/// Windows of `n` micro-batches under this rule.
+pub fn windows(n: u32, rule: bool) -> AccumulationConfig {
+    AccumulationConfig::new(n).with_skip_micro_batch(rule)
+}
+
+/// Ten values in two parameters, with ids that are the same in every run, and in another order than the module's.
 #[derive(Module, Debug)]
 pub struct Pair {
     /// The first six: `[2, 3]`.
@@ -33,10 +41,8 @@ fn tensors(values: [f64; 10], device: &Device, dtype: DType) -> (Tensor<2>, Tens
     let (weight, bias) = values.split_at(6);
     let weight = TensorData::new(weight.to_vec(), [2, 3]);
     let bias = TensorData::new(bias.to_vec(), [4]);
-    (
-        Tensor::from_data(weight, (device, dtype)),
-        Tensor::from_data(bias, (device, dtype)),
-    )
+    let weight = Tensor::from_data(weight, (device, dtype));
+    (weight, Tensor::from_data(bias, (device, dtype)))
 }
 
 impl Pair {
@@ -44,8 +50,8 @@ impl Pair {
     pub fn new(values: [f64; 10], device: &Device, dtype: DType) -> Self {
         let (weight, bias) = tensors(values, device, dtype);
         Self {
-            weight: Param::initialized(ParamId::from(2001), weight.require_grad()),
-            bias: Param::initialized(ParamId::from(2002), bias.require_grad()),
+            weight: Param::initialized(ParamId::from(2002), weight.require_grad()),
+            bias: Param::initialized(ParamId::from(2001), bias.require_grad()),
         }
     }
 
@@ -243,15 +249,10 @@ impl ByHand {
         full.unwrap()
     }
 
-    /// A whole iteration, or the error that ends the run.
-    pub fn try_iterate(&mut self, values: [f64; 10]) -> Result<Option<StepOutcome>, AmpError> {
-        self.step(values)?;
-        self.scaler.update()
-    }
-
     /// A whole iteration; the scale after it.
     pub fn iterate(&mut self, values: [f64; 10]) -> f32 {
-        self.try_iterate(values).unwrap();
+        self.step(values).unwrap();
+        self.scaler.update().unwrap();
         self.scale()
     }
 

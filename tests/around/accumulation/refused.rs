@@ -22,26 +22,30 @@ fn what_the_optimizer_cannot_take_is_refused_at_the_first_micro_batch() {
     }
 }
 
-/// The same parameters in other shapes: neither a micro-batch nor a flush takes them.
+/// The same parameters in another shape or dtype: neither a micro-batch nor a flush takes them.
 #[test]
 fn a_window_of_another_model_is_refused_and_stays() {
+    let of_f32 = Pair::of(0.0);
+    let mut turned = of_f32.clone();
+    turned.weight = turned.weight.map(|weight| weight.reshape([3, 2]));
     for rule in RULES {
-        let mut run = window(3, rule);
-        run.step(ONES);
-        let mut other = run.model.clone();
-        other.weight = other.weight.map(|weight| weight.reshape([3, 2]));
-        let mut grads = run.scaled(ONES);
-        let weight = Tensor::<2>::ones([3, 2], &Device::default());
-        grads.params_mut().register(other.weight.id, weight);
-        let stepped = run.optim.try_step(1.0, other.clone(), grads);
-        let flushed = run.optim.try_flush(1.0, other);
-        for failed in [stepped, flushed] {
-            let error = failed.unwrap_err().error;
-            is_error(&error, "ForeignRecord", ["`weight`", "another model"]);
+        for (dtype, other, part) in [
+            (DType::F32, &turned, "another model"),
+            (DType::F64, &of_f32, "F64"),
+        ] {
+            let mut run = window(3, rule).with_dtype(dtype);
+            run.step(ONES);
+            let grads = gradients(other, 0, 1.0, FloatDType::F32);
+            let stepped = run.optim.try_step(1.0, other.clone(), grads);
+            let flushed = run.optim.try_flush(1.0, other.clone());
+            for failed in [stepped, flushed] {
+                let error = failed.unwrap_err().error;
+                is_error(&error, "ForeignRecord", ["`weight`", part]);
+            }
+            assert_eq!((run.window(), run.counters().dropped()), (1, 0));
+            run.flush();
+            assert_eq!(run.values(), [-1.0; 10]);
         }
-        assert_eq!((run.window(), run.counters().dropped()), (1, 0));
-        run.flush();
-        assert_eq!(run.values(), [-1.0; 10]);
     }
 }
 

@@ -10,7 +10,7 @@ fn a_nan_does_not_turn_a_guard_off() {
         let steps = steps.chain(norms(40..44)).chain([(None, 100.0)]);
         guard.replay(steps).unwrap()[40..].to_vec()
     };
-    for (guard, all) in [(zclip(), 1.0), (OUTLIER, 1.0), (SKIP, 0.0)] {
+    for (guard, all) in [(zclip(), 1.0), (outlier(), 1.0), (skip(), 0.0)] {
         let factors = run(guard);
         assert_eq!(factors[..5], [0.0, 1.0, 1.0, 1.0, 1.0], "{guard:?}");
         assert!(factors[5] < 0.05, "{guard:?}");
@@ -21,7 +21,7 @@ fn a_nan_does_not_turn_a_guard_off() {
 /// Finite, but not in f32: such a value is an outlier, and what is usual stays usual. What it leaves can be stored and loaded.
 #[test]
 fn a_value_beyond_f32_does_not_turn_a_guard_off() {
-    for guard in [zclip(), SKIP, OUTLIER] {
+    for guard in [zclip(), skip(), outlier()] {
         for at in [3, 40] {
             let case = format!("{guard:?}, {at}");
             let spike = |index| if index == at { 1e39 } else { 1.0 };
@@ -77,21 +77,20 @@ fn losses_with(guard: Option<Guard>, spikes: &[usize]) -> Vec<f32> {
     let net = [LinearConfig::new(8, 16), LinearConfig::new(16, 2)];
     let net = fill(net.map(|layer| layer.init(&device())), 1, 0.7);
     let momentum = Some(MomentumConfig::new().with_momentum(0.9));
-    let sgd = SgdConfig::new().with_momentum(momentum).init();
-    let (mut net, mut optim) = amp.prepare(net, sgd);
+    let mut run = Player::with(SgdConfig::new().with_momentum(momentum).init(), net, &amp);
     if let Some(guard) = guard {
-        optim = optim.with_guard(guard);
+        run.optim = run.optim.with_guard(guard);
     }
     let mut losses = Vec::new();
     for index in 0..280 {
         let input = random::<2>(1 + 997 * (index % 16), [32, 8], &device()) * 0.7;
         let target = input.clone().narrow(1, 0, 2) * input.clone().narrow(1, 2, 2);
-        let forward = |x| net[1].forward(tanh(net[0].forward(x)));
-        let loss = (amp.autocast(input, forward) - target).square().mean();
+        let [hidden, head] = &run.model;
+        let output = amp.autocast(input, |x| head.forward(tanh(hidden.forward(x))));
+        let loss = (output - target).square().mean();
         losses.push(loss.clone().into_scalar::<f32>());
         let factor = if spikes.contains(&index) { 100.0 } else { 1.0 };
-        let grads = GradientsParams::from_grads((loss * factor).backward(), &net);
-        net = optim.step(0.1, net, grads);
+        run.train(0.1, loss * factor);
     }
     losses
 }

@@ -27,18 +27,6 @@ fn gradients_that_nobody_has_tested_leave_no_trace_but_the_count() {
 }
 
 #[test]
-fn what_was_unscaled_teaches_the_scale() {
-    let mut run = Trial::new(sgd());
-    for (values, scale) in [(BAD, 512.0), (ONES, 512.0), (ONES, 1024.0)] {
-        let grads = run.unscaled(values);
-        run.optim.discard(grads).unwrap();
-        assert_eq!(run.scale(), scale);
-    }
-    assert_eq!((run.counters().steps(), run.counters().discarded()), (0, 3));
-    assert_eq!(run.outcome(), Some(StepOutcome::Dropped));
-}
-
-#[test]
 fn with_a_scaler_the_update_is_one_for_all() {
     let mut run = ByHand::of(Pair::of(0.0), at_scale(64.0));
     // One is thrown away, and its overflow counts beside the finite step.

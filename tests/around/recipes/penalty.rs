@@ -26,46 +26,36 @@ fn exact() -> [[f64; 3]; 2] {
 }
 
 /// A model, and an optimizer whose loss is scaled, or whose border is.
-struct Run {
-    amp: MixedPrecision,
-    model: Weights,
-    optim: ScaledOptimizer,
+type Run = Player<Weights>;
+
+fn run(amp: MixedPrecision, scaler: impl Into<GradScaler>) -> Run {
+    Player {
+        model: amp.attach(Param::from_tensor(tensor(START))),
+        optim: ScaledOptimizer::new(SgdConfig::new().init(), scaler),
+        amp,
+    }
 }
 
-impl Run {
-    fn new(amp: MixedPrecision, scaler: impl Into<GradScaler>) -> Self {
-        let weight = Param::from_tensor(tensor(START));
-        Self {
-            model: weight.apply_reparameterization(amp.clone()),
-            optim: ScaledOptimizer::new(SgdConfig::new().init(), scaler),
-            amp,
-        }
-    }
+fn gradients(run: &mut Run, model: &Weights) -> UnscaledGradients {
+    let output = (run.amp).autocast(tensor(INPUT), |x| x * model.val());
+    let grads = run.optim.backward(output.square().sum() * 0.5, model);
+    run.optim.unscale(grads, model).unwrap()
+}
 
-    fn gradients(&mut self, model: &Weights) -> UnscaledGradients {
-        let forward = |x: Tensor<1>| x * model.val();
-        let output = self.amp.autocast(tensor(INPUT), forward);
-        let loss = output.square().sum() * 0.5;
-        let grads = self.optim.backward(loss, model);
-        self.optim.unscale(grads, model).unwrap()
-    }
-
-    /// The gradients here, and those of parameters a little up the slope: a step of plain descent with a negative rate.
-    fn two(&mut self, radius: f64) -> [UnscaledGradients; 2] {
-        let here = self.gradients(&self.model.clone());
-        // Unscaled, as its norm is used.
-        let norm = here.status().norm().max(f64::MIN_POSITIVE);
-        let up = here.clone().into_params();
-        let mut descent = SgdConfig::new().init();
-        let nudged = descent.step(-radius / norm, self.model.clone(), up);
-        let there = self.gradients(&nudged);
-        [here, there]
-    }
+/// The gradients here, and those of parameters a little up the slope: a step of plain descent with a negative rate.
+fn two(run: &mut Run, radius: f64) -> [UnscaledGradients; 2] {
+    let model = run.model.clone();
+    let here = gradients(run, &model);
+    // Unscaled, as its norm is used.
+    let norm = here.status().norm().max(f64::MIN_POSITIVE);
+    let mut descent = SgdConfig::new().init();
+    let nudged = descent.step(-radius / norm, model, here.clone().into_params());
+    [here, gradients(run, &nudged)]
 }
 
 /// What the finite difference adds to a step, as a share of what it should add.
 fn shares(mut run: Run, radius: f64) -> [f64; 3] {
-    let [here, there] = run.two(radius);
+    let [here, there] = two(&mut run, radius);
     // here + penalty * (there - here) / radius
     let share = PENALTY / radius;
     let grads = here.mul_scalar(1.0 - share).add_weighted(there, share);
@@ -80,7 +70,7 @@ fn shares(mut run: Run, radius: f64) -> [f64; 3] {
 #[test]
 fn the_norm_of_the_parameters_gradient() {
     let scaler = GradScalerConfig::new().init().unwrap();
-    for share in shares(Run::new(MixedPrecision::f32(), scaler), 0.05) {
+    for share in shares(run(MixedPrecision::f32(), scaler), 0.05) {
         assert!((share - 1.0).abs() < 1e-3, "{share} of the penalty");
     }
 }
@@ -91,13 +81,10 @@ fn in_half_precision_the_radius_must_not_be_small() {
     let in_half = |radius| {
         // A scale at which nothing overflows.
         let amp = MixedPrecision::f16().with_scaler(at_scale(1024.0)).unwrap();
-        shares(Run::new(amp.clone(), &amp), radius).map(|share| (share - 1.0).abs())
+        shares(run(amp.clone(), &amp), radius).map(|share| (share - 1.0).abs())
     };
-    assert!(
-        in_half(0.1).iter().all(|off| *off < 0.1),
-        "{:?}",
-        in_half(0.1)
-    );
+    let off = in_half(0.1);
+    assert!(off.iter().all(|off| *off < 0.1), "{off:?}");
     assert!(in_half(1e-4).iter().any(|off| *off > 0.5));
 }
 

@@ -90,14 +90,3 @@ fn with_one_scale_for_both_one_of_them_is_lost() {
     assert!(unscaled(low, first, &setup.model).status().is_all_zero());
     assert!(unscaled(high, second, &setup.model).has_overflow());
 }
-
-#[test]
-fn observing_twice_needs_an_update_between() {
-    let mut run = ByHand::of(Pair::of(0.0), at_scale(1024.0));
-    let grads = run.unscaled(ONES);
-    assert_eq!(run.scaler.observe(&grads), Ok(StepOutcome::Stepped));
-    assert!(run.scaler.observe(&grads).is_err());
-    run.scaler.update().unwrap();
-    assert_eq!(run.scaler.observe(&grads), Ok(StepOutcome::Stepped));
-    assert_eq!(run.counters().steps(), 2);
-}

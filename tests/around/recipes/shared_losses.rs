@@ -62,13 +62,3 @@ fn apart(run: &mut Trial) -> [UnscaledGradients; 2] {
         run.optim.unscale(grads, &run.model).unwrap()
     })
 }
-
-#[test]
-fn a_clone_of_gradients_is_independent() {
-    let mut run = start();
-    let grads = run.unscaled([4.0; 10]);
-    let copy = grads.clone().mul_scalar(3.0);
-    let [own, copied] = [&grads, &copy].map(|grads| gradients_by_path(grads.params(), &run.model));
-    assert_eq!((own[1].2[0], copied[1].2[0]), (4.0, 12.0));
-    assert_eq!(copy.status(), grads.status());
-}

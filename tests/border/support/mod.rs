@@ -30,6 +30,11 @@ pub fn vector(values: &[f32]) -> Tensor<1> {
     Tensor::from_floats(values, &device())
 }
 
+/// Two ones.
+pub fn ones() -> Tensor<1> {
+    vector(&[1.0; 2])
+}
+
 /// One factor for each value of a vector: its gradients are exact where factors are powers of two.
 #[derive(Module, Debug)]
 pub struct Gain {

@@ -1,7 +1,5 @@
 //! The life of a layer in half precision, beside the same layer in f32.
 
-use std::collections::BTreeMap;
-
 use super::*;
 
 /// How a layer runs inside `autocast`.
@@ -13,7 +11,7 @@ pub enum Runs {
     InF32,
 }
 
-/// Checks a layer in f16 and in bf16.
+/// Checks a layer in f16 and in bf16: trains it, and compares all that comes out of it with the layer in f32.
 ///
 /// `forward` gets an input of values in (-1, 1). What else it needs it makes on the device it is given.
 pub fn each_precision<M: Module, const D: usize, const E: usize>(
@@ -21,7 +19,6 @@ pub fn each_precision<M: Module, const D: usize, const E: usize>(
     init: impl Fn(&Device) -> M,
     shape: [usize; D],
     forward: impl Fn(&M, Tensor<D>, &Device) -> Tensor<E>,
-    check: impl Fn(&Layer<'_, M, D, E>),
 ) {
     // Rounding is 2^-11 and 2^-8; layers add it up.
     for (dtype, tolerance) in [(FloatDType::F16, 1e-2), (FloatDType::BF16, 6e-2)] {
@@ -35,11 +32,14 @@ pub fn each_precision<M: Module, const D: usize, const E: usize>(
             forward: &forward,
         };
         layer.refuse();
-        check(&layer);
+        let (plain, model, trained) = layer.compare();
+        if !trained.is_empty() {
+            layer.train(plain, model, trained);
+        }
     }
 }
 
-pub struct Layer<'a, M, const D: usize, const E: usize> {
+struct Layer<'a, M, const D: usize, const E: usize> {
     runs: Runs,
     amp: MixedPrecision,
     tolerance: f32,
@@ -49,35 +49,29 @@ pub struct Layer<'a, M, const D: usize, const E: usize> {
 }
 
 impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
-    /// Trains it, and compares all that comes out of it with the layer in f32.
-    pub fn lives(&self) {
-        let (plain, model, trained) = self.compare();
-        if !trained.is_empty() {
-            self.train(plain, model, trained);
-        }
-    }
-
-    /// The same without parameters. Apart, because all that trains would be compiled for each layer.
-    pub fn has_no_parameters(&self) {
-        let (.., trained) = self.compare();
-        assert!(trained.is_empty(), "{trained:?}");
-    }
-
     fn input(&self, device: &Device) -> Tensor<D> {
         tensor(self.shape, device)
     }
 
-    /// In f32, with the random numbers of every other run.
-    fn plain(&self, model: &M, input: Tensor<D>) -> Tensor<E> {
+    /// The device of a run, which draws the same random numbers in every run of a process that [`is_alone`]. In another, what draws any
+    /// would never be the same.
+    fn device(&self, input: &Tensor<D>) -> Device {
         let device = input.device();
-        device.seed(7);
+        if child_folder().is_some() {
+            device.seed(7);
+        }
+        device
+    }
+
+    /// In f32.
+    fn plain(&self, model: &M, input: Tensor<D>) -> Tensor<E> {
+        let device = self.device(&input);
         (self.forward)(model, input, &device)
     }
 
     /// As the list has it.
     fn scoped(&self, model: &M, input: Tensor<D>) -> Tensor<E> {
-        let device = input.device();
-        device.seed(7);
+        let device = self.device(&input);
         let half = DType::from(self.amp.dtype());
         let output = self.amp.autocast(input, |x| {
             let forward = |x| (self.forward)(model, x, &device);
@@ -174,18 +168,18 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         self.assert_close(&values(output.clone()), &expected, 1.0, "valid");
 
         // The record is that of the plain layer, in f32, and loads into it.
-        let bytes = model.clone().into_record().into_bytes().unwrap();
-        let of_plain = plain.into_record().into_bytes().unwrap();
-        assert_eq!(tensors(bytes.clone()), tensors(of_plain));
-        let record = ModuleRecord::from_bytes(bytes).unwrap();
+        let bytes = |model: M| model.into_record().into_bytes().unwrap();
+        let [of_plain, of_half] = [plain, model.clone()].map(bytes);
+        assert_eq!(kinds(of_half.clone()), kinds(of_plain));
+        let record = ModuleRecord::from_bytes(of_half).unwrap();
         let loaded = (self.init)(&flex()).load_record(record.clone());
-        assert_eq!(parameters(&loaded), parameters(&model));
+        assert_eq!(stored(&loaded), stored(&model));
         let again = self.plain(&loaded.valid(), self.input(&outside));
         assert_eq!(values(again), expected);
 
         // And into the layer in half precision, where nothing at all may differ.
         let resumed = self.amp.attach((self.init)(&flex())).load_record(record);
-        assert_eq!(parameters(&resumed), parameters(&model));
+        assert_eq!(stored(&resumed), stored(&model));
         let again = self.scoped(&resumed.valid(), self.input(&outside));
         assert_eq!(values(again), values(output));
     }
@@ -197,33 +191,17 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
     }
 }
 
-/// Shape and bytes of every parameter, by path; all must be stored in f32.
-fn parameters<M: Module>(module: &M) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
-    let found = burn_amp_tests::parameters(module).into_iter();
-    let values = found.map(|(path, (_, (dtype, shape, bytes)))| {
-        assert_eq!(dtype, DType::F32, "{path}");
-        (path, (shape, bytes))
-    });
-    values.collect()
-}
-
-/// The largest difference, relative to the largest magnitude.
+/// The largest difference, relative to the largest magnitude. A NaN is larger than any.
 fn relative_error(actual: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(actual.len(), expected.len());
-    let error = |(a, b): (&f32, &f32)| (a - b).abs();
-    let largest = expected.iter().fold(0.0, |max: f32, v| max.max(v.abs()));
-    let errors = actual.iter().zip(expected).map(error);
-    // `f32::max` would drop a NaN.
-    let worse = |max: f32, e: f32| if max.is_nan() || e <= max { max } else { e };
-    errors.fold(0.0, worse) / largest
+    let errors = actual.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    let largest = expected.iter().map(|value| value.abs());
+    errors.max_by(f32::total_cmp).unwrap() / largest.max_by(f32::total_cmp).unwrap()
 }
 
-/// Names of the tensors in a record, all of which must be f32.
-fn tensors(bytes: Bytes) -> Vec<String> {
-    let tensors = pack(bytes).tensors.into_iter();
-    let names = tensors.map(|(name, (_, (dtype, ..)))| {
-        assert_eq!(dtype, DType::F32, "{name}");
-        name
-    });
-    names.collect()
+/// What a record holds: names, dtypes and shapes.
+fn kinds(record: Bytes) -> Vec<(String, DType, Vec<usize>)> {
+    let tensors = pack(record).tensors.into_iter();
+    let kinds = tensors.map(|(name, (_, (dtype, shape, _)))| (name, dtype, shape));
+    kinds.collect()
 }

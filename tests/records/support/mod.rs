@@ -5,17 +5,6 @@ pub use burn_amp_tests::{prelude::*, small::*};
 use std::path::{Path, PathBuf};
 use tempfile::{TempDir, tempdir};
 
-/// Has an optimizer load what it must refuse; it stays as it is.
-pub fn refused<O: ModuleOptim>(
-    optim: &mut ScaledOptimizer<O>,
-    load: impl FnOnce(&mut ScaledOptimizer<O>) -> Result<(), AmpError>,
-) -> AmpError {
-    let before = contents(optim);
-    let error = quietly(|| load(optim)).expect("no panic").unwrap_err();
-    assert_eq!(contents(optim), before, "{error}");
-    error
-}
-
 /// A folder of its own, and a path of this name in it.
 pub fn place(name: &str) -> (TempDir, PathBuf) {
     let folder = tempdir().unwrap();

@@ -26,6 +26,18 @@ fn by_default_there_is_nothing_around_the_step() {
     assert_eq!(optim.window().unwrap().config().micro_batches, 3);
 }
 
+/// A name that is misspelt is not taken for a default.
+#[test]
+fn unknown_names_of_a_file() {
+    let load = |text: &str| ScaledOptimizerConfig::load_binary(text.as_bytes());
+    let ema = load(r#"{"ema": {"momentum": 0.5}}"#).unwrap().ema;
+    assert_eq!(ema, Some(EmaConfig::new().with_momentum(0.5)));
+    for text in [r#"{"clipping": null}"#, r#"{"ema": {"momentums": 0.5}}"#] {
+        let error = load(text).unwrap_err().to_string();
+        says(&error, ["unknown field"]);
+    }
+}
+
 /// bf16 has no loss scale, unless the configuration has one. A file may leave both out, as those of before the precision was a setting.
 #[test]
 fn the_precision_of_a_file() {

@@ -165,7 +165,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             },
             None => Window { size: 1, sent: 0 },
         };
-        optim.resolve_each_step();
+        optim.resolve_each_step(true);
         let scaler = optim.scaler().clone();
         *optim.scaler_mut() = scaler.for_worker();
         let update = Update::new(optim, host.inner());
@@ -445,7 +445,10 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ) -> Result<(M, ScaledOptimizer<O>), StepError<M>> {
         let module = self.synchronize(module)?;
         match self.into_parts() {
-            Ok((optim, ..)) => Ok((module, optim)),
+            Ok((mut optim, ..)) => {
+                optim.resolve_each_step(false);
+                Ok((module, optim))
+            }
             Err(error) => Err(StepError::new(module, error)),
         }
     }

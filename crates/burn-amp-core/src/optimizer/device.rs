@@ -136,11 +136,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.scaler.account().error.take().map_or(Ok(()), Err)
     }
 
-    /// Resolves every step before it returns, from here on.
+    /// Whether every step is resolved before it returns, from here on.
     #[doc(hidden)]
-    pub fn resolve_each_step(&mut self) {
+    pub fn resolve_each_step(&mut self, each: bool) {
         self.resolve();
-        self.flight.is_off = true;
+        self.flight.is_off = each;
     }
 
     /// The inner optimizer, while steps are in flight.

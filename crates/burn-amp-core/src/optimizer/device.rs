@@ -250,6 +250,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 "it clips gradients (`with_clipping`) before the optimizer clips them too",
             ),
             (
+                !self.scaler.is_enabled(),
+                "it has no loss scale that could skip a step on the device: in bf16 and f32, set one that stays at 1, by \
+                `amp.with_scaler(GradScalerConfig::new().with_init_scale(1.0).with_dynamic(false))`",
+            ),
+            (
                 !self.scaler.can_step_on_device(),
                 "its loss scale is moved by the host: by a `GradScaler` without a `MixedPrecision`, by several optimizers, by a \
                 schedule that looks at gradients, or in steps that are no powers of two; or an observer looks at it",

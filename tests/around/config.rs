@@ -15,6 +15,18 @@ fn load(json: &str) -> ScaledOptimizerConfig {
     ScaledOptimizerConfig::load_binary(json.as_bytes()).unwrap_or_else(|e| panic!("{json}: {e}"))
 }
 
+/// A name that is misspelt is not taken for a default.
+#[test]
+fn unknown_names_of_a_file() {
+    let load = |text: &str| ScaledOptimizerConfig::load_binary(text.as_bytes());
+    let ema = load(r#"{"ema": {"momentum": 0.5}}"#).unwrap().ema;
+    assert_eq!(ema, Some(EmaConfig::new().with_momentum(0.5)));
+    for text in [r#"{"clipping": null}"#, r#"{"ema": {"momentums": 0.5}}"#] {
+        let error = load(text).unwrap_err().to_string();
+        says(&error, ["unknown field"]);
+    }
+}
+
 /// bf16 has no loss scale, unless the configuration has one. A file may leave both out, as those of before the precision was a setting.
 #[test]
 fn the_precision_of_a_file() {

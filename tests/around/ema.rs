@@ -124,6 +124,10 @@ fn frozen_parameters_and_running_statistics_are_the_models() {
     };
     assert_eq!(statistics(&model).len(), 2);
     assert_eq!(statistics(&copy), statistics(&changed));
+    // Frozen later, too: an average that nothing adds to would fall behind.
+    let frozen = ema.update(model.no_grad());
+    assert_eq!(ema.parameters(), 0);
+    assert_eq!(parameters(&ema.module(&frozen)), parameters(&frozen));
 }
 
 #[test]

@@ -287,6 +287,31 @@ fn a_hook_replaces_parameters_where_the_step_was_applied() {
     assert_eq!(halving(fused, [1.0, 0.5]), [1.5, 0.5]);
 }
 
+/// Counts the steps that it accepts, whoever decides them.
+#[derive(Clone, Debug)]
+struct Count(u64);
+
+impl Hook for Count {
+    fn name(&self) -> &str {
+        "count"
+    }
+
+    fn judge(&mut self, _step: &mut Proposed<'_>) -> Verdict {
+        self.0 += 1;
+        Verdict::Apply
+    }
+}
+
+/// The device is asked first; the host, where another hook waits.
+#[test]
+fn a_hook_that_is_asked_again_has_seen_one_step() {
+    let mut run = Run::mixed(adam()).with_hook(Count(0));
+    run = run.with_hook(Halve("halve"));
+    run.train_until(20);
+    let stepped = run.optim.scaler().counters().stepped();
+    assert_eq!(run.optim.hook::<Count>().unwrap().0, stepped);
+}
+
 #[test]
 fn names_of_hooks() {
     for name in ["", "a.b", "a b", "burn_amp.x"] {
@@ -304,7 +329,7 @@ fn names_of_hooks() {
 /// A hook shortens gradients, and no more.
 #[test]
 fn a_factor_out_of_range_is_refused_with_the_name_of_its_hook() {
-    for factor in [1.5, -0.5, f64::NAN] {
+    for factor in [1.5, 0.0, -0.5, f64::NAN] {
         let wrong = Jump { factor, ..jump() };
         let mut run = Trial::new(sgd().with_hook(wrong));
         run.step(norm(1.0));

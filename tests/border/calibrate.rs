@@ -167,3 +167,17 @@ fn a_scaler_calibrates_itself() {
     assert_eq!(scale, Ok(two(32) as f32));
     assert_eq!(amp.loss_scale(), two(32) as f32);
 }
+
+/// A step in flight that overflows lowers the scale that it was made at, and not the one that is found.
+#[test]
+fn steps_in_flight_are_over_before() {
+    let amp = MixedPrecision::f16();
+    let (model, mut optim) = amp.prepare(gain(&amp), FusedSgd::new(SgdConfig::new()));
+    let output = amp.autocast(ones(), |x| model.forward(x));
+    let grads = GradientsParams::from_grads((output.sum() * two(40)).backward(), &model);
+    let _model = optim.step(0.1, model, grads);
+    let scale = calibrate(&amp, 0, |gain, x| gain.forward(x)).unwrap();
+    optim.synchronize().unwrap();
+    assert_eq!(optim.scaler().counters().skipped(), 1);
+    assert_eq!(amp.loss_scale(), scale);
+}

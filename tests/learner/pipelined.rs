@@ -1,5 +1,7 @@
 //! A `PipelinedOptimizer` in a Learner: one update behind between two validations, and stored as if it were not.
 
+use burn_amp::hook::{Applied, Hook};
+
 use crate::{
     master::{Half, half},
     support::*,
@@ -58,6 +60,29 @@ fn checkpoints_know_nothing_of_the_pipeline() {
         assert_eq!(done.counters().steps(), 24);
         assert!(done.counters().skipped() > counters.skipped());
     }
+}
+
+/// Counts the steps that are applied.
+#[derive(Clone, Debug)]
+struct Count(u64);
+
+impl Hook for Count {
+    fn name(&self) -> &str {
+        "count"
+    }
+
+    fn applied(&mut self, _step: &mut Applied<'_>) {
+        self.0 += 1;
+    }
+}
+
+/// They are on the other thread, too.
+#[test]
+fn hooks_are_as_the_last_step_has_left_them() {
+    let counting = with(|amp| pipelined(adam(amp).with_hook(Count(0))));
+    let done = Run::of(2).poisoned([20]).launch_with(counting);
+    let count = done.model.hook::<Count>().unwrap().0;
+    assert_eq!((count, done.steps()), (10, (12, 2)));
 }
 
 /// Parameters that are bf16 themselves have fewer digits than their masters, which are in the checkpoint.

@@ -29,8 +29,8 @@ fn good_or_bad(run: &Player, good: bool) -> GradientsParams {
     run.gradients(loss(run, if good { 1.0 } else { f32::INFINITY }))
 }
 
-/// The learning rates of calls: a step that is good (+), overflows (-) or is refused (x), gradients that are discarded (d), a window that
-/// is flushed (f).
+/// The learning rates of calls: a step that is good (+), overflows (-) or is refused (x), also for a setting (s), gradients that are
+/// discarded (d), a window that is flushed (f).
 fn steps(run: &mut Player, lr: &mut ScaledLrScheduler, calls: &str) -> String {
     let mut rate_of = |call: char| {
         let (rate, grads) = (lr.step(), good_or_bad(run, call != '-'));
@@ -39,6 +39,15 @@ fn steps(run: &mut Player, lr: &mut ScaledLrScheduler, calls: &str) -> String {
             'f' => run.model = run.optim.flush(rate, run.model.clone()),
             'd' => run.optim.discard(grads).unwrap(),
             'x' => assert!(run.try_step(f64::NAN, grads).is_err()),
+            's' => {
+                let optim = run.optim.clone().with_clipping(GradientClip::Value(-1.0));
+                let mut wrong = Player {
+                    optim,
+                    ..run.clone()
+                };
+                assert!(wrong.try_step(rate, grads).is_err());
+                assert_eq!(wrong.optim.scaler().last_outcome(), None);
+            }
             _ => run.try_step(rate, grads).unwrap(),
         }
         base.to_string()
@@ -67,6 +76,7 @@ fn it_advances_with_steps_that_are_taken() {
         ("flushed", amp(), 3, "++++fff", "1112233"),
         ("discarded", amp(), 1, "+d++", "1223"),
         ("refused", amp(), 1, "+x++", "1223"),
+        ("a wrong setting", amp(), 1, "+s++", "1223"),
         ("no scaler", MixedPrecision::f32(), 1, "+-+", "123"),
     ] {
         for of_optim in [false, true] {
@@ -152,6 +162,27 @@ fn a_scaler_alone_is_followed() {
         rates
     });
     assert_eq!(rates, [(1.0, 1.0), (2.0, 2.0), (2.0, 3.0), (3.0, 4.0)]);
+}
+
+/// A window that a program fills itself is one step, too.
+#[test]
+fn a_window_of_a_scaler_alone_is_one_step() {
+    let mut scaler = at_scale(8.0).init().unwrap();
+    let mut lr = ScaledLrScheduler::new(Counting(0), &scaler);
+    let mut window = AccumulationConfig::new(3).init().unwrap();
+    let mut weight = Param::from_tensor(Tensor::<1>::ones([4], &device()));
+    let rates = [(); 7].map(|()| {
+        let rate = lr.step();
+        let grads = scaler.backward(weight.val().mean(), &weight);
+        let base = rate.base();
+        if let Some(grads) = scaler.accumulate(&mut window, grads, &weight).unwrap() {
+            let mut sgd = SgdConfig::new().init();
+            weight = scaler.step(&mut sgd, rate, weight.clone(), grads);
+            scaler.update().unwrap();
+        }
+        base
+    });
+    assert_eq!(rates, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0]);
 }
 
 /// Two optimizers, each with a schedule of its own: a skip of one leaves the other's alone. On two threads, too, that step in their own

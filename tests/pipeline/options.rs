@@ -206,3 +206,15 @@ fn one_loss_scale_has_one_pipeline() {
     trial.synchronize();
     assert_eq!(trial.optim.received_scaler().counters().steps(), 2);
 }
+
+/// A fused optimizer waits for no step of its own then, and can be captured.
+#[test]
+fn what_ends_a_pipeline_steps_on_the_device_again() {
+    let amp = amp();
+    let (net, optim) = amp.prepare(Net::new(&amp), FusedSgd::new(SgdConfig::new()));
+    let mut optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
+    let net = optim.step(1e-2, net.clone(), gradients(&amp, &net, 0, false));
+    let (net, optim) = optim.into_inner(net).unwrap();
+    let of = |net: &Net, x: Tensor<2>| amp.autocast(x, |x| net.forward(x)).mean();
+    CapturedStep::new(net, optim, of).unwrap();
+}

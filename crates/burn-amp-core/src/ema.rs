@@ -1,7 +1,6 @@
 //! Averages of a model's weights, for evaluation and for the end of the training.
 
 use burn::{
-    config::Config,
     module::{Module, Param},
     tensor::{DType, Tensor},
 };
@@ -12,30 +11,25 @@ use crate::{
     error::{AmpError, in_range},
     optimizer::ScaledOptimizer,
     record::AmpRecord,
+    scale::loss_scale::settings,
     step::hook::{self, Applied, Hook, Parameter, Proposed, Resolution, State, Verdict},
     update::ModuleOptim,
     values::{ParamTensors, replaced, working_dtype},
 };
 
-/// How weights are averaged: Keras's `ema_momentum` and `ema_overwrite_frequency`, and its defaults.
-#[derive(Config, Debug, PartialEq)]
-pub struct EmaConfig {
+settings! {
+    /// How weights are averaged: Keras's `ema_momentum` and `ema_overwrite_frequency`, and its defaults.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    EmaConfig:
     /// The weight of the average so far; that of the new value is 1 less this. From 0 to 1.
-    #[config(default = 0.99)]
-    pub momentum: f64,
+    momentum, with_momentum: f64 = 0.99,
     /// After this many updates, and then again, the model's parameters are replaced by their averages. None: only by
     /// [`Ema::finalize`].
-    pub overwrite_frequency: Option<u32>,
+    overwrite_frequency, with_overwrite_frequency: Option<u32> = None,
     /// Whether a `Learner` validates with the averages in place of the parameters (feature `train`). Other programs use
     /// [`Ema::module`] for it.
-    #[config(default = false)]
-    pub validation: bool,
-}
-
-impl Default for EmaConfig {
-    fn default() -> Self {
-        Self::new()
-    }
+    validation, with_validation: bool = false,
 }
 
 impl EmaConfig {
@@ -157,10 +151,14 @@ impl Ema {
     fn average(&mut self, parameters: &[Parameter], found_inf: Option<&Tensor<1>>) -> usize {
         let (keep, add) = (self.config.momentum, 1.0 - self.config.momentum);
         let mut known = 0;
-        for parameter in parameters.iter().filter(|parameter| parameter.is_trained) {
+        for parameter in parameters {
             let (path, value) = (&parameter.path, parameter.value.clone());
             let old = self.averages.remove(&parameter.id);
             known += usize::from(old.is_some());
+            // One that was frozen since is the model's.
+            if !parameter.is_trained {
+                continue;
+            }
             let old = old.filter(|old| {
                 let (old, new) = (old.shape(), value.shape());
                 if old != new {

@@ -412,6 +412,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// A call that was refused before it began.
     fn refused<M>(&self, module: M, error: AmpError) -> StepError<M> {
+        self.scaler.account().begin_call();
         self.scaler.enter();
         StepError::new(module, error)
     }
@@ -462,7 +463,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
         for (of_device, _) in &grads.grads {
             if let Err(error) = Entries::of(of_device, &module) {
-                self.scaler.account().begin_call();
                 return Err(self.refused(module, error));
             }
         }

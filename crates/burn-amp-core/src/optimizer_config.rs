@@ -49,9 +49,10 @@ settings! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// A setting that the JSON does not name has its default.
+    /// A setting that the JSON does not name has its default, and an unknown name is an error. `accumulation` names all of its settings, as Burn's
+    /// own configurations do.
     #[derive(Clone, Debug, Serialize, Deserialize)]
-    #[serde(default)]
+    #[serde(default, deny_unknown_fields)]
     ScaledOptimizerConfig:
     /// In what scopes compute; default f16. Of no effect where parameters are in half precision themselves.
     precision, with_precision: FloatDType = FloatDType::F16,

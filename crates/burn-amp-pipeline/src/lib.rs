@@ -42,7 +42,7 @@ use std::{collections::VecDeque, path::Path};
 
 use burn_amp_core::{
     AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledGradients, ScaledOptimizer, StepError,
-    internal::{Entries, ParamTensors, Parameter, Statistics, StepGradients, is_half},
+    internal::{Entries, ParamTensors, Parameter, Statistics, StepGradients, StepOptions, is_half},
 };
 use masters::Trained;
 use update::{Update, Updated};
@@ -165,7 +165,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             },
             None => Window { size: 1, sent: 0 },
         };
-        optim.resolve_each_step();
+        optim.resolve_each_step(true);
         let scaler = optim.scaler().clone();
         *optim.scaler_mut() = scaler.for_worker();
         let update = Update::new(optim, host.inner());
@@ -445,7 +445,10 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ) -> Result<(M, ScaledOptimizer<O>), StepError<M>> {
         let module = self.synchronize(module)?;
         match self.into_parts() {
-            Ok((optim, ..)) => Ok((module, optim)),
+            Ok((mut optim, ..)) => {
+                optim.resolve_each_step(false);
+                Ok((module, optim))
+            }
             Err(error) => Err(StepError::new(module, error)),
         }
     }
@@ -456,6 +459,13 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         let mut update = self.worker.finish()?;
         *update.optim.scaler_mut() = self.scaler;
         Ok((update.optim, update.host, self.synchronous))
+    }
+
+    /// What is around the steps, as all that was handed over has left it: waits for that. None where the thread has ended.
+    #[doc(hidden)]
+    pub fn options(&self) -> Option<StepOptions> {
+        let options = (self.worker).send(|update| update.optim.options.clone());
+        options.and_then(Pending::wait).ok()
     }
 
     /// What is to be refused before anything is sent, and the masters of a module that was not met before.

@@ -209,7 +209,13 @@ impl State {
         let model = self.current(&model).unwrap_or(model);
         self.is_ahead = true;
         match &mut self.thread {
-            Some(thread) => thread.synchronize(model),
+            Some(thread) => {
+                let model = thread.synchronize(model);
+                if let Some(options) = thread.options() {
+                    self.optim.options = options;
+                }
+                model
+            }
             None => StepError::join(model, self.optim.synchronize()),
         }
     }

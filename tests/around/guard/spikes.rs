@@ -18,6 +18,15 @@ fn a_nan_does_not_turn_a_guard_off() {
     }
 }
 
+/// Of norms that are all zero a guard learns nothing that it could reject others by.
+#[test]
+fn zeros_do_not_turn_zclip_against_what_follows() {
+    let zeros = (0..40).map(|_| (None, 0.0));
+    let factors = zclip().replay(zeros.chain(norms(0..80))).unwrap();
+    assert!(factors.iter().all(|factor| *factor > 0.0), "{factors:?}");
+    assert_eq!(factors[100..], [1.0; 20]);
+}
+
 /// Finite, but not in f32: such a value is an outlier, and what is usual stays usual. What it leaves can be stored and loaded.
 #[test]
 fn a_value_beyond_f32_does_not_turn_a_guard_off() {

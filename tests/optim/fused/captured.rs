@@ -105,6 +105,12 @@ fn optimizers_that_wait_are_refused() {
     let windowed = optim.with_accumulation(AccumulationConfig::new(2));
     says(&refusal(&net, plain, of).unwrap(), ["not a fused one"]);
     says(&refusal(&net, windowed, of).unwrap(), ["accumulates"]);
+    // Without a loss scale nothing is skipped; one that stays will do.
+    let still = GradScalerConfig::new().with_init_scale(1.0);
+    let amp = MixedPrecision::f32();
+    says(&refusal(&net, fused(&amp), of).unwrap(), ["no loss scale"]);
+    let amp = amp.with_scaler(still.with_dynamic(false)).unwrap();
+    assert_eq!(refusal(&net, fused(&amp), of), None);
 }
 
 #[test]

@@ -67,6 +67,8 @@ impl MixedPrecision {
             return Ok(self.loss_scale());
         }
         let live = self.live();
+        // Those in flight move the scale of before.
+        live.resolve(true);
         let schedule = live.schedule();
         let scale = search(&schedule, |scale| {
             let dry = Arc::new(DryRun {

@@ -98,7 +98,7 @@ impl GuardState {
             falloff,
             clip_factor,
             skip_update_on_spike,
-            ..
+            original,
         } = self.guard
         else {
             return None;
@@ -116,7 +116,9 @@ impl GuardState {
         let usual = Usual { mean: *mean, std };
         let z = (norm - *mean) / (std + eps);
         let limit = (z > z_thresh)
-            .then(|| (*mean + z_thresh * std * (z_thresh / z).powf(falloff)) * clip_factor);
+            .then(|| (*mean + z_thresh * std * (z_thresh / z).powf(falloff)) * clip_factor)
+            // Where all norms were zero, nothing is usual yet.
+            .filter(|limit| original || *limit > 0.0);
         if limit.is_none() || !skip_update_on_spike {
             let seen = limit.unwrap_or(norm);
             *mean = alpha * *mean + (1.0 - alpha) * seen;

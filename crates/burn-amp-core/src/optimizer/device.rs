@@ -136,11 +136,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.scaler.account().error.take().map_or(Ok(()), Err)
     }
 
-    /// Resolves every step before it returns, from here on.
+    /// Whether every step is resolved before it returns, from here on.
     #[doc(hidden)]
-    pub fn resolve_each_step(&mut self) {
+    pub fn resolve_each_step(&mut self, each: bool) {
         self.resolve();
-        self.flight.is_off = true;
+        self.flight.is_off = each;
     }
 
     /// The inner optimizer, while steps are in flight.
@@ -250,6 +250,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 "it clips gradients (`with_clipping`) before the optimizer clips them too",
             ),
             (
+                !self.scaler.is_enabled(),
+                "it has no loss scale that could skip a step on the device: in bf16 and f32, set one that stays at 1, by \
+                `amp.with_scaler(GradScalerConfig::new().with_init_scale(1.0).with_dynamic(false))`",
+            ),
+            (
                 !self.scaler.can_step_on_device(),
                 "its loss scale is moved by the host: by a `GradScaler` without a `MixedPrecision`, by several optimizers, by a \
                 schedule that looks at gradients, or in steps that are no powers of two; or an observer looks at it",
@@ -269,14 +274,16 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         events: &VecDeque<BorderEvent>,
     ) -> Option<Start> {
         let (entries, event, pass) = self.find_gradients(lr, module, grads, events).ok()?;
-        // None where a hook has to see the gradients.
-        self.options.hooks.judge(None, None, module).ok()??;
+        // None where a hook has to see the gradients. Those that were asked before are asked again then, as if for the first time.
+        let mut hooks = self.options.hooks.clone();
+        hooks.judge(None, None, module).ok()??;
         let device_step = self.device_step(&entries)?;
         let inspected = Inspected {
             entries,
             event,
             status: inspect(pass).ok()?,
         };
+        self.options.hooks = hooks;
         Some((inspected, device_step))
     }
 

@@ -43,7 +43,9 @@ impl GradScaler {
         grads: impl Into<StepGradients>,
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
-        self.fill(window, Some(grads.into()), module)
+        let filled = self.fill(window, Some(grads.into()), module);
+        self.enter();
+        filled
     }
 
     /// Adds gradients to a window, or empties it.
@@ -158,6 +160,7 @@ impl GradScaler {
         if window.is_empty() {
             self.account().begin_call();
             self.account().outcome = Some(StepOutcome::NoGradients);
+            self.enter();
             return Ok(None);
         }
         let grads = self.fill(window, None, module)?;

@@ -74,7 +74,7 @@ pub trait Hook: Debug + Send + Sync + 'static {
     fn name(&self) -> &str;
 
     /// Judges a step whose gradients are finite, before they are clipped. What it changes in itself is undone if the step is refused with an
-    /// error.
+    /// error, or if the hook is asked again.
     ///
     /// A fused optimizer that does not wait asks first without a [status](Proposed::status): [`Verdict::Apply`] lets the
     /// device decide the step, [`Verdict::Wait`] has the status read, and the hook asked again. A hook that answers so changes nothing in

@@ -85,8 +85,9 @@ impl Hooks {
                 _ if step.is_on_device() => return Ok(None),
                 Verdict::Wait => {}
                 // Not a number, too.
-                Verdict::Clip { factor, .. } if !(0.0..=1.0).contains(&factor) => {
-                    let allowed = format!("between 0 and 1, for the hook `{}`", hook.name());
+                Verdict::Clip { factor, .. } if !(factor > 0.0 && factor <= 1.0) => {
+                    let hook = hook.name();
+                    let allowed = format!("above 0 and at most 1, for the hook `{hook}`");
                     return Err(AmpError::invalid("factor", factor, allowed));
                 }
                 Verdict::Clip { factor, reason } => {

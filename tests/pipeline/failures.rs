@@ -112,37 +112,6 @@ fn at_most_one_update_is_in_flight() {
     assert_eq!(steps.load(Ordering::SeqCst), 2);
 }
 
-/// Micro-batches wait in a queue for the optimizer's side, and the caller where it is full.
-#[test]
-fn a_full_queue_makes_the_training_wait() {
-    let mut trial = Trial::new(sgd().amp, |amp| {
-        let optim = ScaledOptimizer::new(SgdConfig::new().init(), amp);
-        optim.with_accumulation(100)
-    });
-    let (open, gate) = channel::<()>();
-    // The thread is busy with this.
-    let busy = move |_: &mut GradScaler| {
-        let _ = gate.recv();
-        Ok(())
-    };
-    trial.optim.queue(busy).unwrap();
-    let sent = Arc::new(AtomicUsize::new(0));
-    let count = sent.clone();
-    let training = thread::spawn(move || {
-        for step in 0..10 {
-            trial.step(step, false);
-            count.fetch_add(1, Ordering::SeqCst);
-        }
-        trial.optim.flush(1e-2, trial.net.clone());
-        trial.counters()
-    });
-    thread::sleep(Duration::from_millis(300));
-    assert!(sent.load(Ordering::SeqCst) <= 1, "the queue has no end");
-    drop(open);
-    assert_eq!(training.join().unwrap().steps(), 1);
-    assert_eq!(sent.load(Ordering::SeqCst), 10);
-}
-
 #[test]
 fn a_drop_finishes_what_is_on_its_way_and_says_so() {
     for synchronized in [false, true] {

@@ -60,12 +60,15 @@ fn optimizer_mut_reaches_the_inner_optimizer() {
 /// Which goes its own way, whether the host or the device decides its steps.
 #[test]
 fn a_clone_is_a_fork() {
-    fn check<O: ModuleOptim + Clone>(optim: O) {
+    fn is_sync<T: Send + Sync>(_: &T) {}
+
+    fn check<O: ModuleOptim + Clone + Send + Sync>(optim: O) {
         let mut optim = scaled(optim);
         let net = scaled_step(&mut optim, net(), 0);
         let before = state(optim.optimizer());
 
         let mut fork = optim.clone();
+        is_sync(&fork);
         let forked = scaled_step(&mut fork, net.clone(), 1);
         assert_eq!(state(optim.optimizer()), before);
         optim.synchronize().unwrap();

@@ -28,7 +28,7 @@ pub use panics::{panic_message, quietly};
 pub use player::Player;
 pub use run::{Run, Snapshot, resumed};
 pub use says::{is_error, no_warning, only, says, warns_once};
-pub use waited::Waited;
+pub use waited::{Observed, Waited};
 
 use burn::optim::{GradientsParams, SgdConfig};
 use burn_amp::{

@@ -107,18 +107,40 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
     }
 }
 
-/// A loss that is infinite ends the run as what it is, whether the step is waited for or known later.
+/// Whether the step is waited for or known later, and a loss that is infinite is not blamed on the scale. Another optimizer, of which nobody
+/// knows the kind, goes on with the model: it is stepped as Burn's.
 #[test]
-fn a_run_of_infinite_losses_is_not_blamed_on_the_scale() {
-    let run = Run::default().with_skips(3).with_gain(f32::INFINITY, 0..48);
-    let learners: [fn(&MixedPrecision) -> Made; 2] = [burns, crate::pipelined::learner];
-    for learner in learners {
-        let (done, error) = run.failed(learner);
-        let told = "the loss, or its gradient, is infinite or NaN: 4 steps in a row";
-        says(&done.error.unwrap(), [told]);
-        is_error(&error, "LossNotFinite", [told]);
-        assert_eq!(done.amp.loss_scale(), 65536.0);
-        assert_eq!(done.amp.counters().steps(), 4);
+fn what_ends_a_run_is_told_and_another_goes_on() {
+    let learners: [fn(&MixedPrecision) -> Made; 4] = [
+        burns,
+        crate::pipelined::learner,
+        crate::fused::learner,
+        crate::fused::in_a_pipeline,
+    ];
+    let infinite = "the loss, or its gradient, is infinite or NaN: 4 steps in a row";
+    for (gain, variant, told) in [
+        (f32::INFINITY, "LossNotFinite", infinite),
+        (
+            overflow(1e30),
+            "LossScaleExhausted",
+            "after 4 skipped steps",
+        ),
+    ] {
+        let run = Run::of(400).with_skips(3).with_gain(gain, 0..48);
+        for learner in learners {
+            let (done, error) = run.failed(learner);
+            says(&done.error.unwrap(), [told]);
+            is_error(&error, variant, [told]);
+            let (amp, before) = (done.amp, values(&net()));
+            assert_eq!(amp.loss_scale() == 65536.0, gain.is_infinite());
+            assert_eq!(amp.counters().steps(), 4);
+            assert!(values(&done.model) == before);
+
+            let again = Learner::new(done.model.train(), AdamConfig::new().init(), lr());
+            let done = Run::of(1).train(&temp_dir(), &amp, Ok(again)).finished();
+            assert_eq!(done.counters().steps(), 4 + 6);
+            assert!(values(&done.model) != before);
+        }
     }
 }
 
@@ -147,7 +169,6 @@ fn without_a_listener_the_message_is_that_of_a_panic() {
 fn a_failed_model_can_be_trained_again() {
     for (reload, listener, again, windows) in [
         (true, TRAINING, TRAINING, None),
-        (false, TRAINING, TRAINING, None),
         (true, TRAINING, TRAINING, Some(3)),
         (false, TRAINING, TRAINING, Some(3)),
         (false, TRAINING_AND_OWN, INTERRUPTER, Some(3)),

@@ -173,9 +173,43 @@ fn a_state_that_is_loaded_is_that_of_all() {
     assert_eq!(play(&mut players, "a! b. a. b."), "-9:0 +9:0 +9:0 +9:1");
     let record = players[0].optim.to_record();
     assert_eq!(play(&mut players, "b! b! b!"), "-8:0 -7:0 -6:0");
-    players[0].optim.load_record(record).unwrap();
-    let tracker = players[1].optim.scaler().growth_tracker();
-    assert_eq!((amp.loss_scale(), tracker), (512.0, 1));
+    let fresh = AmpRecord::from_bytes(SgdConfig::new().init().into_bytes().unwrap()).unwrap();
+    for (record, scale, tracker, steps) in [(record, 512.0, 1, 7), (fresh, 1024.0, 0, 5)] {
+        play(&mut players, "a.");
+        players[0].optim.load_record(record).unwrap();
+        let found = players[1].optim.scaler().growth_tracker();
+        assert_eq!((amp.loss_scale(), found), (scale, tracker));
+        // And so is what the handle shows: nothing of the run before.
+        assert_eq!(amp.counters().steps(), steps);
+        assert!(amp.last_outcome().is_none() && amp.last_status().is_none());
+    }
+}
+
+/// The handle counts the steps of all optimizers: of one that is dropped too, with steps that the device has decided. A record brings its
+/// own, in place of what its optimizer has counted.
+#[test]
+fn a_handle_counts_the_steps_of_all_optimizers() {
+    fn counted<O: ModuleOptim>(last: O) -> StepCounters {
+        let amp = amp(100);
+        let mut players = pair(&amp);
+        play(&mut players, "a! b. a. b! b.");
+        assert_eq!((amp.counters().steps(), amp.counters().skipped()), (5, 2));
+        let record = players[1].optim.to_record();
+        players[0].optim.load_record(record).unwrap();
+        play(&mut players, "a. a.");
+        let steps = [players[0].counters(), amp.counters()].map(|counters| counters.steps());
+        assert_eq!(steps, [5, 8]);
+        let mut last = burn_amp_tests::Player::with(last, players.remove(0).model, &amp);
+        drop(players);
+        last.train(0.1, loss(&last, 1.0));
+        last.train(0.1, loss(&last, OVERFLOW));
+        drop(last);
+        amp.counters()
+    }
+
+    let waited = counted(SgdConfig::new().init());
+    assert_eq!((waited.steps(), waited.skipped()), (10, 3));
+    assert_eq!(counted(FusedSgd::new(SgdConfig::new())), waited);
 }
 
 /// The warnings of steps with or without a scope.

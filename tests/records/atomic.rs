@@ -145,7 +145,7 @@ fn a_place_that_cannot_be_written_is_named() {
     fs::write(path.join("inside"), "kept").unwrap();
     for path in [&path, &folder.path().join("missing/optim.bpk")] {
         assert_names(&adam().save(path).unwrap_err(), path);
-        assert_names(&adam().scaler().save(path).unwrap_err(), path);
+        assert_names(&adam().scaler().to_record().save(path).unwrap_err(), path);
     }
     assert_eq!(names(folder.path()), ["optim.bpk"]);
     assert_eq!(fs::read_to_string(path.join("inside")).unwrap(), "kept");

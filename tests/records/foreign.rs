@@ -13,7 +13,7 @@ fn files() -> TempDir {
     let small = Small::new(DType::F32).train(&mut optim, 0..3, &[]);
     optim.save(path("adam.bpk")).unwrap();
     optim.optimizer().save(path("plain_adam.bpk")).unwrap();
-    optim.scaler().save(path("scaler.bpk")).unwrap();
+    optim.scaler().to_record().save(path("scaler.bpk")).unwrap();
     let mut optim = trained(momentum(), DType::F32, 0..3, &[]);
     optim.save(path("momentum.bpk")).unwrap();
     small.save_file(path("model.bpk")).unwrap();

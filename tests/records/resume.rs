@@ -44,7 +44,11 @@ fn every_schedule_in_mixed_precision() {
         Schedule::near_top(),
     ] {
         let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
-        let build = || Run::scheduled(sgd.init(), schedule);
+        let config = at_scale(65536.0)
+            .with_growth_interval(5)
+            .with_warmup_steps(40);
+        let schedule = config.with_schedule(schedule).schedule().unwrap();
+        let build = || Run::at_border(sgd.init(), schedule.clone());
         resumed(folder.path(), build, STEPS / 2, STEPS);
     }
 }

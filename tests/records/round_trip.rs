@@ -28,7 +28,7 @@ fn seasoned() -> GradScaler {
 /// A record as it is, and by every way through which one goes. The scaler's state is in each, and can be read alone.
 fn in_every_way(record: &AmpRecord, scaler: &GradScaler) -> [AmpRecord; 3] {
     let (folder, path) = place("record");
-    record.save(&path).unwrap();
+    record.clone().save(&path).unwrap();
     assert!(folder.path().join("record.bpk").is_file());
     let from_file = AmpRecord::load(&path).unwrap();
     let bytes = from_file.clone().into_bytes().unwrap();

@@ -51,11 +51,3 @@ impl<F: FnMut(Vec<f32>)> ModuleOptim for Observed<F> {
         self.0.step(lr, module, grads)
     }
 }
-
-impl TryFrom<Waited<FusedAdam>> for ModuleOptimizer {
-    type Error = AmpError;
-
-    fn try_from(optim: Waited<FusedAdam>) -> Result<Self, AmpError> {
-        optim.0.into_inner()
-    }
-}

@@ -80,17 +80,8 @@ fn refusal<M: Module, O: ModuleOptim>(
     }
 }
 
-fn fused(amp: &MixedPrecision) -> ScaledOptimizer<FusedAdam> {
-    ScaledOptimizer::new(adam(), amp)
-}
-
 fn begun() -> Run<FusedAdam> {
     super::run::begun(adam(), GradScalerConfig::new())
-}
-
-fn parts() -> (MixedPrecision, Net, ScaledOptimizer<FusedAdam>) {
-    let run = begun();
-    (run.amp, run.model, run.optim)
 }
 
 fn here() -> Batch {
@@ -99,7 +90,11 @@ fn here() -> Batch {
 
 #[test]
 fn optimizers_that_wait_are_refused() {
-    let (amp, net, optim) = parts();
+    let Run {
+        amp,
+        model: net,
+        optim,
+    } = begun();
     let of = |net: &Net, batch| loss(&amp, net, batch);
     let plain = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
     let windowed = optim.with_accumulation(AccumulationConfig::new(2));
@@ -109,7 +104,9 @@ fn optimizers_that_wait_are_refused() {
 
 #[test]
 fn what_a_replay_would_repeat_is_refused() {
-    let (amp, net, _) = parts();
+    let Run {
+        amp, model: net, ..
+    } = begun();
     let reads = |net: &Net, batch: Batch| {
         let loss = loss(&amp, net, batch);
         let value = loss.clone().into_scalar::<f32>();
@@ -133,7 +130,7 @@ fn what_a_replay_would_repeat_is_refused() {
     let draws = |model: &Dropped, (x, factor): Batch| {
         loss(&amp, &model.net, (model.dropout.forward(x), factor))
     };
-    let optim = || fused(&amp);
+    let optim = || ScaledOptimizer::new(adam(), &amp);
     for (error, with) in [
         (refusal(&net, optim(), reads), "reads a tensor"),
         (refusal(&net, optim(), sends), "values of the host"),
@@ -159,7 +156,8 @@ fn where_nothing_is_recorded_dropout_is_warned_of() {
             dropout: DropoutConfig::new(0.5).init(),
         };
         let of = |model: &Dropped, x: Tensor<2>| model.net.forward(x).mean();
-        CapturedStep::new(model, fused(&MixedPrecision::f16()), of).unwrap();
+        let optim = ScaledOptimizer::new(adam(), &MixedPrecision::f16());
+        CapturedStep::new(model, optim, of).unwrap();
     });
     says(
         only(&lines),
@@ -177,7 +175,11 @@ pub fn has_graphs() -> bool {
 /// After a refusal, model and optimizer are as they were, and train on.
 #[test]
 fn a_refusal_changes_nothing() {
-    let (amp, net, optim) = parts();
+    let Run {
+        amp,
+        model: net,
+        optim,
+    } = begun();
     let before = parameters(&net);
     let refuse = Cell::new(has_graphs());
     let of = |net: &Net, batch: Batch| {

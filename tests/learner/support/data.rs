@@ -78,6 +78,20 @@ pub fn loader(
     builder.build(samples)
 }
 
+/// Samples that somebody watches: each is only there if that succeeds.
+pub struct Watched<F>(pub InMemDataset<Sample>, pub F);
+
+impl<F: Fn() -> Result<(), DatasetError> + Send + Sync> Dataset<Sample> for Watched<F> {
+    fn get(&self, index: usize) -> Result<Sample, DatasetError> {
+        (self.1)()?;
+        self.0.get(index)
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
 /// The batches of these samples, in their order, where the training computes.
 pub fn batches(samples: &[Sample]) -> Vec<Batch> {
     let loader = loader(InMemDataset::new(samples.to_vec()), None).to_device(&device());

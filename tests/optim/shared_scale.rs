@@ -63,11 +63,8 @@ fn play(players: &mut [Player], script: &str) -> String {
         let steps = early.into_iter();
         done.extend(steps.map(|(who, grads)| step(&mut players[who], grads)));
         let scaler = players[0].optim.scaler();
-        format!(
-            "{done}{}:{}",
-            scaler.loss_scale().log2(),
-            scaler.growth_tracker()
-        )
+        let (exponent, tracker) = (scaler.loss_scale().log2(), scaler.growth_tracker());
+        format!("{done}{exponent}:{tracker}")
     };
     script.split(' ').map(group).collect::<Vec<_>>().join(" ")
 }

@@ -7,21 +7,12 @@ use crate::support::*;
 
 /// A scaler with nothing at its default, some steps old.
 fn seasoned() -> GradScaler {
-    let scaler = at_scale(512.0)
-        .with_growth_factor(4.0)
-        .with_backoff_factor(0.25)
-        .with_growth_interval(7)
-        .with_min_scale(Some(2.0))
-        .with_max_scale(Some(4096.0))
-        .with_hysteresis(3)
-        .with_consecutive_hysteresis(true)
-        .init()
-        .unwrap();
+    let scaler = crate::golden::recipe::settings().init().unwrap();
     let optim = ScaledOptimizer::new(adam().into_inner(), scaler);
-    let optim = trained(optim, DType::F32, 0..9, &[0, 1, 2, 8]);
+    let optim = trained(optim, DType::F32, 0..9, &[0, 1, 2, 3, 8]);
     let (scaler, counters) = (optim.scaler().clone(), optim.scaler().counters());
-    assert_eq!((scaler.loss_scale(), scaler.growth_tracker()), (128.0, 0));
-    assert_eq!((counters.skipped(), counters.consecutive_skips()), (4, 1));
+    assert_eq!((scaler.loss_scale(), scaler.growth_tracker()), (256.0, 0));
+    assert_eq!((counters.skipped(), counters.consecutive_skips()), (5, 1));
     scaler
 }
 

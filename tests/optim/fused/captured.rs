@@ -38,27 +38,21 @@ fn a_gpt() {
         token: EmbeddingConfig::new(20, 16).init(&device),
         blocks: blocks.init(&device),
     };
-    let parts = || {
-        let amp = MixedPrecision::f16();
-        let (gpt, optim) = amp.prepare(gpt.clone(), adam());
-        (amp, gpt, optim)
-    };
+    let play = || burn_amp_tests::Player::with(adam(), gpt.clone(), &MixedPrecision::f16());
+    let (mut eager, other) = (play(), play());
     let batch = |step: i64| {
         let tokens = Tensor::<1, Int>::arange(step..step + 24, &device).remainder_scalar(20);
         tokens.reshape([3, 8])
     };
-    let (amp, mut eager, mut by_one) = parts();
-    let (other, net, optim) = parts();
-    let of = |gpt: &Gpt, tokens| gpt.loss(&other, tokens);
-    let mut recorded = CapturedStep::new(net, optim, of).unwrap();
+    let of = |gpt: &Gpt, tokens| gpt.loss(&other.amp, tokens);
+    let mut recorded = CapturedStep::new(other.model, other.optim, of).unwrap();
     for step in 0..20 {
-        let expected = eager.loss(&amp, batch(step));
-        let grads = GradientsParams::from_grads(expected.clone().backward(), &eager);
-        eager = by_one.step(1e-2, eager, grads);
+        let expected = eager.model.loss(&eager.amp, batch(step));
+        eager.train(1e-2, expected.clone());
         let found = recorded.step(1e-2, batch(step)).unwrap().into_data();
         assert_eq!(found, expected.inner().into_data(), "step {step}");
     }
-    assert!(parameters(&recorded.into_parts().0) == parameters(&eager));
+    assert!(parameters(&recorded.into_parts().0) == parameters(&eager.model));
 }
 
 /// With a layer that draws random numbers.

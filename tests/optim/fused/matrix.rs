@@ -159,12 +159,8 @@ fn pending<O: ModuleOptim + Clone>(name: &str, optim: O, plan: Plan) {
     same_bits(name, &plan, Executor::Run(own), Executor::Run(&mut waited));
     if plan.is_captured {
         let (own, recorded) = (&mut plan.run(optim.clone()), &mut captured(plan.run(optim)));
-        same_bits(
-            name,
-            &plan,
-            Executor::Run(own),
-            Executor::Captured(recorded),
-        );
+        let (one, other) = (Executor::Run(own), Executor::Captured(recorded));
+        same_bits(name, &plan, one, other);
         assert_eq!(recorded.shapes(), if has_graphs() { 2 } else { 0 });
     }
 }

@@ -13,8 +13,8 @@ const LEARNERS: [fn(&MixedPrecision) -> Made; 3] = [burns, learner, crate::pipel
 #[test]
 fn it_trains_as_burns_and_each_resumes_from_the_others_checkpoints() {
     let expected = Run::shuffled().launch();
-    for first in 0..3 {
-        let half = Run::shuffled().until(2).launch_with(LEARNERS[first]);
+    for (first, learner) in LEARNERS.into_iter().enumerate() {
+        let half = Run::shuffled().until(2).launch_with(learner);
         let counters = half.stored(2).counters().unwrap();
         assert_eq!(counters, half.counters());
         for (second, learner) in LEARNERS.into_iter().enumerate() {

@@ -8,16 +8,7 @@ mod alone;
 mod launches;
 
 use alone::{GPT2, alone, cube, most_launches, settle};
-use burn::{
-    module::{Module, Param},
-    nn::LinearConfig,
-    optim::{AdamConfig, GradientsParams},
-    tensor::{DType, Device, Tensor},
-};
-use burn_amp::{
-    GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer, gradients::UnscaledGradients,
-    optim::FusedAdam, torch::GradScaler,
-};
+use burn_amp_tests::prelude::*;
 use cubecl::MemoryScope;
 use launches::names;
 use std::thread;
@@ -54,15 +45,12 @@ fn gradients(weights: &Weights) -> GradientsParams {
 }
 
 fn unscaled(weights: &Weights, scaler: &GradScaler) -> UnscaledGradients {
-    scaler.scale(());
-    let scaled = scaler.scaled(gradients(weights)).unwrap();
+    let scaled = scaled_by_hand(scaler, gradients(weights));
     scaler.unscale(scaled, weights).unwrap()
 }
 
 fn scaler(own_dtype: bool) -> GradScaler {
-    let config = GradScalerConfig::new()
-        .with_init_scale(8.0)
-        .with_parameter_dtype_gradients(own_dtype);
+    let config = at_scale(8.0).with_parameter_dtype_gradients(own_dtype);
     config.init().unwrap()
 }
 
@@ -83,8 +71,7 @@ fn clipping_by_a_global_norm_is_a_few_launches() {
     let range = 1..=most_launches(7) + 1;
     assert!(range.contains(&seen.len()), "{} launches", seen.len());
     for param in &weights {
-        let grad = grads.get::<2>(param.id).unwrap();
-        let values: Vec<f32> = grad.into_data().iter().collect();
+        let values = values(grads.get::<2>(param.id).unwrap());
         assert!(values.iter().all(|value| (value - 0.25).abs() < 1e-6));
     }
 }
@@ -101,8 +88,7 @@ fn gradients_that_keep_their_dtype_take_one_pass() {
     let scaler = scaler(true);
     // Compiled, and read once.
     drop(unscaled(&weights, &scaler));
-    scaler.scale(());
-    let scaled = scaler.scaled(gradients(&weights)).unwrap();
+    let scaled = scaled_by_hand(&scaler, gradients(&weights));
     settle(&device);
     let (grads, seen) = names(|| scaler.unscale(scaled, &weights).unwrap());
     let is_ours = |name: &&str| name.contains("burn_amp_kernels");
@@ -127,24 +113,19 @@ fn a_step_that_nobody_waits_for_reads_nothing() {
         let inner = device.clone().inner();
         let read = || largest_read(&inner, MemoryScope::CurrentStream);
         let linear = LinearConfig::new(4, 2).init(&device);
-        let mut model = linear.apply_reparameterization(amp.clone());
         let adam = FusedAdam::new(AdamConfig::new());
-        let mut optim = ScaledOptimizer::new(adam, &amp);
+        let mut run = Player::with(adam, linear, &amp);
         let before = read();
         for step in 0..10 {
-            let output = amp.autocast(Tensor::<2>::ones([3, 4], &device), |x| model.forward(x));
-            let factor = if step == 4 { 1e9 } else { 1.0 };
-            let grads = GradientsParams::from_grads((output.mean() * factor).backward(), &model);
-            model = optim.step(0.1, model, grads);
+            let output = amp.autocast(Tensor::<2>::ones([3, 4], &device), |x| run.model.forward(x));
+            run.train(0.1, output.mean() * if step == 4 { 1e9 } else { 1.0 });
             assert_eq!(read(), before, "step {step}");
         }
-        optim.synchronize().unwrap();
+        run.optim.synchronize().unwrap();
         assert_eq!(read(), before, "when somebody waits");
-        assert_eq!(optim.scaler().counters().steps(), 10);
-        assert_eq!(optim.scaler().counters().skipped(), 1);
+        assert_eq!((run.counters().steps(), run.counters().skipped()), (10, 1));
         // A read is seen.
-        let weight = model.weight.base().clone().into_data();
-        weight.iter::<f32>().count();
+        values(run.model.weight.base().clone());
         assert!(before.is_none() || before < read(), "{before:?}");
     });
     stepping.join().unwrap();
@@ -154,16 +135,15 @@ fn a_step_that_nobody_waits_for_reads_nothing() {
 #[test]
 #[cfg(feature = "wgpu")]
 fn a_device_starts_before_another_is_read() {
-    use burn::tensor::DeviceKind;
+    use burn::tensor::DeviceKind::{Cpu, DefaultDevice};
 
     let _alone = alone();
     // Another device than that of the tests before, which have read it.
-    let [first, second] = [DeviceKind::Cpu, DeviceKind::DefaultDevice].map(Device::wgpu);
+    let [first, second] = [Cpu, DefaultDevice].map(Device::wgpu);
     let value = |device| Param::from_tensor(Tensor::ones([4, 48], device));
     let weights = vec![value(&first), value(&second)];
     let scaler = scaler(false);
-    scaler.scale(());
-    let scaled = scaler.scaled(gradients(&weights)).unwrap();
+    let scaled = scaled_by_hand(&scaler, gradients(&weights));
     settle(&first);
     settle(&second);
 

@@ -1,6 +1,6 @@
 //! A run that is killed in the middle of an epoch, and resumed by another process.
 
-use std::{fs, path::PathBuf, process::abort, thread::sleep, time::Duration};
+use std::{fs, process::abort, thread::sleep, time::Duration};
 
 use crate::support::*;
 
@@ -8,30 +8,6 @@ use crate::support::*;
 const MARKER: &str = "in the middle of epoch 3";
 
 /// In the third epoch of four, after three of its six steps, the process ends, as by `kill -9`: nothing is closed or written any more.
-struct Deadly {
-    samples: InMemDataset<Sample>,
-    monitor: MixedPrecision,
-    folder: PathBuf,
-}
-
-impl Dataset<Sample> for Deadly {
-    fn get(&self, index: usize) -> Result<Sample, DatasetError> {
-        if self.monitor.counters().steps() >= 15 {
-            // Burn writes checkpoints in a thread of its own.
-            while Resume::check(&self.folder, 2).is_err() {
-                sleep(Duration::from_millis(5));
-            }
-            fs::write(self.folder.join(MARKER), "").unwrap();
-            abort();
-        }
-        self.samples.get(index)
-    }
-
-    fn len(&self) -> usize {
-        self.samples.len()
-    }
-}
-
 #[test]
 #[ignore = "runs in a process of its own, which is killed"]
 fn child_trains_until_it_is_killed() {
@@ -39,11 +15,19 @@ fn child_trains_until_it_is_killed() {
     let run = Run::shuffled();
     let amp = run.amp();
     let learner = burns(&amp).unwrap();
-    let samples = Deadly {
-        samples: InMemDataset::new(run.samples.clone()),
-        monitor: amp.clone(),
-        folder: folder.clone(),
+    let own = folder.clone();
+    let kill = move || {
+        if amp.counters().steps() < 15 {
+            return Ok(());
+        }
+        // Burn writes checkpoints in a thread of its own.
+        while Resume::check(&own, 2).is_err() {
+            sleep(Duration::from_millis(5));
+        }
+        fs::write(own.join(MARKER), "").unwrap();
+        abort();
     };
+    let samples = Watched(InMemDataset::new(run.samples.clone()), kill);
     let samples = loader(samples, run.shuffle);
     run.training_on(samples, &folder).launch(learner);
     unreachable!("it goes on after its end");

@@ -40,26 +40,18 @@ fn a_learner_that_cannot_be_made_returns_the_model() {
     assert_eq!(numbers(&*refused.module), numbers(&net()));
 }
 
-/// Samples that are not there.
-struct Unreadable;
-
-impl Dataset<Sample> for Unreadable {
-    fn get(&self, _index: usize) -> Result<Sample, DatasetError> {
-        let error = std::io::Error::other("it cannot be read");
-        Err(DatasetError::new(error))
-    }
-
-    fn len(&self) -> usize {
-        8
-    }
-}
-
 /// Burn's own failure is an error too, and nothing of it is left for the next run on the same handle.
 #[test]
 fn what_ends_a_run_in_burn_is_an_error() {
     let (run, folder) = (Run::of(1), temp_dir());
     let amp = run.amp();
-    let unreadable = run.training_on(loader(Unreadable, None), folder.path());
+    let fail = || {
+        Err(DatasetError::new(std::io::Error::other(
+            "it cannot be read",
+        )))
+    };
+    let unreadable = Watched(InMemDataset::new(samples(8)), fail);
+    let unreadable = run.training_on(loader(unreadable, None), folder.path());
     let failed = amp.launch(unreadable, net(), AdamConfig::new().init(), lr());
     let failed = failed.map(drop).unwrap_err();
     is_error(&failed.error, "RunFailed", ["it cannot be read"]);

@@ -9,7 +9,6 @@ mod evaluator;
 mod fused;
 mod golden;
 mod killed;
-mod later;
 mod launch;
 mod learning;
 mod master;

@@ -33,33 +33,12 @@ fn a_learner_steps_as_a_loop_by_hand() {
     assert!(values(&done.model) != values(&run.launch().model));
 }
 
-/// Turned off, it is the run without it, clipped or not: the model, and every byte of its checkpoints.
+/// Turned off, it is the run without it: the model, and every byte of its checkpoints.
 #[test]
 fn a_synchronous_run_is_the_one_without_a_pipeline() {
-    let clip = |amp: &MixedPrecision| adam(amp).with_clipping(GradientClip::Value(1e-4));
-    let optims: [fn(&MixedPrecision) -> ScaledOptimizer; 2] = [adam, clip];
-    let [plain, clipped] = optims.map(|optim| {
-        let plain = Run::shuffled().launch_with(with(optim));
-        let synchronous = with(|amp| pipelined(optim(amp)).with_synchronous(true));
-        let synchronous = Run::shuffled().launch_with(synchronous);
-        assert_same(&plain, &synchronous);
-        values(&plain.model)
-    });
-    assert!(plain != clipped);
-}
-
-/// A run may be resumed without the pipeline, and one without it with it.
-#[test]
-fn checkpoints_know_nothing_of_the_pipeline() {
-    let both: [fn(&MixedPrecision) -> Made; 2] = [burns, learner];
-    for [first, second] in [both, [both[1], both[0]]] {
-        let half = Run::shuffled().until(2).launch_with(first);
-        let counters = half.stored(2).counters().unwrap();
-        assert_eq!(counters, half.counters());
-        let done = Run::shuffled().resumed(2).launch_in(&half.folder, second);
-        assert_eq!(done.counters().steps(), 24);
-        assert!(done.counters().skipped() > counters.skipped());
-    }
+    let synchronous = with(|amp| pipelined(adam(amp)).with_synchronous(true));
+    let run = Run::shuffled();
+    assert_same(&run.launch(), &run.launch_with(synchronous));
 }
 
 /// Counts the steps that are applied.

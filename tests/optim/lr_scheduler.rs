@@ -55,15 +55,8 @@ fn steps(run: &mut Player, lr: &mut ScaledLrScheduler, calls: &str) -> String {
     calls.chars().map(&mut rate_of).collect()
 }
 
-/// Where the device has no f16, the scaler tests all the same.
 fn amp() -> MixedPrecision {
-    let half = MixedPrecision::f16();
-    match half.check_device(&Device::default()) {
-        Ok(()) => half,
-        Err(_) => MixedPrecision::f32()
-            .with_scaler(GradScalerConfig::new())
-            .unwrap(),
-    }
+    narrowest().with_scaler(GradScalerConfig::new()).unwrap()
 }
 
 /// A window of micro-batches is one step, and what is left of one. Gradients that are discarded or refused are none. Nothing is skipped

@@ -9,4 +9,3 @@ mod several_devices;
 mod shared_scale;
 mod support;
 mod unsupported;
-mod wrapped;

@@ -187,11 +187,8 @@ fn by_hand(pair: &Small) -> (GradScaler, UnscaledGradients) {
 
 const FAILING: [fn(Small) -> Stepped; 5] = [
     |pair| {
-        STEPS[0](
-            &mut limited(),
-            &pair,
-            gradients_of(&pair, RIGHT, f32::INFINITY),
-        )
+        let bad = gradients_of(&pair, RIGHT, f32::INFINITY);
+        STEPS[0](&mut limited(), &pair, bad)
     },
     |pair| STEPS[2](&mut limited(), &pair, gradients_of(&pair, RIGHT, f32::NAN)),
     |pair| STEPS[2](&mut limited(), &pair, gradients(&pair, WRONG[0])),

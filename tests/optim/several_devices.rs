@@ -1,5 +1,6 @@
 //! Gradients of parts of a batch, as several devices compute them: `step_multi` and `sum_of_devices`.
 
+use burn_amp_tests::trial::Trial;
 use half::f16;
 
 use crate::support::*;
@@ -13,25 +14,15 @@ fn follows_burn_and_skips_on_an_overflow_in_one_part() {
 /// Each part fits into f16, and their sum does not: it must not be taken there.
 #[test]
 fn half_precision_parts_are_summed_in_full_precision() {
-    let half = |values: [f32; 2], device: &Device| {
-        Tensor::<1>::from_data(values.map(f16::from_f32), (device, DType::F16))
-    };
-    let param = Param::from_tensor(half([1.0; 2], &flex()));
-    let part = || {
-        let mut grads = GradientsParams::new();
-        grads.register(param.id, half([60000.0, 0.5], &Device::flex()));
-        grads
-    };
     let config = GradScalerConfig::new().with_parameter_dtype_gradients(true);
-    let mut optim = sgd_under(config);
-    let sum = sum_of_devices(multi(&Device::flex(), vec![part(), part()]), &param);
-    let sum = scaled_by_hand(optim.scaler(), sum);
-    let param = optim.step(1.0, param.clone(), sum);
-
-    let status = optim.scaler().last_status().unwrap();
-    assert!(!status.has_overflow());
+    let optim = sgd_under(config);
+    let mut run = Trial::new(optim).with_dtype(DType::F16);
+    let part = || run.model.plain([60000.0; 10]);
+    let parts = multi(&Device::default(), vec![part(), part()]);
+    let sum = sum_of_devices(parts, &run.model);
+    run.take(scaled_by_hand(run.optim.scaler(), sum));
+    assert!(!run.status().has_overflow());
     let expected = f64::from(f16::from_f32(120000.0 / 65536.0).to_f32());
-    assert_eq!(status.max_abs(), expected);
-    let rounded = f16::from_f64(1.0 - expected).to_f32();
-    assert_eq!(values(param.val())[0], rounded);
+    assert_eq!(run.status().max_abs(), expected);
+    assert_eq!(run.values(), [-expected; 10]);
 }

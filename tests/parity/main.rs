@@ -1,9 +1,8 @@
 //! Parity with other systems: every test here reads all traces of its prefix in `tests/reference/`.
 
-mod deepspeed;
 mod device_scale;
 mod fairscale;
-mod megatron;
+mod hysteresis;
 mod openseq2seq;
 mod own_schedules;
 mod popart;
@@ -24,14 +23,6 @@ fn settings(params: &Value, names: &[(&str, &str)]) -> GradScalerConfig {
     };
     let fields = names.iter().map(field).collect();
     serde_json::from_value(Value::Object(fields)).unwrap()
-}
-
-/// Whether each step of a trace overflows, and what is expected of it.
-fn steps(trace: &Value) -> impl Iterator<Item = (bool, &Value)> {
-    let [overflow, expected] = ["overflow", "expected"].map(|field| list(&trace[field]));
-    assert_eq!(overflow.len(), expected.len());
-    let overflow = overflow.iter().map(|overflow| overflow.as_bool().unwrap());
-    overflow.zip(expected)
 }
 
 /// A schedule that has another value in this place of its stored state.

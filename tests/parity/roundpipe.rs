@@ -5,30 +5,14 @@ use burn_amp_tests::prelude::*;
 use serde_json::Value;
 use std::sync::{Arc, Mutex};
 
-/// Notes the gradients that it steps with.
-struct Noting {
-    inner: ModuleOptimizer,
-    gradients: Arc<Mutex<Vec<f32>>>,
-}
-
-impl ModuleOptim for Noting {
-    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
-        let found = gradients_by_path(&grads, &module).into_iter();
-        let values = found.flat_map(|(.., values)| values);
-        self.gradients.lock().unwrap().extend(values);
-        self.inner.step(lr, module, grads)
-    }
-}
-
 fn compare(trace: &Value) {
     let id = &trace["id"];
     let config: GradScalerConfig = serde_json::from_value(trace["params"].clone()).unwrap();
     let config = config.with_max_consecutive_skips(None);
-    let gradients = Arc::new(Mutex::new(Vec::new()));
-    let inner = Noting {
-        inner: SgdConfig::new().init(),
-        gradients: gradients.clone(),
-    };
+    let gradients = Arc::new(Mutex::new(Vec::<f32>::new()));
+    let noted = gradients.clone();
+    let note = move |values| noted.lock().unwrap().extend(values);
+    let inner = Observed(SgdConfig::new().init(), note);
     let optim = ScaledOptimizer::new(inner, config.init().unwrap());
     let mut optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
     let device = Device::flex().autodiff();

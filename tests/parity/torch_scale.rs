@@ -1,6 +1,6 @@
 //! PyTorch's `GradScaler`: scale and growth tracker after every event, bit for bit.
 
-use burn_amp_tests::prelude::*;
+use burn_amp_tests::{prelude::*, trial::ByHand};
 use serde_json::Value;
 
 use crate::{device_scale::Verdicts, list, set, with};
@@ -158,44 +158,40 @@ fn parity_torch_scale_through_grad_scaler() {
     for (name, trace) in traces::<Value>("torch_scale_traces") {
         let (config, events) = shared(&trace);
         let config = config.with_max_consecutive_skips(None);
-        let mut scaler = config.init().unwrap();
-        let mut optim = SgdConfig::new().init();
-        let mut module = [(); 2].map(|()| Param::from_tensor(Tensor::ones([3], &device())));
+        let module = [(); 2].map(|()| Param::from_tensor(Tensor::ones([3], &device())));
+        let mut run = ByHand::of(module, config);
         for (step, (event, expected)) in events.into_iter().enumerate() {
             let at = format!("{name}, event {step}");
             match event["op"].as_str().unwrap() {
                 "step" => {
-                    let grads = gradients(&module, event, scaler.loss_scale());
-                    let grads = scaled_by_hand(&scaler, grads);
-                    let grads = scaler.unscale(grads, &module).unwrap();
-                    let before = numbers(&module);
-                    module = scaler.step(&mut optim, 0.1, module, grads);
+                    let grads = run.unscale(gradients(&run.model, event, run.scale()));
+                    let before = numbers(&run.model);
+                    run.take(grads).unwrap();
                     let stepped = &expected["stepped"];
-                    let applied = scaler.last_outcome().unwrap().is_stepped();
-                    assert_eq!(applied, *stepped, "{at}");
-                    assert_eq!(numbers(&module) != before, *stepped, "{at}");
+                    assert_eq!(run.outcome().unwrap().is_stepped(), *stepped, "{at}");
+                    assert_eq!(numbers(&run.model) != before, *stepped, "{at}");
                     match event["new_scale"].as_f64() {
-                        Some(scale) => scaler.update_to(scale).unwrap(),
-                        None => scaler.update().unwrap(),
+                        Some(scale) => run.scaler.update_to(scale).unwrap(),
+                        None => run.scaler.update().unwrap(),
                     };
                 }
                 "set" => {
                     let (field, value) = setting(event);
-                    set(&mut scaler, field, value).unwrap();
+                    set(&mut run.scaler, field, value).unwrap();
                 }
                 _ => {
-                    let record = scaler.to_record().with_settings();
-                    scaler = config.init().unwrap();
-                    scaler.load_record(record.with_settings()).unwrap();
+                    let record = run.scaler.to_record().with_settings();
+                    run.scaler = config.init().unwrap();
+                    run.scaler.load_record(record.with_settings()).unwrap();
                 }
             }
             // PyTorch backs off to scales that have no inverse in f32, and to zero. So does the schedule; a scaler stays above them.
             let scale = f64::from(f32::from_bits(scale_bits(expected)));
             if (1.0 / scale) as f32 == f32::INFINITY {
-                assert!(scaler.loss_scale() > 0.0, "{at}");
+                assert!(run.scale() > 0.0, "{at}");
                 break;
             }
-            assert_state(&scaler.schedule(), expected, &at);
+            assert_state(&run.scaler.schedule(), expected, &at);
         }
     }
 }

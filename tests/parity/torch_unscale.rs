@@ -8,42 +8,33 @@ fn bits(hex: &Value) -> u32 {
     u32::from_str_radix(hex.as_str().unwrap(), 16).unwrap()
 }
 
-fn dtype(case: &Value) -> FloatDType {
+/// The case's dtype, a value of these bits in it, and a value rounded to it.
+type Kind = (FloatDType, fn(u32) -> f32, fn(f32) -> f32);
+
+fn kind(case: &Value) -> Kind {
     match case["dtype"].as_str().unwrap() {
-        "torch.float32" => FloatDType::F32,
-        "torch.float16" => FloatDType::F16,
-        "torch.bfloat16" => FloatDType::BF16,
+        "torch.float32" => (FloatDType::F32, f32::from_bits, |value| value),
+        "torch.float16" => (
+            FloatDType::F16,
+            |bits| f16::from_bits(bits as u16).to_f32(),
+            |value| f16::from_f32(value).to_f32(),
+        ),
+        "torch.bfloat16" => (
+            FloatDType::BF16,
+            |bits| bf16::from_bits(bits as u16).to_f32(),
+            |value| bf16::from_f32(value).to_f32(),
+        ),
         other => panic!("unknown dtype {other}"),
-    }
-}
-
-/// A value of the case's dtype.
-fn widened(hex: &Value, dtype: FloatDType) -> f32 {
-    match dtype {
-        FloatDType::F16 => f16::from_bits(bits(hex) as u16).to_f32(),
-        FloatDType::BF16 => bf16::from_bits(bits(hex) as u16).to_f32(),
-        _ => f32::from_bits(bits(hex)),
-    }
-}
-
-fn rounded(value: f32, dtype: FloatDType) -> f32 {
-    match dtype {
-        FloatDType::F16 => f16::from_f32(value).to_f32(),
-        FloatDType::BF16 => bf16::from_f32(value).to_f32(),
-        _ => value,
-    }
-}
-
-fn smallest_normal(dtype: FloatDType) -> f32 {
-    match dtype {
-        FloatDType::F16 => f16::MIN_POSITIVE.to_f32(),
-        _ => f32::MIN_POSITIVE,
     }
 }
 
 /// Checks one case and tells whether it is a departure: a value that only unscaling made infinite.
 fn check(case: &Value, parameter_dtype: bool, at: &str) -> bool {
-    let (device, dtype) = (Device::default(), dtype(case));
+    let (device, (dtype, value, rounded)) = (Device::default(), kind(case));
+    let smallest_normal = match dtype {
+        FloatDType::F16 => f16::MIN_POSITIVE.to_f32(),
+        _ => f32::MIN_POSITIVE,
+    };
     let scale = case["scale"].as_f64().unwrap();
     let [input, output] = ["input", "output"].map(|field| crate::list(&case[field]));
     let inverse = (1.0 / f64::from(scale as f32)) as f32;
@@ -53,7 +44,7 @@ fn check(case: &Value, parameter_dtype: bool, at: &str) -> bool {
         .with_dynamic(false)
         .with_parameter_dtype_gradients(parameter_dtype);
     let scaler = config.init().unwrap();
-    let input: Vec<f32> = (input.iter().map(|hex| widened(hex, dtype))).collect();
+    let input: Vec<f32> = (input.iter().map(|hex| value(bits(hex)))).collect();
     let input = Tensor::<1>::from_data(input.as_slice(), (&device, dtype.into()));
     let (unscaled, found) = crate::unscaled(&scaler, input);
     let expected_dtype = match parameter_dtype {
@@ -63,11 +54,11 @@ fn check(case: &Value, parameter_dtype: bool, at: &str) -> bool {
     assert_eq!(found.dtype(), expected_dtype, "{at}");
     let values: Vec<f32> = found.cast(FloatDType::F32).try_to_vec_as().unwrap();
     for (position, (ours, theirs)) in values.iter().zip(output).enumerate() {
-        let (ours, theirs) = (rounded(*ours, dtype), widened(theirs, dtype));
+        let (ours, theirs) = (rounded(*ours), value(bits(theirs)));
         // The payload of a NaN is nobody's contract.
         let both_nan = ours.is_nan() && theirs.is_nan();
         // Not every device keeps what is subnormal.
-        let is_lost = ours == 0.0 && theirs.abs() < smallest_normal(dtype);
+        let is_lost = ours == 0.0 && theirs.abs() < smallest_normal;
         let flushed = device != Device::flex() && is_lost;
         let same = ours.to_bits() == theirs.to_bits() || both_nan || flushed;
         assert!(same, "{at}, value {position}: {ours:e}, not {theirs:e}");
@@ -83,7 +74,7 @@ fn check(case: &Value, parameter_dtype: bool, at: &str) -> bool {
 /// The cases of dtypes that the device has.
 fn supported(file: &Value) -> impl Iterator<Item = &Value> {
     let device = Device::default();
-    let supports = move |case: &&Value| device.supports_dtype(DType::from(dtype(case)));
+    let supports = move |case: &&Value| device.supports_dtype(DType::from(kind(case).0));
     file["cases"].as_array().unwrap().iter().filter(supports)
 }
 

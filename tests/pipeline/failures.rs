@@ -2,9 +2,9 @@
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering},
-        mpsc::{Receiver, Sender, channel},
+        mpsc::{Sender, channel},
     },
     thread,
     time::Duration,
@@ -23,46 +23,26 @@ fn sgd() -> Trial {
     trial(SgdConfig::new().init())
 }
 
-/// Steps when it is let, and counts that; panics at a chosen step.
-struct Gated {
-    inner: ModuleOptimizer,
-    gate: Mutex<Receiver<()>>,
-    steps: Arc<AtomicUsize>,
-    panics_at: usize,
-}
-
-impl Gated {
-    /// With its count, and what lets it step.
-    fn new(panics_at: usize) -> (Self, Arc<AtomicUsize>, Sender<()>) {
-        let steps = Arc::new(AtomicUsize::new(0));
-        let (open, gate) = channel();
-        let gated = Self {
-            inner: SgdConfig::new().init(),
-            gate: Mutex::new(gate),
-            steps: steps.clone(),
-            panics_at,
-        };
-        (gated, steps, open)
-    }
-}
-
-impl ModuleOptim for Gated {
-    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+/// An optimizer that steps when it is let, and panics at a chosen step; the count of its steps, and what lets it.
+fn gated(panics_at: usize) -> (impl ModuleOptim + Send, Arc<AtomicUsize>, Sender<()>) {
+    let counted = Arc::new(AtomicUsize::new(0));
+    let (steps, (open, gate)) = (counted.clone(), channel());
+    let wait = move |_| {
         // Whoever has dropped the other end lets all through.
-        let _ = self.gate.lock().unwrap().recv();
-        if self.steps.load(Ordering::SeqCst) == self.panics_at {
+        let _ = gate.recv();
+        if steps.load(Ordering::SeqCst) == panics_at {
             panic!("the disk of the optimizer's state is full");
         }
-        self.steps.fetch_add(1, Ordering::SeqCst);
-        self.inner.step(lr, module, grads)
-    }
+        steps.fetch_add(1, Ordering::SeqCst);
+    };
+    (Observed(SgdConfig::new().init(), wait), counted, open)
 }
 
 #[test]
 fn a_killed_optimizer_thread_is_an_error_of_every_later_call() {
-    let (gated, steps, open) = Gated::new(3);
+    let (optim, steps, open) = gated(3);
     drop(open);
-    let mut trial = trial(gated);
+    let mut trial = trial(optim);
     // Step 3 has panicked, and step 4 has waited for it.
     for step in 0..6 {
         let stepped = trial.try_step(trial.gradients(step));
@@ -89,8 +69,8 @@ fn a_killed_optimizer_thread_is_an_error_of_every_later_call() {
 /// A step waits for the update before: not for its own.
 #[test]
 fn at_most_one_update_is_in_flight() {
-    let (gated, steps, open) = Gated::new(usize::MAX);
-    let mut trial = trial(gated);
+    let (optim, steps, open) = gated(usize::MAX);
+    let mut trial = trial(optim);
     // The gate is closed, and yet it returns.
     trial.step(0, false);
     assert_eq!(steps.load(Ordering::SeqCst), 0);
@@ -112,42 +92,11 @@ fn at_most_one_update_is_in_flight() {
     assert_eq!(steps.load(Ordering::SeqCst), 2);
 }
 
-/// Micro-batches wait in a queue for the optimizer's side, and the caller where it is full.
-#[test]
-fn a_full_queue_makes_the_training_wait() {
-    let mut trial = Trial::new(sgd().amp, |amp| {
-        let optim = ScaledOptimizer::new(SgdConfig::new().init(), amp);
-        optim.with_accumulation(100)
-    });
-    let (open, gate) = channel::<()>();
-    // The thread is busy with this.
-    let busy = move |_: &mut GradScaler| {
-        let _ = gate.recv();
-        Ok(())
-    };
-    trial.optim.queue(busy).unwrap();
-    let sent = Arc::new(AtomicUsize::new(0));
-    let count = sent.clone();
-    let training = thread::spawn(move || {
-        for step in 0..10 {
-            trial.step(step, false);
-            count.fetch_add(1, Ordering::SeqCst);
-        }
-        trial.optim.flush(1e-2, trial.net.clone());
-        trial.counters()
-    });
-    thread::sleep(Duration::from_millis(300));
-    assert!(sent.load(Ordering::SeqCst) <= 1, "the queue has no end");
-    drop(open);
-    assert_eq!(training.join().unwrap().steps(), 1);
-    assert_eq!(sent.load(Ordering::SeqCst), 10);
-}
-
 #[test]
 fn a_drop_finishes_what_is_on_its_way_and_says_so() {
     for synchronized in [false, true] {
-        let (gated, steps, open) = Gated::new(usize::MAX);
-        let mut trial = trial(gated);
+        let (optim, steps, open) = gated(usize::MAX);
+        let mut trial = trial(optim);
         trial.step(0, false);
         let lines = captured(Level::Warn, || {
             open.send(()).unwrap();

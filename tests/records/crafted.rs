@@ -203,21 +203,6 @@ fn a_newer_version_is_refused_and_says_so() {
     }
 }
 
-#[test]
-fn no_version_at_all_is_damage() {
-    let none = [
-        Scalar::UInt(0),
-        Scalar::Int(1),
-        Scalar::Bool(true),
-        Scalar::Float(1.0),
-    ];
-    let cases = none.map(|version| {
-        let other = scalar("burn_amp.version", version);
-        (other, Unreadable("burn_amp.version"))
-    });
-    check(adam, DType::F32, cases);
-}
-
 /// What a later release of the same version may add is named; it is no damage.
 #[test]
 fn what_a_later_release_may_add() {
@@ -240,15 +225,22 @@ fn what_a_later_release_may_add() {
     check(adam, DType::F32, added.into_iter().chain(in_state));
 }
 
-/// Burn rebuilds a state with the rank that is stored beside it, and panics at the next step if the parameter has another.
+/// No version at all; and a rank that its tensors do not have: Burn rebuilds a state with that which is stored beside it, and panics at the
+/// next step if the parameter has another.
 #[test]
-fn a_rank_that_its_tensors_do_not_have() {
+fn scalars_that_no_release_writes() {
+    let none = [Scalar::UInt(0), Scalar::Int(1), Scalar::Bool(true)];
+    let version = |version| {
+        let other = scalar("burn_amp.version", version);
+        (other, Unreadable("burn_amp.version"))
+    };
     let ranks = || {
         [(0, "rank 0"), (1, "rank 1"), (3, "rank 3"), (9, "rank 9")].map(|(rank, part)| {
             let other = scalar("1001.__rank", Scalar::UInt(rank));
             (other, Unreadable(part))
         })
     };
-    check(adam, DType::F32, ranks());
+    let versions = none.into_iter().chain([Scalar::Float(1.0)]).map(version);
+    check(adam, DType::F32, versions.chain(ranks()));
     check(master_adam, DType::F16, ranks());
 }

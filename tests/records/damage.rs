@@ -105,7 +105,7 @@ fn of_a_scaler() {
 #[test]
 fn of_a_scaler_is_never_taken_for_an_optimizer() {
     let old = momentum();
-    let bytes = old.scaler().into_bytes().unwrap();
+    let bytes = old.scaler().bits();
     let load = ScaledOptimizer::from_bytes;
     survey(&MASKS, &bytes, &old, contents, load, |_, at| {
         panic!("byte {at}: a scaler's file was loaded as an optimizer's")

@@ -26,14 +26,3 @@ pub fn seal(mut contents: Pack) -> Bytes {
         None => bytes,
     }
 }
-
-/// The seal here is that of the library: or every other test in here would see damage only.
-#[test]
-fn a_record_that_is_sealed_again_is_the_same() {
-    use crate::support::{adam, trained};
-    let mut optim = trained(adam(), DType::F32, 0..3, &[1]);
-    let bytes = optim.into_bytes().unwrap();
-    let again = forged(&bytes, |_| ());
-    assert_eq!(pack(again.clone()), pack(bytes));
-    adam().from_bytes(again).unwrap();
-}

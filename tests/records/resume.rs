@@ -34,30 +34,6 @@ fn adam_w_masters() -> Run<MasterWeights> {
     Run::half(MasterWeights::new(AdamWConfig::new().build()))
 }
 
-fn sgd() -> SgdConfig {
-    SgdConfig::new().with_momentum(Some(MomentumConfig::new()))
-}
-
-#[test]
-fn in_mixed_precision() {
-    let folder = tempdir().unwrap();
-    resume(folder.path(), || Run::mixed(sgd().init()));
-    resume(folder.path(), || Run::mixed(AdamWConfig::new().init()));
-}
-
-#[test]
-fn with_masters() {
-    let folder = tempdir().unwrap();
-    // The last has no state of its own beside the masters.
-    for optim in [
-        MasterWeights::new(AdamConfig::new().build()),
-        MasterWeights::new(sgd().build()),
-        MasterWeights::new(SgdConfig::new().build()),
-    ] {
-        resume(folder.path(), || Run::half(optim.clone()));
-    }
-}
-
 /// In the middle of a warm-up, and after what each schedule has learned.
 #[test]
 fn every_schedule_in_mixed_precision() {
@@ -67,7 +43,12 @@ fn every_schedule_in_mixed_precision() {
         Schedule::log_max(),
         Schedule::near_top(),
     ] {
-        let build = || Run::scheduled(sgd().init(), schedule);
+        let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+        let config = at_scale(65536.0)
+            .with_growth_interval(5)
+            .with_warmup_steps(40);
+        let schedule = config.with_schedule(schedule).schedule().unwrap();
+        let build = || Run::at_border(sgd.init(), schedule.clone());
         resumed(folder.path(), build, STEPS / 2, STEPS);
     }
 }

@@ -49,13 +49,13 @@ fn sweep_more_tensors_than_can_be_loaded_replace_no_file() {
         scaler.accumulate(window, grads, &many).unwrap();
     };
     accumulate(&mut window, 100_000);
-    window.save(&path).unwrap();
+    window.to_record().save(&path).unwrap();
     accumulate(&mut window, 100_001);
-    let error = window.save(&path).unwrap_err();
+    let error = window.to_record().save(&path).unwrap_err();
     is_error(&error, "RecordIo", ["100001 tensors", "window.bpk"]);
-    let error = window.into_bytes().unwrap_err();
+    let error = window.to_record().into_bytes().unwrap_err();
     is_error(&error, "RecordIo", ["100001 tensors"]);
-    read.load(&path).unwrap();
+    read.load_record(AmpRecord::load(&path).unwrap()).unwrap();
     assert_eq!(read.gradients(), 100_000);
     assert_eq!(names(folder.path()), ["window.bpk"]);
 

@@ -1,7 +1,6 @@
 //! Files of a scaler, a window or averages alone, in one word.
 
 use crate::prelude::*;
-use std::path::Path;
 
 /// What has a record. Named as the methods of `ScaledOptimizer`.
 #[allow(clippy::wrong_self_convention)]
@@ -12,11 +11,6 @@ pub trait Files {
     /// Takes the state over.
     fn take(&mut self, record: AmpRecord) -> Result<(), AmpError>;
 
-    /// The record as bytes.
-    fn into_bytes(&self) -> Result<Bytes, AmpError> {
-        self.record().into_bytes()
-    }
-
     /// Loads a record from bytes.
     fn from_bytes(&mut self, bytes: Bytes) -> Result<(), AmpError> {
         self.take(AmpRecord::from_bytes(bytes)?)
@@ -24,17 +18,7 @@ pub trait Files {
 
     /// The state, to be compared.
     fn bits(&self) -> Bytes {
-        self.into_bytes().unwrap()
-    }
-
-    /// Writes the record to a file.
-    fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
-        self.record().save(path)
-    }
-
-    /// Loads a record from a file.
-    fn load(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
-        self.take(AmpRecord::load(path)?)
+        self.record().into_bytes().unwrap()
     }
 }
 

@@ -28,11 +28,15 @@ pub use panics::{panic_message, quietly};
 pub use player::Player;
 pub use run::{Run, Snapshot, resumed};
 pub use says::{is_error, no_warning, only, says, warns_once};
-pub use waited::Waited;
+pub use waited::{Observed, Waited};
 
-use burn::optim::{GradientsParams, SgdConfig};
+use burn::{
+    optim::{GradientsParams, SgdConfig},
+    tensor::{Device, FloatDType},
+};
 use burn_amp::{
-    GradScalerConfig, ScaledOptimizer, StepOutcome, gradients::ScaledGradients, torch::GradScaler,
+    GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome, gradients::ScaledGradients,
+    torch::GradScaler,
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use std::{env, fs, path::PathBuf};
@@ -40,6 +44,12 @@ use std::{env, fs, path::PathBuf};
 /// Settings of a loss scale that begins here.
 pub fn at_scale(scale: f64) -> GradScalerConfig {
     GradScalerConfig::new().with_init_scale(scale)
+}
+
+/// In f16 where the default device has it; elsewhere a scaler tests all the same, in f32.
+pub fn narrowest() -> MixedPrecision {
+    let half = MixedPrecision::f16().check_device(&Device::default());
+    MixedPrecision::new(half.map_or(FloatDType::F32, |()| FloatDType::F16))
 }
 
 /// Plain SGD under these settings.

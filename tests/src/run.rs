@@ -76,12 +76,6 @@ impl<O: ModuleOptim> Run<O> {
         Self::at_border(optim, settings().schedule().unwrap())
     }
 
-    /// As [`mixed`](Self::mixed), under another schedule.
-    pub fn scheduled(optim: O, schedule: Schedule) -> Self {
-        let config = settings().with_schedule(schedule).with_warmup_steps(40);
-        Self::at_border(optim, config.schedule().unwrap())
-    }
-
     /// As [`mixed`](Self::mixed), with a loss scale of the caller's.
     pub fn at_border(optim: O, schedule: LossScale) -> Self {
         let amp = MixedPrecision::f16().with_schedule(schedule).unwrap();

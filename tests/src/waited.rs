@@ -36,10 +36,18 @@ impl<O: ModuleOptim> ModuleOptim for Waited<O> {
     }
 }
 
-impl TryFrom<Waited<FusedAdam>> for ModuleOptimizer {
-    type Error = AmpError;
+/// Burn's optimizer in a type of a program's own, which is shown the gradients of each step before it is taken.
+pub struct Observed<F>(
+    /// Burn's.
+    pub ModuleOptimizer,
+    /// Who looks at the values of all gradients.
+    pub F,
+);
 
-    fn try_from(optim: Waited<FusedAdam>) -> Result<Self, AmpError> {
-        optim.0.into_inner()
+impl<F: FnMut(Vec<f32>)> ModuleOptim for Observed<F> {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        let found = gradients_by_path(&grads, &module).into_iter();
+        (self.1)(found.flat_map(|(.., values)| values).collect());
+        self.0.step(lr, module, grads)
     }
 }

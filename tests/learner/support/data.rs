@@ -43,9 +43,9 @@ pub fn samples(count: usize) -> Vec<Sample> {
 
 /// This number where the device has f16, in which it overflows, and infinity elsewhere.
 pub fn overflow(in_f16: f32) -> f32 {
-    match MixedPrecision::f16().check_device(&Device::default()) {
-        Ok(()) => in_f16,
-        Err(_) => f32::INFINITY,
+    match narrowest().dtype() {
+        FloatDType::F16 => in_f16,
+        _ => f32::INFINITY,
     }
 }
 
@@ -76,6 +76,20 @@ pub fn loader(
         None => builder,
     };
     builder.build(samples)
+}
+
+/// Samples that somebody watches: each is only there if that succeeds.
+pub struct Watched<F>(pub InMemDataset<Sample>, pub F);
+
+impl<F: Fn() -> Result<(), DatasetError> + Send + Sync> Dataset<Sample> for Watched<F> {
+    fn get(&self, index: usize) -> Result<Sample, DatasetError> {
+        (self.1)()?;
+        self.0.get(index)
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
 }
 
 /// The batches of these samples, in their order, where the training computes.

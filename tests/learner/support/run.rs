@@ -94,12 +94,9 @@ impl Run {
 
 /// What is done.
 impl Run {
-    /// A handle of its own for each run; where the device has no f16, it tests gradients all the same.
+    /// A handle of its own for each run.
     pub fn amp(&self) -> MixedPrecision {
-        let half = MixedPrecision::f16().check_device(&Device::default());
-        let dtype = half.map_or(FloatDType::F32, |()| FloatDType::F16);
-        let amp = MixedPrecision::new(dtype);
-        amp.with_scaler(self.config).unwrap()
+        narrowest().with_scaler(self.config).unwrap()
     }
 
     /// The same run without a Learner.

@@ -38,27 +38,21 @@ fn a_gpt() {
         token: EmbeddingConfig::new(20, 16).init(&device),
         blocks: blocks.init(&device),
     };
-    let parts = || {
-        let amp = MixedPrecision::f16();
-        let (gpt, optim) = amp.prepare(gpt.clone(), adam());
-        (amp, gpt, optim)
-    };
+    let play = || burn_amp_tests::Player::with(adam(), gpt.clone(), &MixedPrecision::f16());
+    let (mut eager, other) = (play(), play());
     let batch = |step: i64| {
         let tokens = Tensor::<1, Int>::arange(step..step + 24, &device).remainder_scalar(20);
         tokens.reshape([3, 8])
     };
-    let (amp, mut eager, mut by_one) = parts();
-    let (other, net, optim) = parts();
-    let of = |gpt: &Gpt, tokens| gpt.loss(&other, tokens);
-    let mut recorded = CapturedStep::new(net, optim, of).unwrap();
+    let of = |gpt: &Gpt, tokens| gpt.loss(&other.amp, tokens);
+    let mut recorded = CapturedStep::new(other.model, other.optim, of).unwrap();
     for step in 0..20 {
-        let expected = eager.loss(&amp, batch(step));
-        let grads = GradientsParams::from_grads(expected.clone().backward(), &eager);
-        eager = by_one.step(1e-2, eager, grads);
+        let expected = eager.model.loss(&eager.amp, batch(step));
+        eager.train(1e-2, expected.clone());
         let found = recorded.step(1e-2, batch(step)).unwrap().into_data();
         assert_eq!(found, expected.inner().into_data(), "step {step}");
     }
-    assert!(parameters(&recorded.into_parts().0) == parameters(&eager));
+    assert!(parameters(&recorded.into_parts().0) == parameters(&eager.model));
 }
 
 /// With a layer that draws random numbers.
@@ -80,17 +74,8 @@ fn refusal<M: Module, O: ModuleOptim>(
     }
 }
 
-fn fused(amp: &MixedPrecision) -> ScaledOptimizer<FusedAdam> {
-    ScaledOptimizer::new(adam(), amp)
-}
-
 fn begun() -> Run<FusedAdam> {
     super::run::begun(adam(), GradScalerConfig::new())
-}
-
-fn parts() -> (MixedPrecision, Net, ScaledOptimizer<FusedAdam>) {
-    let run = begun();
-    (run.amp, run.model, run.optim)
 }
 
 fn here() -> Batch {
@@ -99,7 +84,11 @@ fn here() -> Batch {
 
 #[test]
 fn optimizers_that_wait_are_refused() {
-    let (amp, net, optim) = parts();
+    let Run {
+        amp,
+        model: net,
+        optim,
+    } = begun();
     let of = |net: &Net, batch| loss(&amp, net, batch);
     let plain = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
     let windowed = optim.with_accumulation(AccumulationConfig::new(2));
@@ -115,7 +104,9 @@ fn optimizers_that_wait_are_refused() {
 
 #[test]
 fn what_a_replay_would_repeat_is_refused() {
-    let (amp, net, _) = parts();
+    let Run {
+        amp, model: net, ..
+    } = begun();
     let reads = |net: &Net, batch: Batch| {
         let loss = loss(&amp, net, batch);
         let value = loss.clone().into_scalar::<f32>();
@@ -139,7 +130,7 @@ fn what_a_replay_would_repeat_is_refused() {
     let draws = |model: &Dropped, (x, factor): Batch| {
         loss(&amp, &model.net, (model.dropout.forward(x), factor))
     };
-    let optim = || fused(&amp);
+    let optim = || ScaledOptimizer::new(adam(), &amp);
     for (error, with) in [
         (refusal(&net, optim(), reads), "reads a tensor"),
         (refusal(&net, optim(), sends), "values of the host"),
@@ -165,7 +156,8 @@ fn where_nothing_is_recorded_dropout_is_warned_of() {
             dropout: DropoutConfig::new(0.5).init(),
         };
         let of = |model: &Dropped, x: Tensor<2>| model.net.forward(x).mean();
-        CapturedStep::new(model, fused(&MixedPrecision::f16()), of).unwrap();
+        let optim = ScaledOptimizer::new(adam(), &MixedPrecision::f16());
+        CapturedStep::new(model, optim, of).unwrap();
     });
     says(
         only(&lines),
@@ -183,7 +175,11 @@ pub fn has_graphs() -> bool {
 /// After a refusal, model and optimizer are as they were, and train on.
 #[test]
 fn a_refusal_changes_nothing() {
-    let (amp, net, optim) = parts();
+    let Run {
+        amp,
+        model: net,
+        optim,
+    } = begun();
     let before = parameters(&net);
     let refuse = Cell::new(has_graphs());
     let of = |net: &Net, batch: Batch| {

@@ -10,7 +10,7 @@ pub fn player(amp: &MixedPrecision) -> Player {
 }
 
 /// The loss at the present scale, times `factor`.
-pub fn loss(player: &Player, factor: f32) -> Tensor<1> {
+pub fn loss<O>(player: &burn_amp_tests::Player<Linear, O>, factor: f32) -> Tensor<1> {
     let input = Tensor::<2>::ones([1, 2], &device());
     let output = player.amp.autocast(input, |x| player.model.forward(x));
     output.mean() * factor

@@ -3,7 +3,7 @@
 //! A new release adds its own: `cargo test --workspace --test records write_golden -- --ignored`. Files that are
 //! there are never written again.
 
-mod recipe;
+pub mod recipe;
 
 use std::{
     fs,

@@ -105,7 +105,11 @@ pub fn write(folder: &Path) {
     write_json(&folder.join("loss_scale.dynamic.json"), &schedule);
     write_json(&folder.join("counters.json"), &counters);
     fs::write(folder.join("state.json"), optim.scaler().state_dict()).unwrap();
-    optim.scaler().save(folder.join("scaler.bpk")).unwrap();
+    optim
+        .scaler()
+        .to_record()
+        .save(folder.join("scaler.bpk"))
+        .unwrap();
 
     train(&mut masters(), DType::F16, seven(), &folder.join("masters"));
     train(&mut groups(), DType::F32, seven(), &folder.join("groups"));

@@ -2,7 +2,7 @@
 
 use burn::tensor::activation::relu;
 use burn_amp_report::{Audit, audit, probed};
-use burn_amp_tests::{fill, prelude::*, random};
+use burn_amp_tests::{prelude::*, random};
 
 pub const WIDTH: usize = 16;
 
@@ -15,14 +15,19 @@ pub struct Network {
 }
 
 impl Network {
+    /// Burn's initial values are drawn on the device, which other tests seed.
     pub fn new() -> Self {
-        let linear = || LinearConfig::new(WIDTH, WIDTH).init(&flex());
-        let network = Self {
-            first: linear(),
-            second: linear(),
-            third: linear(),
+        let linear = |from| Linear {
+            weight: Param::from_tensor(random(from, [WIDTH, WIDTH], &flex()) * 0.2),
+            bias: Some(Param::from_tensor(
+                random(from + 1000, [WIDTH], &flex()) * 0.2,
+            )),
         };
-        fill(network, 0, 0.2)
+        Self {
+            first: linear(1000),
+            second: linear(3000),
+            third: linear(5000),
+        }
     }
 
     /// `[samples, 16]` to `[samples, 16]`.

@@ -1,7 +1,7 @@
 //! A loop with three layers, in which things go wrong at a step.
 
 use burn_amp_report::{probe, probed};
-use burn_amp_tests::{fill, prelude::*, random};
+use burn_amp_tests::{Player, fill, prelude::*, random};
 
 #[derive(Module, Debug)]
 pub struct Network {
@@ -18,45 +18,29 @@ impl Network {
     }
 }
 
-pub struct Training {
-    pub amp: MixedPrecision,
-    pub model: Network,
-    pub optim: ScaledOptimizer,
-    pub input: Tensor<2>,
+/// Trains the network.
+pub type Training = Player<Network>;
+
+pub fn training(amp: &MixedPrecision) -> Training {
+    let linear = || LinearConfig::new(8, 8).init(&flex());
+    let network = Network {
+        first: linear(),
+        second: linear(),
+    };
+    Player::new(fill(network, 0, 0.35), amp)
 }
 
-impl Training {
-    pub fn new(amp: MixedPrecision) -> Self {
-        let device = Device::flex().autodiff();
-        let linear = || LinearConfig::new(8, 8).init(&device);
-        let model = Network {
-            first: linear(),
-            second: linear(),
-        };
-        let model = fill(model, 0, 0.35);
-        let input = random(5, [4, 8], &device) * 1.5;
-        Self {
-            model: model.apply_reparameterization(amp.clone()),
-            optim: ScaledOptimizer::new(SgdConfig::new().init(), &amp),
-            amp,
-            input,
-        }
-    }
+/// A step in which activations are multiplied by `gain`, and the loss by `factor`.
+pub fn step(training: &mut Training, gain: f64, factor: f64) -> Result<(), AmpError> {
+    let input = random(5, [4, 8], &flex()) * 1.5;
+    let forward = |x| training.model.forward(x, gain);
+    let loss = training.amp.autocast(input, forward).square().mean() * factor;
+    training.try_step(0.01, training.gradients(loss))
+}
 
-    /// A step in which activations are multiplied by `gain`, and the loss by `factor`.
-    pub fn step(&mut self, gain: f64, factor: f64) -> Result<(), AmpError> {
-        let output = (self.amp).autocast(self.input.clone(), |x| self.model.forward(x, gain));
-        let loss = output.square().mean() * factor;
-        let grads = GradientsParams::from_grads(loss.backward(), &self.model);
-        let stepped = self.optim.try_step(0.01, self.model.clone(), grads);
-        self.model = stepped.map_err(|failed| failed.error)?;
-        Ok(())
-    }
-
-    /// Steps in which nothing is wrong.
-    pub fn steps(&mut self, count: usize) {
-        for _ in 0..count {
-            self.step(1.0, 1.0).unwrap();
-        }
+/// Steps in which nothing is wrong.
+pub fn steps(training: &mut Training, count: usize) {
+    for _ in 0..count {
+        step(training, 1.0, 1.0).unwrap();
     }
 }

@@ -4,12 +4,12 @@ use serde_json::Value;
 use std::{fs, path::Path};
 use tempfile::TempDir;
 
-use crate::training::Training;
+use crate::training::{Training, step, steps, training};
 
 /// A training whose recorder writes to a folder.
 fn recorded(config: GradScalerConfig) -> (TempDir, Training, FlightRecorder) {
     let folder = tempfile::tempdir().unwrap();
-    let training = Training::new(MixedPrecision::f16().with_scaler(config).unwrap());
+    let training = training(&MixedPrecision::f16().with_scaler(config).unwrap());
     let recorder = FlightRecorder::new(folder.path(), &training.amp).unwrap();
     (folder, training, recorder)
 }
@@ -30,10 +30,10 @@ fn first(flight: &Value) -> [&str; 2] {
 
 #[test]
 fn a_clean_run_writes_nothing_and_is_the_same_bit_for_bit() {
-    let mut plain = Training::new(MixedPrecision::f16());
+    let mut plain = training(&MixedPrecision::f16());
     let (folder, mut recorded, recorder) = in_f16();
-    plain.steps(30);
-    recorded.steps(30);
+    steps(&mut plain, 30);
+    steps(&mut recorded, 30);
     assert_eq!(stored(&plain.model), stored(&recorded.model));
     assert!(recorder.written().is_empty());
     let files = fs::read_dir(folder.path()).unwrap().count();
@@ -64,7 +64,7 @@ fn a_clean_run_writes_nothing_and_is_the_same_bit_for_bit() {
 #[test]
 fn gradients_at_probes_are_unscaled() {
     let (_folder, mut training, recorder) = in_f16();
-    training.steps(1);
+    steps(&mut training, 1);
     let flight = json(&recorder.write().unwrap());
     let last = &flight["steps"][0]["probes"][3];
     // The mean of 32 squares: twice the output, by 32.
@@ -76,12 +76,12 @@ fn gradients_at_probes_are_unscaled() {
 #[test]
 fn the_first_tensor_that_is_not_finite_is_named_on_the_way_forward() {
     let (_folder, mut training, recorder) = in_f16();
-    training.steps(5);
-    training.step(1e4, 1.0).unwrap();
+    steps(&mut training, 5);
+    step(&mut training, 1e4, 1.0).unwrap();
     // One skip may be a single bad batch.
     assert!(recorder.written().is_empty());
-    training.step(1e4, 1.0).unwrap();
-    training.step(1e4, 1.0).unwrap();
+    step(&mut training, 1e4, 1.0).unwrap();
+    step(&mut training, 1e4, 1.0).unwrap();
     let written = recorder.written();
     assert_eq!(written.len(), 1, "a row of skips is written once");
     let flight = json(&written[0]);
@@ -100,10 +100,10 @@ fn the_first_tensor_that_is_not_finite_is_named_on_the_way_forward() {
 #[test]
 fn the_first_gradient_that_is_not_finite_is_named_on_the_way_back() {
     let (_folder, mut training, recorder) = in_f16();
-    training.steps(1);
+    steps(&mut training, 1);
     // Finite where it comes from the loss, and not behind the gain.
-    training.step(150.0, 4e-4).unwrap();
-    training.step(150.0, 4e-4).unwrap();
+    step(&mut training, 150.0, 4e-4).unwrap();
+    step(&mut training, 150.0, 4e-4).unwrap();
     let flight = json(&recorder.written()[0]);
     assert_eq!(first(&flight), ["gain", "backward"]);
     let steps = flight["steps"].as_array().unwrap().iter();
@@ -115,7 +115,7 @@ fn the_first_gradient_that_is_not_finite_is_named_on_the_way_back() {
 fn the_end_of_a_run_is_written() {
     let config = GradScalerConfig::new().with_max_consecutive_skips(Some(3));
     let (_folder, mut training, recorder) = recorded(config);
-    let mut errors = (0..10).filter_map(|_| training.step(1.0, f64::INFINITY).err());
+    let mut errors = (0..10).filter_map(|_| step(&mut training, 1.0, f64::INFINITY).err());
     let error = errors.next().unwrap();
     assert!(matches!(error, AmpError::LossNotFinite { .. }));
     let written = recorder.written();
@@ -124,7 +124,7 @@ fn the_end_of_a_run_is_written() {
     says(flight["why"].as_str().unwrap(), [&*error.to_string()]);
     says(&flight["advice"], ["the loss scale is not the cause"]);
     // A program that goes on has been told.
-    assert!(training.step(1.0, f64::INFINITY).is_err());
+    assert!(step(&mut training, 1.0, f64::INFINITY).is_err());
     assert_eq!(recorder.written().len(), 2);
 }
 
@@ -133,11 +133,11 @@ fn a_step_that_the_guard_holds_back_is_written() {
     let (_folder, mut training, recorder) = recorded(at_scale(1024.0));
     training.optim = training.optim.with_guard(Guard::skip_step());
     let mut factor = 1.0;
-    for step in 0..200 {
-        factor = 1.0 + 1e-3 * f64::from(step % 3);
-        training.step(1.0, factor).unwrap();
+    for number in 0..200 {
+        factor = 1.0 + 1e-3 * f64::from(number % 3);
+        step(&mut training, 1.0, factor).unwrap();
     }
-    training.step(1.0, factor * 50.0).unwrap();
+    step(&mut training, 1.0, factor * 50.0).unwrap();
     assert_eq!(training.optim.scaler().counters().guarded(), 1);
     let flight = json(&recorder.written()[0]);
     assert_eq!(flight["why"], "the guard held a step back");
@@ -147,14 +147,14 @@ fn a_step_that_the_guard_holds_back_is_written() {
 #[test]
 fn a_detached_recorder_is_told_nothing() {
     let (folder, mut training, recorder) = in_f16();
-    training.steps(1);
+    steps(&mut training, 1);
     recorder.clone().detach(&training.amp);
-    training.steps(1);
+    steps(&mut training, 1);
     assert_eq!(json(&recorder.write().unwrap())["step"], 1);
 
     let other = FlightRecorder::new(folder.path().join("other"), &training.amp).unwrap();
     recorder.detach(&training.amp);
-    training.steps(1);
+    steps(&mut training, 1);
     // Another one stays.
     assert_eq!(json(&other.write().unwrap())["step"], 1);
 }
@@ -163,14 +163,14 @@ fn a_detached_recorder_is_told_nothing() {
 fn a_run_that_was_killed_goes_on_in_the_same_log() {
     let (folder, mut training, recorder) = in_f16();
     let log = folder.path().join("steps.jsonl");
-    training.steps(3);
+    steps(&mut training, 3);
     recorder.write().unwrap();
     recorder.detach(&training.amp);
     let text = fs::read_to_string(&log).unwrap();
     fs::write(&log, &text[..text.len() - 20]).unwrap();
 
     let recorder = FlightRecorder::new(folder.path(), &training.amp).unwrap();
-    training.steps(1);
+    steps(&mut training, 1);
     // The third line was cut off.
     assert!(recorder.write().unwrap().ends_with("flight-3.html"));
     let text = fs::read_to_string(&log).unwrap();

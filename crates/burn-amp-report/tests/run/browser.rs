@@ -40,11 +40,8 @@ fn a_browser_draws_the_charts_and_the_table() {
     // Read into elements and written out again: a page that is broken comes back with others.
     let file = fs::read_to_string(&page).unwrap();
     for element in ["<svg", "<polyline", "<tr>", "<td", "<h2>"] {
-        assert_eq!(
-            shown.matches(element).count(),
-            file.matches(element).count(),
-            "{element}"
-        );
+        let count = |page: &str| page.matches(element).count();
+        assert_eq!(count(&shown), count(&file), "{element}");
     }
     assert!(shown.contains("Train Loss"));
 

@@ -53,7 +53,7 @@ fn what_was_read_before_keeps_its_values() {
 
 /// Nobody calls `backward` in a replay, which would free what autodiff keeps.
 #[test]
-fn a_thousand_replays_leave_no_allocation_behind() {
+fn replays_leave_no_allocation_behind() {
     if !has_graphs() {
         return;
     }
@@ -66,9 +66,14 @@ fn a_thousand_replays_leave_no_allocation_behind() {
         step.synchronize().unwrap();
         live_allocations()
     };
-    let before = live_after(100);
-    let grown = live_after(1000) - before;
-    assert!(grown < 100, "{grown} allocations more");
+    let mut live = live_after(100);
+    let grown = [(); 3].map(|()| {
+        let before = std::mem::replace(&mut live, live_after(500));
+        live - before
+    });
+    // The device's own thread and its pools allocate up to 200 and free them again: what leaks, grows in each.
+    let least = grown.iter().min().unwrap();
+    assert!(*least < 250, "{grown:?} allocations more");
 }
 
 /// One that is called in another's recording, where the device replays nothing.

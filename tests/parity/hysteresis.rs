@@ -1,9 +1,10 @@
-//! DeepSpeed's `DynamicLossScaler`: growth, both hysteresis modes and the error at the floor.
+//! DeepSpeed's `DynamicLossScaler`: growth, both hysteresis modes and the error at the floor; and Megatron-LM's `DynamicGradScaler`:
+//! hysteresis that is refilled when the scale grows, and a floor.
 
 use burn_amp_tests::prelude::*;
 use serde_json::Value;
 
-use crate::{list, settings, steps, with};
+use crate::{list, settings, with};
 
 /// Where DeepSpeed raises its error, the scaler ends the run.
 fn ends(scale: &LossScale, overflow: bool) -> bool {
@@ -19,20 +20,40 @@ const NAMES: [(&str, &str); 5] = [
     ("consecutive_hysteresis", "consecutive_hysteresis"),
 ];
 
+const MEGATRON: [(&str, &str); 6] = [
+    ("init_scale", "initial_scale"),
+    ("growth_factor", "growth_factor"),
+    ("backoff_factor", "backoff_factor"),
+    ("growth_interval", "growth_interval"),
+    ("min_scale", "min_scale"),
+    ("hysteresis", "hysteresis"),
+];
+
 #[test]
-fn parity_deepspeed() {
-    for (name, trace) in traces::<Value>("deepspeed_traces") {
-        let own = [("hysteresis", "delayed_shift")];
-        let config = settings(&trace["config"], &[&NAMES[..], &own].concat());
-        let mut scale = config.schedule().unwrap();
-        for (step, (overflow, expected)) in steps(&trace).enumerate() {
-            let at = format!("{name}, step {step}");
-            let ends = ends(&scale, overflow);
-            assert_eq!(ends, !expected["error"].is_null(), "{at}");
-            if !ends {
+fn parity_deepspeed_and_megatron() {
+    let deepspeed = [&NAMES[..], &[("hysteresis", "delayed_shift")]].concat();
+    for (prefix, names, field) in [
+        ("deepspeed_traces", &deepspeed[..], "hysteresis"),
+        ("megatron_traces", &MEGATRON, "hysteresis_tracker"),
+    ] {
+        for (name, trace) in traces::<Value>(prefix) {
+            let mut scale = settings(&trace["config"], names).schedule().unwrap();
+            let (overflows, all) = (list(&trace["overflow"]), list(&trace["expected"]));
+            assert_eq!(overflows.len(), all.len());
+            for (step, (overflow, expected)) in overflows.iter().zip(all).enumerate() {
+                let (at, overflow) = (format!("{name}, step {step}"), *overflow == true);
+                let ends = ends(&scale, overflow);
+                assert_eq!(ends, !expected["error"].is_null(), "{at}");
+                if ends {
+                    continue;
+                }
                 scale = scale.adjust(outcome(overflow));
                 assert_eq!(f64::from(scale.scale()), expected["scale"], "{at}");
-                assert_eq!(scale.hysteresis_tracker(), expected["hysteresis"], "{at}");
+                // Megatron counts on below zero; every value up to 1 means "at the next overflow".
+                let tracker = expected[field].as_i64().unwrap().max(1);
+                assert_eq!(i64::from(scale.hysteresis_tracker()), tracker, "{at}");
+                let tracker = expected.get("growth_tracker");
+                assert!(tracker.is_none_or(|tracker| *tracker == scale.growth_tracker()));
             }
         }
     }

@@ -130,6 +130,23 @@ fn frozen_parameters_and_running_statistics_are_the_models() {
     assert_eq!(parameters(&ema.module(&frozen)), parameters(&frozen));
 }
 
+/// Who decides the step does not matter.
+#[test]
+fn a_skipped_step_leaves_the_average_of_a_frozen_parameter() {
+    let amp = MixedPrecision::f32().with_scaler(at_scale(2.0)).unwrap();
+    let linears = [(); 2].map(|()| LinearConfig::new(3, 2).init(&device()));
+    let (mut model, optim) = amp.prepare(linears, FusedSgd::new(SgdConfig::new()));
+    let mut optim = optim.with_ema(config(0.5));
+    for (factor, averages) in [(1.0, 4), (f64::INFINITY, 4), (1.0, 2)] {
+        let loss = (model[1].weight.val() * factor).sum();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optim.step(1.0, model, grads);
+        optim.synchronize().unwrap();
+        assert_eq!(optim.ema().unwrap().parameters(), averages, "{factor}");
+        model[0] = model[0].clone().no_grad();
+    }
+}
+
 #[test]
 fn a_shared_parameter_is_averaged_once() {
     let tied = |value: f32| {

@@ -218,3 +218,16 @@ fn what_ends_a_pipeline_steps_on_the_device_again() {
     let of = |net: &Net, x: Tensor<2>| amp.autocast(x, |x| net.forward(x)).mean();
     CapturedStep::new(net, optim, of).unwrap();
 }
+
+/// Averages take the place of the parameters, and nothing else has changed those.
+#[test]
+fn a_step_without_gradients_shows_what_hooks_replace() {
+    let ema = EmaConfig::new().with_momentum(0.5);
+    let ema = ema.with_overwrite_frequency(Some(3));
+    let mut trial = Trial::new(amp(), |amp| sgd(amp).with_ema(ema));
+    (0..2).for_each(|step| trial.step(step, false));
+    trial.try_step(GradientsParams::new()).unwrap();
+    let (net, optim) = trial.optim.into_inner(trial.net).unwrap();
+    let averaged = optim.finalize(net.clone());
+    assert!(parameters(&net) == parameters(&averaged));
+}

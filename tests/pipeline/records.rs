@@ -68,6 +68,22 @@ fn a_run_resumes_bit_for_bit_after_synchronize() {
     }
 }
 
+/// Before any step of the run that resumes.
+#[test]
+fn a_window_of_a_record_is_flushed() {
+    let optim = |amp: &MixedPrecision| adam(amp).with_accumulation(4);
+    let [mut there, mut here] = [(); 2].map(|()| Trial::new(amp(), optim));
+    run(&mut there, 0..2);
+    here.optim.load_record(there.optim.to_record()).unwrap();
+    here.net = here.net.load_record(there.net.clone().into_record());
+    for trial in [&mut there, &mut here] {
+        trial.net = trial.optim.flush(1e-2, trial.net.clone());
+        trial.synchronize();
+        assert_eq!(trial.counters().steps(), 1);
+    }
+    assert!(here.state() == there.state());
+}
+
 /// The record of a run whose model is behind has the masters: resuming with that model does not lose the last update.
 #[test]
 fn a_record_taken_without_synchronize_holds_what_the_model_lacks() {

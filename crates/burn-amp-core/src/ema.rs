@@ -190,12 +190,16 @@ impl Ema {
     /// Whether the next update needs nothing of the host: not the first one, nor one that may overwrite the parameters.
     fn can_update_on_device(&self, parameters: &[Parameter]) -> bool {
         let mut trained = parameters.iter().filter(|parameter| parameter.is_trained);
-        let device = trained.clone().next().map(|first| first.value.device());
+        let device = trained.next().map(|first| first.value.device());
         self.updates() > 0
             && !self.loaded
             && self.config.overwrite_frequency.is_none()
-            && trained.all(|parameter| {
+            && parameters.iter().all(|parameter| {
                 let average = self.averages.get(&parameter.id);
+                // The average of one that was frozen goes with a step that is applied.
+                if !parameter.is_trained {
+                    return average.is_none();
+                }
                 let of_average = average.map(|average| (average.shape(), average.dtype()));
                 of_average == Some((parameter.shape(), DType::F32))
                     && Some(parameter.value.device()) == device

@@ -276,6 +276,12 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         if self.window.sent == 0 {
             return Ok(module);
         }
+        // A window of a record may be flushed before any step.
+        if self.trained.is_none()
+            && let Err(error) = self.begin(&module)
+        {
+            return Err(self.refused(module, error));
+        }
         self.call(lr.into(), module, None, What::Update)
     }
 

@@ -96,7 +96,9 @@ impl<O: ModuleOptim> Update<O> {
         };
         let (masters, result) = StepError::split(stepped);
         let outcome = self.optim.scaler().last_outcome();
-        let is_applied = outcome == Some(StepOutcome::Stepped);
+        // Hooks may replace parameters after a step without gradients, too.
+        let applied = [StepOutcome::Stepped, StepOutcome::NoGradients];
+        let is_applied = outcome.is_some_and(|outcome| applied.contains(&outcome));
         let image = is_applied.then(|| images_of(masters.parameters(), trained));
         self.masters = Some(Box::new(masters));
         let is_update = !matches!(

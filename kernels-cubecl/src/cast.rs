@@ -1,13 +1,7 @@
-use burn::{
-    backend::Dispatch,
-    tensor::{DType, FloatDType, Tensor},
-};
+use burn::backend::Dispatch;
+use burn::tensor::{DType, FloatDType, Tensor};
 
-use crate::{
-    backends::has_kernels,
-    ops::{CastOps, TensorVec},
-    watch::Watch,
-};
+use crate::{CastOps, TensorVec, Watch, backends::has_kernels};
 
 /// Casts a tensor to `dtype`; the backward pass multiplies its gradient by `factor`.
 ///

@@ -1,10 +1,10 @@
 use burn::backend::{
     Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
-    ExtensionType, TensorMetadata, backend_extension, tensor::FloatTensor,
+    ExtensionType, TensorMetadata, backend_extension,
 };
-use burn::tensor::FloatDType;
+use burn::{backend::tensor::FloatTensor, tensor::FloatDType};
 
-use crate::{step::UpdateRule, watch::Watch};
+use crate::{UpdateRule, Watch};
 
 /// What a backend does to a list of float tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -113,6 +113,16 @@ pub trait CastOps: Backend {
     ) -> FloatTensor<Self> {
         Self::float_cast(tensor, dtype)
     }
+}
+
+/// The first tensor that a job gives.
+pub(crate) fn first<B: AmpOps>(
+    tensors: impl IntoIterator<Item = FloatTensor<B>>,
+    job: Job,
+) -> FloatTensor<B> {
+    B::amp_run(TensorVec(tensors.into_iter().collect()), job)
+        .0
+        .remove(0)
 }
 
 /// What a pass multiplies by, and whether products keep their tensors' dtypes; none to measure alone.

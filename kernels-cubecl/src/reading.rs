@@ -1,19 +1,11 @@
 use burn::tensor::{Tensor, TensorData};
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, OnceLock,
-        mpsc::{Sender, channel},
-    },
-    thread,
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
 
-use crate::{
-    backends::is_cube,
-    graph::panic_message,
-    status::{FIELDS, Status, TensorStatus, decode},
-    watch::{Crossing, CrossingStatus},
-};
+use crate::status::{FIELDS, decode};
+use crate::{Crossing, CrossingStatus, Status, TensorStatus, backends::is_cube, panic_message};
 
 /// A status on its way to the host, where nobody waits for it.
 ///

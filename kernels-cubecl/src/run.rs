@@ -1,16 +1,9 @@
-use burn::{
-    backend::{Backend, DTypeUsage, Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps},
-    tensor::{DType, Device, FloatDType, Tensor},
-};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Backend, DTypeUsage, Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-use crate::{
-    backends::{compose, has_kernels, is_cube},
-    error::UnsupportedDType,
-    histogram::Histogram,
-    list::TensorList,
-    ops::{AmpOps, Job, TensorVec},
-    status::Status,
-};
+use crate::backends::{compose, has_kernels, is_cube};
+use crate::{AmpOps, Histogram, Job, Status, TensorList, TensorVec, UnsupportedDType};
 
 /// Multiplies every tensor by `inverse` and measures the products, in one pass.
 ///
@@ -124,8 +117,9 @@ pub(crate) fn run_list(
     let home = Device::new(device.clone());
     for tensor in list.tensors.iter().chain(&last) {
         let (other, dtype) = (tensor.device(), tensor.dtype());
+        let is_here = other == device || Device::new(other.clone()) == home;
         assert!(
-            other == device || Device::new(other.clone()) == home,
+            is_here,
             "the tensors of a list are on one device, not on {home:?} and {other:?}"
         );
         let is_stored = || Dispatch::dtype_usage(&device, dtype).contains(DTypeUsage::Storage);

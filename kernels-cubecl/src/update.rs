@@ -1,16 +1,9 @@
-use burn::{
-    backend::{DispatchTensor, TensorMetadata},
-    tensor::{DType, Device, Tensor},
-};
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::{
-    backends::has_kernels,
-    error::UnsupportedDType,
-    list::TensorList,
-    ops::Job,
-    run::run_list,
-    step::{ROW, UpdateRow, UpdateRule},
-    words::upload,
+    Job, TensorList, UnsupportedDType, UpdateRow, UpdateRule, backends::has_kernels, run::run_list,
+    step::ROW, words::upload,
 };
 
 impl UpdateRow {
@@ -70,18 +63,15 @@ fn check(rule: UpdateRule, list: &TensorList, rows: [usize; 2]) {
     let parameters = rule.parameters(&list.tensors, |tensor| tensor.dtype());
     for own in &parameters {
         let (shape, count) = (own[1].shape(), rule.tensors(own[1].dtype()));
+        let all = "each parameter has its gradient, its master and its states";
+        assert_eq!(own.len(), count, "{all}");
+        let alike = own.iter().all(|tensor| tensor.shape() == shape);
         assert!(
-            own.len() == count,
-            "each parameter has its gradient, its master and its states"
-        );
-        assert!(
-            own.iter().all(|tensor| tensor.shape() == shape),
+            alike,
             "gradient, master and states have the parameter's shape"
         );
-        assert!(
-            own[2..].iter().all(|tensor| tensor.dtype() == DType::F32),
-            "masters and states are in f32"
-        );
+        let wide = own[2..].iter().all(|tensor| tensor.dtype() == DType::F32);
+        assert!(wide, "masters and states are in f32");
     }
     let count: usize = parameters.iter().map(Vec::len).sum();
     assert_eq!(count, list.len(), "a gradient without its parameter");

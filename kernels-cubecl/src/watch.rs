@@ -1,7 +1,7 @@
 use burn::tensor::FloatDType;
 use std::sync::Arc;
 
-use crate::status::{Status, TensorStatus, decode};
+use crate::{Status, TensorStatus, status::decode};
 
 /// A callback for what arrives at a [`watched_cast`](crate::watched_cast) in each backward pass through it.
 #[derive(Clone)]

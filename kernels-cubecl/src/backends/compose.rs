@@ -1,18 +1,14 @@
 //! The same jobs composed of Burn's own operations: for backends without kernels, and to compare kernels with.
 
-use burn::{
-    backend::{
-        Backend, Dispatch, DispatchTensor, TensorMetadata, get_or_init_device_settings,
-        ops::FloatTensorOps, tensor::FloatTensor,
-    },
-    tensor::{Bool, DType, FloatDType, Int, IntDType, Shape, Tensor},
+use burn::backend::{
+    Backend, Dispatch, DispatchTensor, TensorMetadata, get_or_init_device_settings,
 };
+use burn::tensor::{Bool, DType, FloatDType, Int, IntDType, Shape, Tensor};
+use burn::{backend::ops::FloatTensorOps, backend::tensor::FloatTensor};
 
-use crate::{
-    histogram::{BINS, ExponentHistogram},
-    ops::{Job, Kernels, Scaling},
-    status::{COUNT_BASE, FIELDS},
-};
+use crate::ops::{Kernels, Scaling};
+use crate::status::{COUNT_BASE, FIELDS};
+use crate::{ExponentHistogram, Job, histogram::BINS};
 
 /// Does a job in several passes, and gives what [`Job`] says. Does not wait for the device.
 ///
@@ -181,10 +177,8 @@ fn count_exponents(tensor: DispatchTensor) -> Tensor<1> {
 fn count_fields(counts: Vec<Tensor<1, Int>>, dtype: DType) -> Tensor<1> {
     let counts = Tensor::cat(counts, 0);
     let count = counts.dims()[0];
-    let (high, low) = (
-        counts.clone().div_scalar(COUNT_BASE),
-        counts.remainder_scalar(COUNT_BASE),
-    );
+    let high = counts.clone().div_scalar(COUNT_BASE);
+    let low = counts.remainder_scalar(COUNT_BASE);
     let fields: Tensor<2, Int> = Tensor::stack(vec![high, low], 1);
     fields.reshape([2 * count]).cast(FloatDType::from(dtype))
 }

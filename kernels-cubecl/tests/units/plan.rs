@@ -1,5 +1,5 @@
 use super::*;
-use crate::kernel::update_units;
+use crate::kernel::update;
 
 const LIMITS: Limits = Limits {
     buffers: 56,
@@ -135,7 +135,7 @@ fn a_step_over_gpt2_is_six_launches_of_cubes_that_do_not_spill() {
     let plan = Plan::new(&extents, &limits, 0, 0);
     assert_eq!((extents.len(), plan.launches.len()), (148, 6));
     // CUDA's compilers keep the addresses of all buffers in registers, of which 65,536 are a cube's.
-    let cubes = [4, 6].map(|buffers| update_units(plan.launches[0].slots * buffers));
+    let cubes = [4, 6].map(|buffers| update::units(plan.launches[0].slots * buffers));
     assert_eq!(cubes, [512, 256]);
     // The row of each is its own.
     let mut rows = Vec::new();

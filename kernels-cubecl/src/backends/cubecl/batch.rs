@@ -4,10 +4,8 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::{CubeDevice, kernel::into_contiguous, tensor::CubeTensor};
 use burn_std::{id::StreamId, is_dense};
 use cubecl::{prelude::*, server::Handle};
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
 
 use super::plan::{Extent, Launch, Limits, MAX_VALUES, Plan, Run};
 

@@ -4,18 +4,12 @@ use burn::tensor::{DType, FloatDType};
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::{prelude::*, std::tensor::into_contiguous as copied};
 
-use super::{
-    batch::{Batch, Item, Laid, arg, args, cubes, floats, may_overwrite},
-    plan::{Launch, Limits, Run, units},
-};
-use crate::{
-    backends::compose,
-    kernel::{self, BIG, Form, InPlace, Inspect, Mode, ROW, Work, Write},
-    ops::Scaling,
-    rule::WORDS,
-    status::FIELDS,
-    step::{self, UpdateRule, has_master},
-};
+use super::batch::{Batch, Item, Laid, arg, args, cubes, floats, may_overwrite};
+use super::plan::{Launch, Limits, units};
+use crate::kernel::observe::{BIG, ROW};
+use crate::kernel::pass::{self, Form, Mode};
+use crate::kernel::{elementwise, finish, histogram, schedule, update};
+use crate::{UpdateRule, backends::compose, ops::Scaling, rule::WORDS, status::FIELDS, step};
 
 /// Cubes that a launch has in one dimension: what WebGPU grants.
 const MAX_COUNT: usize = 65_535;
@@ -41,7 +35,7 @@ pub(super) fn pass(
     limits: &Limits,
 ) -> Vec<CubeTensor> {
     let items = tensors.into_iter().map(|one| item(one, &factor));
-    let planes = kernel::rows(limits.units, limits.plane);
+    let planes = pass::rows(limits.units, limits.plane);
     let batch = Batch::new(items.collect(), limits, planes as usize, edge.to_bits());
     let pass = Pass {
         partials: floats(batch.like(), [batch.plan.rows.max(1) * ROW]),
@@ -54,19 +48,15 @@ pub(super) fn pass(
         let item = pass.batch.item(launch);
         let product = item.get(1).map(|product| product.tensor.dtype);
         by_dtype!(narrow item[0].tensor.dtype, I => match (&pass.factor, product) {
-            (None, _) => pass.launch::<Inspect, I, f32>(launch),
-            (_, None) => pass.launch::<InPlace, I, I>(launch),
-            (_, Some(DType::F32)) => pass.launch::<Write, I, f32>(launch),
-            (_, Some(_)) => pass.launch::<Write, I, I>(launch),
+            (None, _) => pass.launch::<I, f32>(launch, Mode::Inspect),
+            (_, None) => pass.launch::<I, I>(launch, Mode::InPlace),
+            (_, Some(DType::F32)) => pass.launch::<I, f32>(launch, Mode::Write),
+            (_, Some(_)) => pass.launch::<I, I>(launch, Mode::Write),
         });
     }
     let status = pass.finish();
-    let products = pass
-        .batch
-        .items
-        .into_iter()
-        .filter_map(|mut item| item.pop());
-    let products = products.filter(|_| pass.factor.is_some());
+    let (items, made) = (pass.batch.items.into_iter(), pass.factor.is_some());
+    let products = items.filter_map(|mut item| item.pop().filter(|_| made));
     products.map(|laid| laid.tensor).chain([status]).collect()
 }
 
@@ -80,14 +70,11 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    fn launch<W: Work, I: Float + CubeElement, O: Float + CubeElement>(&self, launch: &Launch) {
+    fn launch<I: Float, O: Float>(&self, launch: &Launch, mode: Mode) {
         let laid = &self.batch.item(launch)[0];
-        let (units, plane) = (self.limits.units, self.limits.plane);
-        let Run {
-            vector, padding, ..
-        } = laid.run;
-        let form = Form::new::<W, I>(units, plane, vector, padding.is_some());
-        let products = match W::MODE {
+        let (units, plane, run) = (self.limits.units, self.limits.plane, laid.run);
+        let form = Form::new::<I>(mode, units, plane, run.vector, run.padding.is_some());
+        let products = match mode {
             Mode::Write => self.batch.args(launch, 1).collect(),
             _ => SequenceArg::new(),
         };
@@ -95,7 +82,7 @@ impl Pass<'_> {
         // read nor write. Nobody else holds what is overwritten (`may_overwrite`).
         // `partials` has a row wherever the table says.
         unsafe {
-            kernel::measure::launch_unchecked::<W, I, O>(
+            pass::measure::launch_unchecked::<I, O>(
                 &laid.tensor.client,
                 cubes(launch.cubes),
                 CubeDim::new_1d(form.units),
@@ -116,13 +103,13 @@ impl Pass<'_> {
     /// The status, of what all launches have found.
     fn finish(&self) -> CubeTensor {
         let (client, count) = (&self.partials.client, self.batch.items.len());
-        let units = units(client, kernel::FINISH_UNITS);
+        let units = units(client, finish::UNITS);
         let status = floats(&self.partials, [count * FIELDS]);
         for first in (0..count).step_by(MAX_COUNT) {
             // SAFETY: the table says which rows of `partials` a tensor has, and all were written; `status` has `FIELDS`
             // floats for each tensor; every tensor has a cube.
             unsafe {
-                kernel::finish_status::launch_unchecked(
+                finish::finish_status::launch_unchecked(
                     client,
                     cubes((count - first).min(MAX_COUNT)),
                     CubeDim::new_1d(units),
@@ -145,7 +132,7 @@ pub(super) fn advance(both: [CubeTensor; 2], border: Option<CubeTensor>) -> Cube
     let [state, rows] = both.map(CubeTensor::into_buffer_arg);
     // SAFETY: both states have `WORDS` words; of the rows, whole ones are read.
     unsafe {
-        kernel::advance::launch_unchecked(
+        schedule::advance::launch_unchecked(
             &next.client,
             cubes(1),
             CubeDim::new_1d(1),
@@ -162,12 +149,12 @@ pub(super) fn advance(both: [CubeTensor; 2], border: Option<CubeTensor>) -> Cube
 pub(super) fn decide(both: [CubeTensor; 2], clip: Vec<CubeTensor>, rule: UpdateRule) -> CubeTensor {
     let parameters = both[0].meta.num_elements() / step::UNDECIDED;
     let rows = floats(&both[1], [parameters, step::ROW]);
-    let units = units(&rows.client, kernel::FINISH_UNITS);
+    let units = units(&rows.client, finish::UNITS);
     let [undecided, state] = both.map(CubeTensor::into_buffer_arg);
     // SAFETY: there are a row, a time and a gradient for each parameter; units beyond neither read nor write. The state has `WORDS` words.
     // Table and status have an entry for each gradient.
     unsafe {
-        kernel::decide::launch_unchecked(
+        schedule::decide::launch_unchecked(
             &rows.client,
             cubes(parameters.div_ceil(units as usize)),
             CubeDim::new_1d(units),
@@ -186,8 +173,8 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>) -> CubeTensor {
     let limits = Limits::of(&tensors[0].client);
     let items = tensors.into_iter().map(|tensor| vec![Laid::dense(tensor)]);
     let batch = Batch::new(items.collect(), &limits, 1, 0);
-    let units = units(&batch.like().client, kernel::HISTOGRAM_UNITS);
-    let bins = kernel::BINS as usize;
+    let units = units(&batch.like().client, histogram::UNITS);
+    let bins = histogram::BINS as usize;
     let count: usize = batch.plan.launches.iter().map(|launch| launch.cubes).sum();
     let rows = floats(batch.like(), [count.max(1) * bins]);
     let mut row = 0;
@@ -195,7 +182,7 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>) -> CubeTensor {
         // SAFETY: runs of tensors are exact, and the table says how long they are; units beyond read nothing. There is
         // a row for each cube.
         by_dtype!(narrow batch.item(launch)[0].tensor.dtype, I => unsafe {
-            kernel::histogram_many::launch_unchecked::<I>(
+            histogram::histogram_many::launch_unchecked::<I>(
                 &rows.client,
                 cubes(launch.cubes),
                 CubeDim::new_1d(units),
@@ -214,7 +201,7 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>) -> CubeTensor {
     let sums = floats(&rows, [2 * bins]);
     // SAFETY: there are `row` rows, all written; `sums` has two floats for each bin, and each bin has a cube.
     unsafe {
-        kernel::finish_histogram::launch_unchecked(
+        histogram::finish_histogram::launch_unchecked(
             &rows.client,
             cubes(bins),
             CubeDim::new_1d(units),
@@ -240,15 +227,11 @@ pub(super) fn update(
     let limits = Limits {
         // Where other passes have partial results, there is room for one more.
         buffers: limits.buffers + 1,
-        units: units(&rows.client, kernel::UPDATE_UNITS),
+        units: units(&rows.client, update::UNITS),
         ..*limits
     };
-    let batch = Batch::new(
-        parameters.into_iter().map(own_item).collect(),
-        &limits,
-        0,
-        0,
-    );
+    let items = parameters.into_iter().map(own_item);
+    let batch = Batch::new(items.collect(), &limits, 0, 0);
     let rows = match rows.meta.strides()[1] {
         1 => rows,
         _ => contiguous(rows, false),
@@ -256,10 +239,7 @@ pub(super) fn update(
     for launch in &batch.plan.launches {
         launch_step(&batch, launch, &rows, rule, limits.units);
     }
-    let written = batch
-        .items
-        .into_iter()
-        .flat_map(|item| item.into_iter().skip(1));
+    let written = (batch.items.into_iter()).flat_map(|item| item.into_iter().skip(1));
     written.map(|laid| laid.tensor).collect()
 }
 
@@ -269,13 +249,13 @@ fn launch_step(batch: &Batch, launch: &Launch, rows: &CubeTensor, rule: UpdateRu
     let first = batch.item(launch);
     let [gradient, parameter] = [0, 1].map(|of: usize| first[of].tensor.dtype);
     // In f32, the parameter is the first of what is kept in f32.
-    let wide = 1 + usize::from(has_master(parameter));
-    let units = kernel::update_units(launch.slots * first.len()).min(most);
+    let wide = 1 + usize::from(step::has_master(parameter));
+    let units = update::units(launch.slots * first.len()).min(most);
     by_dtype!(narrow gradient, G => by_dtype!(narrow parameter, P => {
         // SAFETY: all of a parameter's runs are of one length, which the table has; units beyond neither read nor write.
         // Nobody else holds what is overwritten (`contiguous`). There is a row for each parameter.
         unsafe {
-            kernel::update_many::launch_unchecked::<G, P>(
+            update::update_many::launch_unchecked::<G, P>(
                 &rows.client,
                 cubes(launch.cubes),
                 CubeDim::new_1d(units),
@@ -313,10 +293,13 @@ fn contiguous(tensor: CubeTensor, written: bool) -> CubeTensor {
     if empty || tensor.is_contiguous() && (!written || may_overwrite(&tensor)) {
         return tensor;
     }
-    let (client, device, dtype) = (tensor.client.clone(), tensor.device.clone(), tensor.dtype);
-    let element = by_dtype!(narrow dtype, I => I::elem_type_native());
-    let copy = copied(&client, tensor.binding(), element);
-    CubeTensor::new(client, copy.handle, *copy.metadata, device, dtype)
+    let element = by_dtype!(narrow tensor.dtype, I => I::elem_type_native());
+    let copy = copied(&tensor.client, tensor.clone().binding(), element);
+    CubeTensor {
+        handle: copy.handle,
+        meta: copy.metadata,
+        ..tensor
+    }
 }
 
 /// Vectors that a unit reads, where there are cubes enough.
@@ -376,7 +359,7 @@ fn weigh(
     by_dtype!(narrow source.tensor.dtype, S => by_dtype!(narrow made.tensor.dtype, O => {
         // SAFETY: all are of one length, beyond which units do nothing; nobody else holds what is overwritten.
         unsafe {
-            kernel::weigh::launch_unchecked::<S, O>(
+            elementwise::weigh::launch_unchecked::<S, O>(
                 client,
                 cubes(count.clamp(1, limits.cubes())),
                 CubeDim::new_1d(limits.units),

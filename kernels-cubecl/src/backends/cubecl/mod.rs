@@ -10,7 +10,7 @@ mod tests;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
 use super::fusion::Located;
-use crate::ops::{AmpOps, CastOps, Job, Kernels, Place, TensorVec};
+use crate::{AmpOps, CastOps, Job, Place, TensorVec, ops::Kernels};
 use plan::Limits;
 
 const KERNELS: Kernels<CubeTensor> = Kernels {

@@ -5,7 +5,7 @@
 
 use cubecl::{client::Client, ir::features::Plane};
 
-use crate::kernel::ENTRY;
+use crate::kernel::share::ENTRY;
 
 /// Tensors that one launch takes at most, where the device allows as many: each has its own code in the kernel.
 const MAX_TENSORS: usize = 28;

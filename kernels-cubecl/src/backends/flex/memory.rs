@@ -4,12 +4,8 @@
 //! list takes what fits, and what it leaves is freed then. All of it is freed by [`release_memory`].
 
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
-use std::{
-    collections::BTreeMap,
-    mem::MaybeUninit,
-    slice,
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::{collections::BTreeMap, mem::MaybeUninit, slice};
 
 /// Fewer words are left to the allocator, which has pages for them.
 const SMALLEST: usize = 1 << 9;

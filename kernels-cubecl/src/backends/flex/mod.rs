@@ -6,21 +6,17 @@ mod memory;
 mod pass;
 mod update;
 
-use burn::{
-    backend::Flex,
-    tensor::{Element, FloatDType, TensorData},
-};
+use burn::backend::Flex;
+use burn::tensor::{Element, FloatDType, TensorData};
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use crate::{
-    clip::factors,
-    ops::{AmpOps, CastOps, Job, Kernels, Scaling, TensorVec},
-    rule::{self, WORDS, is_bad},
-    status::{FIELDS, TensorStatus, row_norm},
-    step::{ROW, UNDECIDED, UpdateRule, column},
-    words::{data_of, words_of},
-};
+use crate::ops::{Kernels, Scaling};
+use crate::rule::{WORDS, is_bad};
+use crate::status::{FIELDS, row_norm};
+use crate::step::{ROW, UNDECIDED, column};
+use crate::words::{data_of, words_of};
+use crate::{AmpOps, CastOps, Job, TensorStatus, TensorVec, UpdateRule, clip::factors, rule};
 use cpu::Value;
 use measure::{count_fields, row};
 pub use memory::release_memory;

@@ -5,15 +5,10 @@ use burn_flex::FlexTensor;
 use burn_std::Bytes;
 use rayon::prelude::*;
 
-use super::{
-    cpu::{Cpu, LANES, Real, Value, Work, run},
-    measure::{Found, Pair, Sums, join, pairs},
-    memory, value,
-};
-use crate::{
-    histogram::{BINS, ExponentHistogram},
-    status::TensorStatus,
-};
+use super::cpu::{Cpu, LANES, Real, Value, Work, run};
+use super::measure::{Found, Pair, Sums, join, pairs};
+use super::{memory, value};
+use crate::{ExponentHistogram, TensorStatus, histogram::BINS};
 
 /// Values that one thread takes at a time: enough to be worth the hand-over, few enough to share evenly.
 const CHUNK: usize = 1 << 16;
@@ -173,8 +168,7 @@ impl<S: Value, T: Value, const M: bool, const K: bool> Work for Make<'_, S, T, M
             if overflows {
                 before += not_finite(source.unwrap_or_else(|| bytemuck::cast_slice(target)));
             }
-            self.formula
-                .block(cpu, source, target, self.streams, &mut found);
+            formula.block(cpu, source, target, self.streams, &mut found);
         }
         if self.streams {
             cpu.streamed();
@@ -311,9 +305,9 @@ fn make_whole(tensor: &mut FlexTensor) {
 pub(super) fn is_whole(tensor: &FlexTensor) -> bool {
     let layout = tensor.layout();
     let is_dense = || {
-        let strides = layout.strides().iter().map(|stride| (*stride).try_into());
-        let strides: Result<Vec<usize>, _> = strides.collect();
-        strides.is_ok_and(|strides| burn_std::is_dense(layout.shape(), &strides))
+        // One below zero is too large for any tensor.
+        let strides = layout.strides().iter().map(|stride| *stride as usize);
+        burn_std::is_dense(layout.shape(), &Vec::from_iter(strides))
     };
     tensor.bytes().len() == layout.num_elements() * tensor.dtype().size()
         && layout.start_offset() == 0

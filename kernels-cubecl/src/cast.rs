@@ -90,7 +90,11 @@ fn cast<const D: usize>(
             let cast = Dispatch::amp_cast(tensor, dtype, ratio, scale, watch);
             Tensor::from_dispatch(cast)
         }
-        false => composed(Tensor::from_dispatch(tensor), dtype, ratio, scale),
+        false => composed(
+            Tensor::from_dispatch(tensor),
+            dtype,
+            Factor { ratio, scale },
+        ),
     }
 }
 
@@ -101,20 +105,15 @@ fn is_narrow(dtype: DType) -> bool {
 
 /// The same of Burn's operations: the value without its graph, less a zero whose gradient is multiplied. Where `tensor`
 /// is not finite there is no such zero, and the gradient passes as it is.
-fn composed<const D: usize>(
-    tensor: Tensor<D>,
-    dtype: FloatDType,
-    ratio: f64,
-    scale: Option<Tensor<1>>,
-) -> Tensor<D> {
+fn composed<const D: usize>(tensor: Tensor<D>, dtype: FloatDType, factor: Factor) -> Tensor<D> {
     // A leaf that is detached is a leaf again.
     let value = tensor.clone().detach().set_require_grad(false);
     let wide = value.clone().cast(FloatDType::F32);
     let finite = wide.clone().is_finite();
     let zero = wide - tensor.clone().cast(FloatDType::F32);
-    let zero = match scale {
-        Some(scale) => zero * scale.mul_scalar(ratio).expand([1; D]),
-        None => zero.mul_scalar(ratio),
+    let zero = match factor.scale {
+        Some(scale) => zero * scale.mul_scalar(factor.ratio).expand([1; D]),
+        None => zero.mul_scalar(factor.ratio),
     };
     let sum = value.cast(dtype) - zero.cast(dtype);
     tensor.cast(dtype).mask_where(finite, sum)

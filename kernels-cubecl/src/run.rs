@@ -48,11 +48,9 @@ pub fn unscale_in_dtype(
     multiply(list, inverse, true)
 }
 
-fn multiply(
-    list: TensorList,
-    inverse: Tensor<1>,
-    keep_dtype: bool,
-) -> Result<(TensorList, Status), UnsupportedDType> {
+type Unscaled = Result<(TensorList, Status), UnsupportedDType>;
+
+fn multiply(list: TensorList, inverse: Tensor<1>, keep_dtype: bool) -> Unscaled {
     let count = inverse.dims()[0];
     assert_eq!(count, 1, "`inverse` is one value, not {count}");
     let (elements, edge) = (list.elements(), list.edge);
@@ -120,7 +118,7 @@ pub(crate) fn run_list(
         let is_here = other == device || Device::new(other.clone()) == home;
         assert!(
             is_here,
-            "the tensors of a list are on one device, not on {home:?} and {other:?}"
+            "a list's tensors are on one device, not on {home:?} and {other:?}"
         );
         let is_stored = || Dispatch::dtype_usage(&device, dtype).contains(DTypeUsage::Storage);
         if !dtype.is_float() || !is_stored() {

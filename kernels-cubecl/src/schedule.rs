@@ -55,10 +55,8 @@ impl DeviceScale {
         let tensors: Vec<_> = tensors.map(Tensor::into_dispatch).collect();
         let has_kernels = tensors.iter().all(has_kernels);
         assert!(has_kernels, "there is no kernel for this device");
-        Self(Tensor::from_dispatch(first::<Dispatch>(
-            tensors,
-            Job::Advance,
-        )))
+        let next = first::<Dispatch>(tensors, Job::Advance);
+        Self(Tensor::from_dispatch(next))
     }
 
     /// Sends what [`decide`](Self::decide) takes to a device: to be decided there later, and more than once. Flat, in f32. Does not wait.

@@ -16,8 +16,11 @@ impl UpdateRow {
 
 /// Whether [`update`] has a kernel for parameters like this one: in f16, bf16 or f32, on Flex and on CubeCL devices.
 pub fn can_update<const D: usize>(parameter: &Tensor<D>) -> bool {
-    let parameter = parameter.clone().inner().into_dispatch();
-    parameter.dtype() != DType::F64 && has_kernels(&parameter)
+    has_step(&parameter.clone().inner().into_dispatch())
+}
+
+fn has_step(tensor: &DispatchTensor) -> bool {
+    tensor.dtype() != DType::F64 && has_kernels(tensor)
 }
 
 /// Steps many parameters in one pass: reads gradients, states and parameters, and writes states and parameters.
@@ -48,8 +51,7 @@ pub fn update(
     }
     assert_eq!(rows.dtype(), DType::F32, "rows are in f32");
     check(rule, &list, rows.dims());
-    let lacks = |tensor: &&DispatchTensor| tensor.dtype() == DType::F64 || !has_kernels(tensor);
-    if let Some(tensor) = list.tensors.iter().find(lacks) {
+    if let Some(tensor) = list.tensors.iter().find(|tensor| !has_step(tensor)) {
         let device = Device::new(tensor.device());
         return Err(UnsupportedDType::new(&device, tensor.dtype()));
     }
@@ -66,10 +68,7 @@ fn check(rule: UpdateRule, list: &TensorList, rows: [usize; 2]) {
         let all = "each parameter has its gradient, its master and its states";
         assert_eq!(own.len(), count, "{all}");
         let alike = own.iter().all(|tensor| tensor.shape() == shape);
-        assert!(
-            alike,
-            "gradient, master and states have the parameter's shape"
-        );
+        assert!(alike, "all of a parameter have the parameter's shape");
         let wide = own[2..].iter().all(|tensor| tensor.dtype() == DType::F32);
         assert!(wide, "masters and states are in f32");
     }

@@ -22,7 +22,7 @@ impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<
         let (from, node) = (tensor.dtype().into(), tensor.node());
         let input = tensor.into_primitive();
         // Looked at beside the gradient, in one pass, once the backward pass is here.
-        let both = watch.as_ref().is_some_and(|watch| watch.both);
+        let both = matches!(watch, Some(Watch(Callback::Measured(_, true))));
         // It has no graph: a number that happens to be on the device.
         let scale = scale.0.into_iter().map(|scale| scale.into_primitive());
         let state = State {
@@ -73,8 +73,8 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
 impl<B: Backend + AmpOps> State<B> {
     fn backward(self, grad: FloatTensor<B>) -> FloatTensor<B> {
         let (dtype, factor) = (self.from, self.factor);
-        match self.watch.map(|watch| watch.callback) {
-            Some(Callback::Measured(callback)) => {
+        match self.watch.map(|watch| watch.0) {
+            Some(Callback::Measured(callback, _)) => {
                 let tensors = [grad.clone()].into_iter().chain(self.input);
                 let count = |tensor: FloatTensor<B>| tensor.shape().num_elements() as u64;
                 let (elements, edge) = (tensors.clone().map(count).collect(), f32::INFINITY);

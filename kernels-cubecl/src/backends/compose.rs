@@ -6,7 +6,7 @@ use burn::backend::{
 use burn::tensor::{Bool, DType, FloatDType, Int, IntDType, Shape, Tensor};
 use burn::{backend::ops::FloatTensorOps, backend::tensor::FloatTensor};
 
-use crate::ops::{Kernels, Scaling};
+use crate::ops::{Kernels, Scale, Scaling, Weights, product_dtype};
 use crate::status::{COUNT_BASE, FIELDS};
 use crate::{ExponentHistogram, Job, histogram::BINS};
 
@@ -40,8 +40,7 @@ pub(super) fn by_burn<B: Backend>() -> Kernels<FloatTensor<B>> {
 
 fn blend<B: Backend>(
     [target, source]: [FloatTensor<B>; 2],
-    [keep, add]: [f64; 2],
-    found_inf: Option<FloatTensor<B>>,
+    ([keep, add], found_inf): Weights<FloatTensor<B>>,
 ) -> FloatTensor<B> {
     let unless = found_inf.map(|found| (found, target.clone()));
     let weighted = |tensor, weight: f64| match weight {
@@ -63,8 +62,7 @@ fn blend<B: Backend>(
 pub(super) fn mul_cast<B: Backend>(
     tensor: FloatTensor<B>,
     dtype: FloatDType,
-    factor: f64,
-    scale: Option<FloatTensor<B>>,
+    (factor, scale): Scale<FloatTensor<B>>,
 ) -> FloatTensor<B> {
     let wide = cast::<B>(tensor, DType::F32);
     let product = match scale {
@@ -102,18 +100,16 @@ fn pass(
             continue;
         };
         let dtype = tensor.dtype();
-        let wide = cast::<Dispatch>(tensor, working(dtype));
+        let wide = cast::<Dispatch>(tensor, product_dtype(dtype, false));
         // Of the tensor's rank, so that the product need not be reshaped: NdArray's `reshape` ends at rank 6.
         let factor = cast::<Dispatch>(factor.clone(), wide.dtype());
         let factor = Dispatch::float_expand(factor, Shape::from(vec![1; wide.rank()]));
-        let mut product = match wide.shape().num_elements() {
+        let product = match wide.shape().num_elements() {
             // Burn 0.22.1 cannot multiply every view without values.
             0 => wide.clone(),
             _ => Dispatch::float_mul(wide.clone(), factor),
         };
-        if *keep_dtype {
-            product = cast::<Dispatch>(product, dtype);
-        }
+        let product = cast::<Dispatch>(product, product_dtype(dtype, *keep_dtype));
         rows.extend(measure(wide, product.clone(), edge));
         products.push(product);
     }
@@ -194,7 +190,7 @@ fn joined(fields: Vec<Tensor<1>>) -> DispatchTensor {
 fn flat(tensor: DispatchTensor) -> Tensor<1> {
     let elements = tensor.shape().num_elements();
     let flat = Dispatch::float_reshape(tensor, [elements].into());
-    let dtype = working(flat.dtype());
+    let dtype = product_dtype(flat.dtype(), false);
     Tensor::from_dispatch(cast::<Dispatch>(flat, dtype))
 }
 
@@ -211,13 +207,6 @@ fn count(which: Tensor<1, Bool>) -> Tensor<1, Int> {
     match ones.device().supports_dtype(DType::I64) {
         true => ones.cast(IntDType::I64).sum(),
         false => ones.sum(),
-    }
-}
-
-fn working(dtype: DType) -> DType {
-    match dtype {
-        DType::F64 => DType::F64,
-        _ => DType::F32,
     }
 }
 

@@ -4,8 +4,9 @@ use burn::backend::ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, Tensor
 use burn::tensor::{DType, FloatDType, Shape};
 
 use super::compose::cast;
+use crate::ops::{AmpOps, Job, TensorVec, product_dtype};
 use crate::step::{ROW, UNDECIDED};
-use crate::{AmpOps, Job, TensorVec, UpdateRule, histogram::BINS, status::FIELDS};
+use crate::{UpdateRule, histogram::BINS, status::FIELDS};
 
 impl Job {
     /// How it is noted: its name and its numbers.
@@ -64,10 +65,8 @@ impl Job {
         match self {
             Self::Unscale { keep_dtype, .. } => {
                 let tensors = &inputs[..inputs.len() - 1];
-                let product = |tensor: &TensorIr| match keep_dtype || tensor.dtype == DType::F64 {
-                    true => like(tensor),
-                    false => (tensor.shape.clone(), DType::F32),
-                };
+                let dtype = |tensor: &TensorIr| product_dtype(tensor.dtype, keep_dtype);
+                let product = |tensor: &TensorIr| (tensor.shape.clone(), dtype(tensor));
                 let rows = flat(tensors.len() * FIELDS);
                 tensors.iter().map(product).chain([rows]).collect()
             }

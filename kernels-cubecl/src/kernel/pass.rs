@@ -153,11 +153,8 @@ pub fn measure<I: Float, O: Float, N: Size>(
                 };
                 #[unroll]
                 for i in 0..loads {
-                    out[i as usize] = product(
-                        Vector::<I, N>::reinterpret(raw[i as usize]),
-                        multiplier,
-                        mode,
-                    );
+                    let before = Vector::<I, N>::reinterpret(raw[i as usize]);
+                    out[i as usize] = product(before, multiplier, mode);
                 }
                 summarize(&out, &mut measures, &mut summary, loads);
                 if comptime!(mode == Mode::InPlace) {

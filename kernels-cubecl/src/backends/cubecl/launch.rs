@@ -9,7 +9,8 @@ use super::plan::{Launch, Limits, units};
 use crate::kernel::observe::{BIG, ROW};
 use crate::kernel::pass::{self, Form, Mode};
 use crate::kernel::{elementwise, finish, histogram, schedule, update};
-use crate::{UpdateRule, backends::compose, ops::Scaling, rule::WORDS, status::FIELDS, step};
+use crate::ops::{Scale, Scaling, Weights, product_dtype};
+use crate::{UpdateRule, backends::compose, rule::WORDS, status::FIELDS, step};
 
 /// Cubes that a launch has in one dimension: what WebGPU grants.
 const MAX_COUNT: usize = 65_535;
@@ -18,11 +19,9 @@ const MAX_COUNT: usize = 65_535;
 fn item(tensor: CubeTensor, factor: &Scaling<CubeTensor>) -> Item {
     let laid = Laid::padded(tensor);
     let dtype = laid.tensor.dtype;
-    let keeps = |keep_dtype: bool| keep_dtype || dtype == DType::F32;
-    let product = factor.as_ref().and_then(|factor| match keeps(factor.1) {
-        true if may_overwrite(&laid.tensor) => None,
-        true => Some(laid.product(dtype)),
-        false => Some(laid.product(DType::F32)),
+    let product = factor.as_ref().and_then(|(_, keep_dtype)| {
+        let made = product_dtype(dtype, *keep_dtype);
+        (made != dtype || !may_overwrite(&laid.tensor)).then(|| laid.product(made))
     });
     [laid].into_iter().chain(product).collect()
 }
@@ -293,40 +292,31 @@ fn contiguous(tensor: CubeTensor, written: bool) -> CubeTensor {
     if empty || tensor.is_contiguous() && (!written || may_overwrite(&tensor)) {
         return tensor;
     }
-    let element = by_dtype!(narrow tensor.dtype, I => I::elem_type_native());
-    let copy = copied(&tensor.client, tensor.clone().binding(), element);
-    CubeTensor {
-        handle: copy.handle,
-        meta: copy.metadata,
-        ..tensor
-    }
+    let (client, device, dtype) = (tensor.client.clone(), tensor.device.clone(), tensor.dtype);
+    let element = by_dtype!(narrow dtype, I => I::elem_type_native());
+    let copy = copied(&client, tensor.binding(), element);
+    CubeTensor::new(client, copy.handle, *copy.metadata, device, dtype)
 }
 
 /// Vectors that a unit reads, where there are cubes enough.
 const VECTORS_PER_UNIT: usize = 4;
 
 /// Of f16, bf16 or f32 to any of them; `scale` has one value, of f32.
-pub(super) fn mul_cast(
-    tensor: CubeTensor,
-    dtype: FloatDType,
-    factor: f64,
-    scale: Option<CubeTensor>,
-) -> CubeTensor {
+pub(super) fn mul_cast(tensor: CubeTensor, dtype: FloatDType, by: Scale<CubeTensor>) -> CubeTensor {
     // Burn's multiplication of f32 is one launch too, and in place where it may be.
     if (tensor.dtype, dtype) == (DType::F32, FloatDType::F32) {
-        return compose::mul_cast::<CubeBackend>(tensor, dtype, factor, scale);
+        return compose::mul_cast::<CubeBackend>(tensor, dtype, by);
     }
     let source = Laid::dense(tensor);
     let product = source.product(dtype.into());
-    weigh(&source, None, Some(&product), [0.0, factor], scale, None);
+    weigh(&source, [None, Some(&product)], by, (0.0, None));
     product.tensor
 }
 
 /// The sum of f32 `target` and f16, bf16 or f32 `source`, weighted; the target where `found_inf` is above 0.
 pub(super) fn blend(
     [target, source]: [CubeTensor; 2],
-    weights: [f64; 2],
-    found_inf: Option<CubeTensor>,
+    ([keep, add], found_inf): Weights<CubeTensor>,
 ) -> CubeTensor {
     if target.meta.num_elements() == 0 {
         return target;
@@ -336,22 +326,20 @@ pub(super) fn blend(
     let vector = target.run.vector.min(source.run.vector);
     (target.run.vector, source.run.vector) = (vector, vector);
     let sum = (!may_overwrite(&target.tensor)).then(|| target.product(DType::F32));
-    let (held, made) = (Some(&target), sum.as_ref());
-    weigh(&source, held, made, weights, None, found_inf);
+    let written = [Some(&target), sum.as_ref()];
+    weigh(&source, written, (add, None), (keep, found_inf));
     sum.unwrap_or(target).tensor
 }
 
-/// Launches the kernel of this name, of which `scale` and `found_inf` are one value or none. All lie in one order and have vectors of one width; without
-/// `output`, nobody else holds the target.
+/// Launches the kernel of this name: what the source is multiplied by, and how much of the target is kept, unless its tensor says all. All lie in
+/// one order and have vectors of one width; without an output, nobody else holds the target.
 fn weigh(
     source: &Laid,
-    target: Option<&Laid>,
-    output: Option<&Laid>,
-    weights: [f64; 2],
-    scale: Option<CubeTensor>,
-    found_inf: Option<CubeTensor>,
+    [target, output]: [Option<&Laid>; 2],
+    (add, scale): Scale<CubeTensor>,
+    (keep, found_inf): Scale<CubeTensor>,
 ) {
-    let (client, [keep, add]) = (&source.tensor.client, weights.map(|weight| weight as f32));
+    let client = &source.tensor.client;
     let limits = Limits::of(client);
     let vectors = source.run.span / source.run.vector;
     let count = vectors.div_ceil(limits.units as usize * VECTORS_PER_UNIT);
@@ -367,8 +355,8 @@ fn weigh(
                 source.whole(),
                 target.map(Laid::whole).into_iter().collect(),
                 output.map(Laid::whole).into_iter().collect(),
-                keep,
-                add,
+                keep as f32,
+                add as f32,
                 args(scale),
                 args(found_inf),
             );

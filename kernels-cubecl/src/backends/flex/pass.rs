@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::cpu::{Cpu, LANES, Real, Value, Work, run};
 use super::measure::{Found, Pair, Sums, join, pairs};
 use super::{memory, value};
-use crate::{ExponentHistogram, TensorStatus, histogram::BINS};
+use crate::{ExponentHistogram, TensorStatus, histogram::BINS, ops::Weights};
 
 /// Values that one thread takes at a time: enough to be worth the hand-over, few enough to share evenly.
 const CHUNK: usize = 1 << 16;
@@ -277,15 +277,13 @@ pub(super) fn product<S: Value, T: Value, const MEASURED: bool>(
 }
 
 /// The weighted sum, over the target's values if nobody else holds them, and else over a copy; or the target, if `found_inf` says so.
-pub(super) fn blend(
-    [target, source]: [FlexTensor; 2],
-    [keep, add]: [f64; 2],
-    found_inf: Option<FlexTensor>,
-) -> FlexTensor {
+pub(super) fn blend(both: [FlexTensor; 2], weights: Weights<FlexTensor>) -> FlexTensor {
+    let ([keep, add], found_inf) = weights;
     if found_inf.is_some_and(|found| value(found) > 0.0) {
+        let [target, _] = both;
         return target;
     }
-    let [mut target, source] = [target, source].map(|tensor| tensor.to_contiguous());
+    let [mut target, source] = both.map(|tensor| tensor.to_contiguous());
     by_dtype!(source.dtype(), S => by_dtype!(target.dtype(), T => {
         let (factor, keep, edge) = (add.elem(), keep.elem(), f32::INFINITY);
         let formula = Formula::<_, false, true> { factor, keep, edge };

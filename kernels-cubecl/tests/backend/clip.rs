@@ -2,16 +2,11 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{
-    ClipTable, DeviceScale, NormClip, ScaleState, UpdateRow, can_update, clip_factors, inspect,
+    ClipTable, DeviceScale, NormClip, ScaleState, UpdateRow, clip_factors, inspect,
 };
 
-use crate::{
-    create::part,
-    device::{device, is_cube},
-    formula::SGD,
-    random::Bits,
-    system::list_of,
-};
+use crate::device::{device, has_kernels, is_cube};
+use crate::{create::part, formula::SGD, random::Bits, system::list_of};
 
 /// The factors that the device and the host find for gradients.
 fn both(gradients: &[Vec<f32>], clips: &[NormClip], device: &Device) -> [Vec<u32>; 2] {
@@ -39,10 +34,6 @@ fn both(gradients: &[Vec<f32>], clips: &[NormClip], device: &Device) -> [Vec<u32
 fn joint(threshold: f32) -> NormClip {
     let group = 0;
     NormClip::Joint { group, threshold }
-}
-
-fn has_kernels() -> bool {
-    can_update(&Tensor::<1>::ones([1], &device()))
 }
 
 #[test]

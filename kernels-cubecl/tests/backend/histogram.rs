@@ -3,17 +3,15 @@
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_amp_kernels::ExponentHistogram;
 
-use crate::{
-    case::Case,
-    create::floats,
-    device::device,
-    host, number,
-    system::{System, list_of},
-};
+use crate::system::{System, list_of};
+use crate::{case::Case, create::floats, device::device, host, number};
 
 /// Asserts that the counts are those of these values.
 pub fn assert_counts(found: &ExponentHistogram, tensors: &[TensorData]) {
     let (least, most) = ExponentHistogram::EXPONENTS.into_inner();
+    let powers: Vec<f64> = (least..=most + 1)
+        .map(|exponent| 2f64.powi(exponent))
+        .collect();
     let mut non_finite = 0;
     // Of zeros, and by exponent, those outside the range one beyond it; beside each, how many it may have more or less because a device
     // takes subnormal values for zero.
@@ -25,11 +23,12 @@ pub fn assert_counts(found: &ExponentHistogram, tensors: &[TensorData]) {
                 continue;
             }
             let free = host::may_flush(data.dtype(), data.dtype(), value, value);
+            // By comparison, not by the bits.
             let place = match value == 0.0 {
                 true => 0,
-                false => exponent(value).clamp(least - 1, most + 1) - (least - 2),
+                false => 1 + powers.partition_point(|power| *power <= value.abs()),
             };
-            counts[place as usize][usize::from(free)] += 1;
+            counts[place][usize::from(free)] += 1;
             counts[0][1] += u64::from(free);
         }
     }
@@ -43,19 +42,6 @@ pub fn assert_counts(found: &ExponentHistogram, tensors: &[TensorData]) {
         let range = sure..=sure + free;
         assert!(range.contains(&found), "bin {bin}: {found} of {range:?}");
     }
-}
-
-/// By comparison with powers of two, not by the bits.
-fn exponent(value: f64) -> i32 {
-    let magnitude = value.abs();
-    let mut exponent = magnitude.log2().floor() as i32;
-    while 2f64.powi(exponent) > magnitude {
-        exponent -= 1;
-    }
-    while 2f64.powi(exponent + 1) <= magnitude {
-        exponent += 1;
-    }
-    exponent
 }
 
 /// Both sides of every power of two.

@@ -2,10 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::{
-    backend::{BackendTensor, DispatchTensorKind},
-    tensor::{DType, Device, FloatDType, Tensor},
-};
+use burn::backend::{BackendTensor, DispatchTensorKind};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_amp_kernels::{TensorList, blend, inspect, unscale};
 
 use crate::system::list_of;

@@ -3,10 +3,8 @@
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData, bf16, f16};
 use burn_amp_kernels::{Factor, scaled_cast};
 
-use crate::{
-    device::{self, has_kernels, keeps_subnormals},
-    number,
-};
+use crate::device::{self, has_kernels, keeps_subnormals};
+use crate::number;
 
 /// A power of two each way, none, the ends of f32, and one that rounds.
 pub const FACTORS: [f64; 6] = [

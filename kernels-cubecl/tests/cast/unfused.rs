@@ -1,9 +1,7 @@
 //! The kernel of CubeCL's backend, which Fusion does without.
 
-use burn::{
-    backend::{DispatchDevice, TensorMetadata, ops::FloatTensorOps, tensor::Device as DeviceOf},
-    tensor::Device,
-};
+use burn::backend::{DispatchDevice, TensorMetadata};
+use burn::{backend::ops::FloatTensorOps, backend::tensor::Device as DeviceOf, tensor::Device};
 use burn_amp_kernels::{AmpOps, Job, TensorVec};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 

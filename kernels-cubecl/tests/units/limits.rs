@@ -1,22 +1,16 @@
 //! The pass under limits that no device here has, and over padded rows, on the default device.
 
-use burn::{
-    backend::{DispatchDevice, ops::FloatTensorOps},
-    tensor::{DType, Device, TensorData},
-};
+use burn::tensor::{DType, Device, TensorData};
+use burn::{backend::DispatchDevice, backend::ops::FloatTensorOps};
 use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
 use burn_std::{Metadata, Shape, Strides, reader::try_read_sync};
 
-use super::{
-    batch::Laid,
-    launch::{pass, update},
-    plan::{Limits, units},
-};
-use crate::{
-    status::{TensorStatus, decode},
-    step::{ROW, UpdateRule},
-    words::data_of,
-};
+use super::batch::Laid;
+use super::launch::{pass, update};
+use super::plan::{Limits, units};
+use crate::status::{TensorStatus, decode};
+use crate::step::{ROW, UpdateRule};
+use crate::words::data_of;
 
 fn device() -> Option<CubeDevice> {
     #[allow(unreachable_patterns)] // which backends there are beside it depends on Burn's features

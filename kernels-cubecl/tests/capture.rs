@@ -69,11 +69,8 @@ fn interpret<B: BackendIr + AmpOps>(
         }
     }
     let read = |id: &TensorId| {
-        let mut ir = found
-            .iter()
-            .find(|ir| ir.id == *id)
-            .expect("an output")
-            .clone();
+        let ir = found.iter().find(|ir| ir.id == *id);
+        let mut ir = ir.expect("an output").clone();
         ir.status = TensorStatus::ReadOnly;
         let data = try_read_sync(interpreter.read_tensor_async(ir));
         data.expect("read at once").expect("a value")
@@ -114,10 +111,8 @@ fn every_operation_can_be_captured() {
         let cast = run([0.5], Job::MulCast { dtype, factor }, device);
         assert_eq!(cast.dtype(), DType::F16);
         let cast = cast.cast(FloatDType::F32);
-        [rows, products.get(0), kept, sum, cast]
-            .each_ref()
-            .map(id)
-            .to_vec()
+        let outputs = [rows, products.get(0), kept, sum, cast];
+        outputs.iter().map(id).collect()
     });
     // Beside four counts: the largest magnitude, a unit, and the norm in it.
     let row = [0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 24.0, 16.0, 1.5];

@@ -131,10 +131,8 @@ fn assert_products(
     let (dtype, target) = (before.dtype(), after.dtype());
     assert_eq!(after.shape(), before.shape(), "{what}");
     let (values, products) = (number::widen(before), number::widen(after));
-    let expected: Vec<f64> = (values.iter())
-        .map(|value| host::product(dtype, *value, inverse))
-        .map(|product| number::rounded(target, product))
-        .collect();
+    let product = |value: &f64| number::rounded(target, host::product(dtype, *value, inverse));
+    let expected: Vec<f64> = values.iter().map(product).collect();
     for (position, (value, want)) in values.iter().zip(&expected).enumerate() {
         let got = products[position];
         let same = number::same(got, *want);

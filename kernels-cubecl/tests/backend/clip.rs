@@ -109,9 +109,8 @@ fn as_f64_finds_them() {
         assert_near(all[0], norm + 1e-6, -21);
         assert!(all.iter().all(|factor| *factor == all[0]));
         let own = clip_factors(&vec![NormClip::Own(threshold); count], &norms);
-        own.into_iter()
-            .zip(norms)
-            .for_each(|(own, norm)| assert_near(own, norm, -22));
+        let each = own.into_iter().zip(norms);
+        each.for_each(|(own, norm)| assert_near(own, norm, -22));
     }
     let tiny = f64::from(f32::from_bits(1));
     for (clip, norm, expected) in [
@@ -123,10 +122,7 @@ fn as_f64_finds_them() {
         (NormClip::Not, 1e300, 1.0),
         (NormClip::Own(1.0), tiny, 1.0),
     ] {
-        assert_eq!(
-            clip_factors(&[clip; 3], &[norm; 3]),
-            [expected; 3],
-            "{clip:?} of {norm}"
-        );
+        let found = clip_factors(&[clip; 3], &[norm; 3]);
+        assert_eq!(found, [expected; 3], "{clip:?} of {norm}");
     }
 }

@@ -174,9 +174,6 @@ pub fn step(rule: UpdateRule, row: UpdateRow, g: f32, p: f32, states: &[f32]) ->
         }
     };
     let stepped = from.plus(delta.times(-row.lr));
-    [Some(stepped)]
-        .into_iter()
-        .chain(states)
-        .flatten()
-        .collect()
+    let all = [Some(stepped)].into_iter().chain(states);
+    all.flatten().collect()
 }

@@ -9,9 +9,7 @@ use crate::{case::Case, create::floats, device::device, host, number};
 /// Asserts that the counts are those of these values.
 pub fn assert_counts(found: &ExponentHistogram, tensors: &[TensorData]) {
     let (least, most) = ExponentHistogram::EXPONENTS.into_inner();
-    let powers: Vec<f64> = (least..=most + 1)
-        .map(|exponent| 2f64.powi(exponent))
-        .collect();
+    let powers = Vec::from_iter((least..=most + 1).map(|exponent| 2f64.powi(exponent)));
     let mut non_finite = 0;
     // Of zeros, and by exponent, those outside the range one beyond it; beside each, how many it may have more or less because a device
     // takes subnormal values for zero.
@@ -52,10 +50,8 @@ pub fn edges(system: &System) {
         let power = 2f32.powi(exponent);
         values.extend([power, -power, power.next_down(), power.next_up()]);
     }
-    let length = values.len();
-    Case::new()
-        .with(floats(values, [length]))
-        .check(system, 0.5);
+    let tensor = floats(values.clone(), [values.len()]);
+    Case::new().with(tensor).check(system, 0.5);
 }
 
 pub fn no_values(system: &System) {

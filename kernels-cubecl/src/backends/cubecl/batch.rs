@@ -95,7 +95,7 @@ impl Laid {
 }
 
 /// The stride of rows and their values, if there is padding between rows and nowhere else.
-fn padding(shape: &[usize], strides: &[usize]) -> Option<(usize, usize)> {
+pub(super) fn padding(shape: &[usize], strides: &[usize]) -> Option<(usize, usize)> {
     let rank = shape.len();
     if rank < 2 || strides.len() != rank || strides[rank - 1] != 1 {
         return None;
@@ -248,7 +248,3 @@ pub(super) fn args<A: FromIterator<BufferArg>>(tensors: impl IntoIterator<Item =
 pub(super) fn cubes(count: usize) -> CubeCount {
     CubeCount::Static(count as u32, 1, 1)
 }
-
-#[cfg(test)]
-#[path = "../../../tests/units/padding.rs"]
-mod tests;

@@ -28,10 +28,10 @@ fn item(tensor: CubeTensor, factor: &Scaling<CubeTensor>) -> Item {
 
 /// Measures tensors, after scaling if there is a factor. Returns the products then, and the status.
 pub(super) fn pass(
+    limits: &Limits,
     tensors: Vec<CubeTensor>,
     factor: Scaling<CubeTensor>,
     edge: f32,
-    limits: &Limits,
 ) -> Vec<CubeTensor> {
     let items = tensors.into_iter().map(|one| item(one, &factor));
     let planes = pass::rows(limits.units, limits.plane);
@@ -215,10 +215,10 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>) -> CubeTensor {
 
 /// As [`Job::Update`](crate::Job::Update).
 pub(super) fn update(
+    limits: &Limits,
     parameters: Vec<Vec<CubeTensor>>,
     rows: CubeTensor,
     rule: UpdateRule,
-    limits: &Limits,
 ) -> Vec<CubeTensor> {
     if parameters.is_empty() {
         return Vec::new();

@@ -1,10 +1,9 @@
 //! Counts by binary exponent. Every [`Case`] compares them, too.
 
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::TensorData;
 use burn_amp_kernels::ExponentHistogram;
 
-use crate::system::{System, list_of};
-use crate::{case::Case, create::floats, device::device, host, number};
+use crate::{case::Case, create::floats, host, number, system::System};
 
 /// Asserts that the counts are those of these values.
 pub fn assert_counts(found: &ExponentHistogram, tensors: &[TensorData]) {
@@ -52,12 +51,4 @@ pub fn edges(system: &System) {
     }
     let tensor = floats(values.clone(), [values.len()]);
     Case::new().with(tensor).check(system, 0.5);
-}
-
-pub fn no_values(system: &System) {
-    for count in [0, 2] {
-        let empty = Tensor::<2>::zeros([0, 3], (&device(), DType::F32));
-        let found = system.histogram(list_of(vec![empty; count]));
-        assert_eq!(found, ExponentHistogram::default(), "{count} tensors");
-    }
 }

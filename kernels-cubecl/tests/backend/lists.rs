@@ -1,13 +1,18 @@
 //! Lists: of nothing, of many, of several dtypes.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_amp_kernels::TensorList;
 
 use crate::device::{device, dtypes};
-use crate::{case::Case, create::random, random::Bits, system::System};
+use crate::system::{System, list_of};
+use crate::{case::Case, create::random, random::Bits};
 
 pub fn empty_list(system: &System) {
     assert!(system.inspect(TensorList::new()).read().is_empty());
+    let empty = Tensor::<2>::zeros([0, 3], (&device(), DType::F32));
+    for list in [TensorList::new(), list_of([empty.clone(), empty])] {
+        assert_eq!(system.histogram(list).elements(), 0);
+    }
     let (list, status) = system.unscale(TensorList::new(), 0.5);
     assert!(list.is_empty() && status.read().is_empty());
 }

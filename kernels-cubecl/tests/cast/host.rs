@@ -62,11 +62,7 @@ pub fn widen(data: &TensorData) -> Vec<f32> {
 }
 
 pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    if tensor.shape().num_elements() == 0 {
-        // Burn 0.22.1's CPU runtime cannot read every tensor that is empty.
-        return Vec::new();
-    }
-    widen(&tensor.into_data())
+    widen(&number::read(tensor))
 }
 
 /// A factor that is on the device, `ratio` times something.

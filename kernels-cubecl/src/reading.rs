@@ -14,10 +14,11 @@ use crate::{Crossing, CrossingStatus, Status, TensorStatus, backends::is_cube, p
 pub struct Reading {
     crossings: Vec<Crossing>,
     /// Of each crossing, and then of the list; or what reading them has panicked with.
-    rows: Arc<OnceLock<Result<Rows, String>>>,
+    rows: Arc<OnceLock<Found>>,
 }
 
 type Rows = Vec<Vec<TensorStatus>>;
+type Found = Result<Rows, String>;
 
 impl Status {
     /// Reads the status, a row for each tensor, in the order of the list.
@@ -85,9 +86,7 @@ impl Reading {
 }
 
 /// Reads rows on the thread for it.
-fn read_elsewhere(
-    read: impl FnOnce() -> Rows + Send + 'static,
-) -> Arc<OnceLock<Result<Rows, String>>> {
+fn read_elsewhere(read: impl FnOnce() -> Rows + Send + 'static) -> Arc<OnceLock<Found>> {
     type Work = Box<dyn FnOnce() + Send>;
     static READER: OnceLock<Sender<Work>> = OnceLock::new();
     let reader = READER.get_or_init(|| {

@@ -18,11 +18,8 @@ pub(crate) const UNDECIDED: usize = ROW + 2;
 
 /// Which of Burn's optimizers takes a step, and what it keeps of each parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[cfg_attr(
-    feature = "cubecl",
-    derive(CubeType, IntoRuntime),
-    cube(no_constructors)
-)]
+#[cfg_attr(feature = "cubecl", derive(CubeType, IntoRuntime))]
+#[cfg_attr(feature = "cubecl", cube(no_constructors))]
 pub enum UpdateRule {
     /// Stochastic gradient descent; with momentum it keeps the velocity.
     Sgd {

@@ -19,12 +19,10 @@ pub(super) struct Laid {
 }
 
 impl Laid {
-    fn new(
-        tensor: CubeTensor,
-        span: usize,
-        vector: usize,
-        padding: Option<(usize, usize)>,
-    ) -> Self {
+    /// In vectors that divide it, or its rows where they are padded.
+    fn new(tensor: CubeTensor, span: usize, padding: Option<(usize, usize)>) -> Self {
+        let vector = vector(&tensor, padding.map_or(span, |(pitch, _)| pitch));
+        let span = span.next_multiple_of(vector);
         let run = Run {
             span,
             vector,
@@ -40,8 +38,7 @@ impl Laid {
             false => into_contiguous(tensor),
         };
         let span = tensor.meta.num_elements();
-        let vector = vector(&tensor, span);
-        Self::new(tensor, span, vector, None)
+        Self::new(tensor, span, None)
     }
 
     /// The same, but rows may be padded, as CUDA's and HIP's are where that aligns them.
@@ -49,14 +46,13 @@ impl Laid {
         let Some((pitch, columns)) = padding(tensor.meta.shape(), tensor.meta.strides()) else {
             return Self::dense(tensor);
         };
-        let vector = vector(&tensor, pitch);
         let rows = tensor.meta.num_elements() / columns;
-        let span = ((rows - 1) * pitch + columns).next_multiple_of(vector);
         // Of a view, the last row may have no padding.
         let there = tensor.handle.size_in_used() as usize / tensor.elem_size();
-        match span <= there && span <= MAX_VALUES {
-            true => Self::new(tensor, span, vector, Some((pitch, columns))),
-            false => Self::dense(tensor),
+        let laid = Self::new(tensor, (rows - 1) * pitch + columns, Some((pitch, columns)));
+        match laid.run.span <= there.min(MAX_VALUES) {
+            true => laid,
+            false => Self::dense(laid.tensor),
         }
     }
 

@@ -64,13 +64,9 @@ fn take_words(length: usize) -> Option<Words> {
 /// A list is done: frees what it has not taken, and keeps as much as it has.
 pub(super) fn end_list() {
     let mut pool = pool();
-    let limit = pool.taken;
-    if limit > 0 {
-        let next = Pool {
-            limit,
-            ..Pool::default()
-        };
-        let before = std::mem::replace(&mut *pool, next);
+    if pool.taken > 0 {
+        let before = std::mem::take(&mut *pool);
+        pool.limit = before.taken;
         drop(pool);
         drop(before);
     }

@@ -1,12 +1,10 @@
 //! Clipping by norms that only the device knows: the factors that the host finds from the same rows, bit for bit.
 
 use burn::tensor::{Device, Tensor};
-use burn_amp_kernels::{
-    ClipTable, DeviceScale, NormClip, ScaleState, UpdateRow, clip_factors, inspect,
-};
+use burn_amp_kernels::{ClipTable, DeviceScale, NormClip, ScaleState, clip_factors, inspect};
 
 use crate::device::{device, is_cube};
-use crate::{create::part, formula::SGD, random::Bits, system::list_of};
+use crate::{create::part, formula::SGD, formula::row, random::Bits, system::list_of};
 
 /// The factors that the device and the host find for gradients.
 fn both(gradients: &[Vec<f32>], clips: &[NormClip], device: &Device) -> [Vec<u32>; 2] {
@@ -15,11 +13,8 @@ fn both(gradients: &[Vec<f32>], clips: &[NormClip], device: &Device) -> [Vec<u32
     let table = ClipTable::upload(clips, device);
     // From the last to the first: a parameter's gradient may stand anywhere.
     let order: Vec<u32> = (0..gradients.len() as u32).rev().collect();
-    let row = UpdateRow {
-        taken: 1.0,
-        scale: 1.0,
-        ..UpdateRow::default()
-    };
+    let mut row = row(SGD, 0);
+    row.scale = 1.0;
     let rows = vec![row; order.len()];
     let scale = ScaleState::default().upload(device);
     let sent = DeviceScale::send(&rows, &order, &order, device);

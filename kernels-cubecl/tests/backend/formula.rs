@@ -17,17 +17,17 @@ pub fn momentum(nesterov: bool) -> UpdateRule {
     UpdateRule::Sgd { momentum, nesterov }
 }
 
+pub fn adam_w(amsgrad: bool, cautious: bool) -> UpdateRule {
+    UpdateRule::AdamW { amsgrad, cautious }
+}
+
 pub fn rules() -> Vec<UpdateRule> {
-    let of = |flag| {
-        let adam_w = [false, true].map(|cautious| UpdateRule::AdamW {
-            amsgrad: flag,
-            cautious,
-        });
-        let others = [momentum(flag), UpdateRule::Adam { amsgrad: flag }];
-        others.into_iter().chain(adam_w)
-    };
-    let flagged = [false, true].into_iter().flat_map(of);
-    std::iter::once(SGD).chain(flagged).collect()
+    let mut rules = vec![SGD];
+    for flag in [false, true] {
+        rules.extend([momentum(flag), UpdateRule::Adam { amsgrad: flag }]);
+        rules.extend([adam_w(flag, false), adam_w(flag, true)]);
+    }
+    rules
 }
 
 /// A row as an optimizer has it after some steps; others of other seeds.

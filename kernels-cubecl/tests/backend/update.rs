@@ -10,7 +10,7 @@ use burn_amp_kernels::{
 
 use crate::create::{from_bits, random};
 use crate::device::{device, dtypes, is_cube, keeps_subnormals, pairs};
-use crate::formula::{ADAM, SGD, momentum, row, rules, step};
+use crate::formula::{ADAM, SGD, adam_w, momentum, row, rules, step};
 #[cfg(not(feature = "cubecl"))]
 use crate::list::address;
 use crate::{number, random::Bits, system::list_of, views::planes};
@@ -192,10 +192,8 @@ fn other_handles_are_kept() {
         for rule in [momentum(false), UpdateRule::Adam { amsgrad: true }] {
             let count = own(rule, dtypes, [1, 1], 0).len();
             for (taken, held) in (0..count).flat_map(|held| [(0.0, held), (1.0, held)]) {
-                let row = UpdateRow {
-                    taken,
-                    ..row(rule, 42)
-                };
+                let mut row = row(rule, 42);
+                row.taken = taken;
                 let tensors = own(rule, dtypes, [5, 77], 40);
                 let handle = tensors[held].clone();
                 let before = read(&handle);
@@ -224,11 +222,7 @@ fn one_memory_twice() {
 #[test]
 fn other_layouts() {
     let dtypes = pairs();
-    let adam_w = UpdateRule::AdamW {
-        amsgrad: true,
-        cautious: true,
-    };
-    for rule in [momentum(true), adam_w] {
+    for rule in [momentum(true), adam_w(true, true)] {
         for (index, view) in planes().into_iter().enumerate() {
             let dtypes = dtypes[index % dtypes.len()];
             let viewed = own(rule, dtypes, [9, 41], 60).into_iter().map(view);

@@ -121,9 +121,8 @@ pub(crate) fn first<B: AmpOps>(
     tensors: impl IntoIterator<Item = FloatTensor<B>>,
     job: Job,
 ) -> FloatTensor<B> {
-    B::amp_run(TensorVec(tensors.into_iter().collect()), job)
-        .0
-        .remove(0)
+    let mut given = B::amp_run(TensorVec(tensors.into_iter().collect()), job);
+    given.0.remove(0)
 }
 
 /// What a pass multiplies by, and whether products keep their tensors' dtypes; none to measure alone.

@@ -115,10 +115,9 @@ pub(crate) fn run_list(
     let home = Device::new(device.clone());
     for tensor in list.tensors.iter().chain(&last) {
         let (other, dtype) = (tensor.device(), tensor.dtype());
-        let is_here = other == device || Device::new(other.clone()) == home;
         assert!(
-            is_here,
-            "a list's tensors are on one device, not on {home:?} and {other:?}"
+            other == device || Device::new(other.clone()) == home,
+            "the tensors of a list are on one device, not on {home:?} and {other:?}"
         );
         let is_stored = || Dispatch::dtype_usage(&device, dtype).contains(DTypeUsage::Storage);
         if !dtype.is_float() || !is_stored() {

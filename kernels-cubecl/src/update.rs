@@ -68,7 +68,7 @@ fn check(rule: UpdateRule, list: &TensorList, rows: [usize; 2]) {
         let all = "each parameter has its gradient, its master and its states";
         assert_eq!(own.len(), count, "{all}");
         let alike = own.iter().all(|tensor| tensor.shape() == shape);
-        assert!(alike, "all of a parameter have the parameter's shape");
+        assert!(alike, "all its tensors have the parameter's shape");
         let wide = own[2..].iter().all(|tensor| tensor.dtype() == DType::F32);
         assert!(wide, "masters and states are in f32");
     }

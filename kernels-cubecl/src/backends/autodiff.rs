@@ -79,12 +79,15 @@ impl<B: Backend + AmpOps> State<B> {
                 let count = |tensor: FloatTensor<B>| tensor.shape().num_elements() as u64;
                 let (elements, edge) = (tensors.clone().map(count).collect(), f32::INFINITY);
                 let rows = dispatched::<B>(first::<B>(tensors, Job::Inspect { edge }));
-                callback(Crossing {
-                    factor,
-                    is_ratio: !self.scale.is_empty(),
-                    dtype,
-                    status: Status { rows, elements },
-                });
+                // Elsewhere it cannot be read.
+                if rows.is_some() {
+                    callback(Crossing {
+                        factor,
+                        is_ratio: !self.scale.is_empty(),
+                        dtype,
+                        status: Status { rows, elements },
+                    });
+                }
             }
             Some(Callback::Arrived(callback)) => callback(),
             None => {}

@@ -3,8 +3,8 @@
 pub mod elementwise;
 pub mod finish;
 pub mod histogram;
-pub mod observe;
+pub(crate) mod observe;
 pub mod pass;
 pub mod schedule;
-pub mod share;
+pub(crate) mod share;
 pub mod update;

@@ -1,6 +1,6 @@
 use burn::tensor::{DType, Tensor};
 
-use crate::{backends::has_kernels, ops::Job, run::run};
+use crate::{Job, backends::has_kernels, run::run};
 
 /// `keep * target + add * source`, element by element, in one pass: a running sum (`keep` 1), a moving average.
 ///
@@ -58,11 +58,8 @@ fn blended<const D: usize>(
     add: f64,
     found_inf: Option<Tensor<1>>,
 ) -> Tensor<D> {
-    assert_eq!(
-        target.shape(),
-        source.shape(),
-        "only tensors of one shape can be blended"
-    );
+    let (one, other) = (target.shape(), source.shape());
+    assert_eq!(one, other, "only tensors of one shape can be blended");
     let is_wide = matches!(target.dtype(), DType::F32 | DType::F64);
     let tensors = [target, source].map(|tensor| tensor.inner().into_dispatch());
     let has_kernels = is_wide && tensors.iter().all(has_kernels);

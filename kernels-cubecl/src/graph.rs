@@ -1,13 +1,7 @@
-use burn::{
-    backend::{Backend, BackendTypes, Dispatch, DispatchTensor},
-    tensor::Device,
-};
-use std::{
-    any::Any,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
-
-use crate::{backends::memory_of, ops::Place};
+use burn::backend::{Backend, BackendTypes, Dispatch};
+use burn::tensor::Device;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What a device was given to do, recorded to be done again in one call: a CUDA or HIP graph, or the list of commands that CubeCL keeps on
 /// WGPU. Dropping it frees the memory that it holds.
@@ -90,11 +84,4 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied())
         .unwrap_or("a panic without a message")
-}
-
-impl Place {
-    /// That of a tensor; none on devices that do not say. Hands over what the device has queued, and does not wait for it.
-    pub fn of(tensor: DispatchTensor) -> Option<Self> {
-        memory_of(tensor)
-    }
 }

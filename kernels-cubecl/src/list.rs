@@ -1,9 +1,7 @@
-use burn::{
-    backend::{DispatchTensor, TensorMetadata},
-    tensor::Tensor,
-};
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Tensor;
 
-use crate::ops::Place;
+use crate::Place;
 
 /// Float tensors of any ranks, all on one device.
 #[derive(Clone, Debug)]
@@ -94,10 +92,6 @@ impl Default for TensorList {
 
 /// Burn itself does not look at the rank here, and goes on with a wrong one.
 fn typed<const D: usize>(tensor: DispatchTensor) -> Tensor<D> {
-    assert_eq!(
-        tensor.rank(),
-        D,
-        "the tensor's rank is not the one asked for"
-    );
+    assert_eq!(tensor.rank(), D, "the rank is not the one asked for");
     Tensor::from_dispatch(tensor)
 }

@@ -1,10 +1,11 @@
+use burn::backend::tensor::FloatTensor;
 use burn::backend::{
     Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
-    ExtensionType, TensorMetadata, backend_extension, tensor::FloatTensor,
+    ExtensionType, TensorMetadata, backend_extension,
 };
-use burn::tensor::FloatDType;
+use burn::tensor::{DType, FloatDType};
 
-use crate::{step::UpdateRule, watch::Watch};
+use crate::{UpdateRule, Watch};
 
 /// What a backend does to a list of float tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -115,17 +116,40 @@ pub trait CastOps: Backend {
     }
 }
 
+/// The first tensor that a job gives.
+pub(crate) fn first<B: AmpOps>(
+    tensors: impl IntoIterator<Item = FloatTensor<B>>,
+    job: Job,
+) -> FloatTensor<B> {
+    let mut given = B::amp_run(TensorVec(tensors.into_iter().collect()), job);
+    given.0.remove(0)
+}
+
 /// What a pass multiplies by, and whether products keep their tensors' dtypes; none to measure alone.
 pub(crate) type Scaling<T> = Option<(T, bool)>;
+
+/// The dtype of a pass's product, and of what is computed on the way where that is not kept.
+pub(crate) fn product_dtype(dtype: DType, keep_dtype: bool) -> DType {
+    match keep_dtype || dtype == DType::F64 {
+        true => dtype,
+        false => DType::F32,
+    }
+}
+
+/// What a cast multiplies by: a number, and the value of a tensor if there is one.
+pub(crate) type Scale<T> = (f64, Option<T>);
+
+/// Of target and source; and what is above 0 where the target stays.
+pub(crate) type Weights<T> = ([f64; 2], Option<T>);
 
 /// What a backend does for each [`Job`]: the kernels of one, and Burn's own operations where it has none.
 pub(crate) struct Kernels<T> {
     /// Of tensors and the edge.
     pub(crate) pass: fn(Vec<T>, Scaling<T>, f32) -> Vec<T>,
     pub(crate) histogram: fn(Vec<T>) -> T,
-    /// Of target and source, with their weights.
-    pub(crate) blend: fn([T; 2], [f64; 2], Option<T>) -> T,
-    pub(crate) mul_cast: fn(T, FloatDType, f64, Option<T>) -> T,
+    /// Of target and source.
+    pub(crate) blend: fn([T; 2], Weights<T>) -> T,
+    pub(crate) mul_cast: fn(T, FloatDType, Scale<T>) -> T,
     /// Of the tensors of each parameter, and the rows.
     pub(crate) update: fn(Vec<Vec<T>>, T, UpdateRule) -> Vec<T>,
     /// Of state and rows, and those of the border.
@@ -145,11 +169,11 @@ impl<T: TensorMetadata> Kernels<T> {
             Job::Histogram => vec![(self.histogram)(tensors)],
             Job::Blend { keep, add } => {
                 let (both, mut found_inf) = taken(tensors);
-                vec![(self.blend)(both, [keep, add], found_inf.pop())]
+                vec![(self.blend)(both, ([keep, add], found_inf.pop()))]
             }
             Job::MulCast { dtype, factor } => {
                 let ([tensor], mut scale) = taken(tensors);
-                vec![(self.mul_cast)(tensor, dtype, factor, scale.pop())]
+                vec![(self.mul_cast)(tensor, dtype, (factor, scale.pop()))]
             }
             Job::Update { rule } => {
                 let rows = tensors.pop().expect("the rows are last");

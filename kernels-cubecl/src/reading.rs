@@ -1,19 +1,11 @@
 use burn::tensor::{Tensor, TensorData};
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, OnceLock,
-        mpsc::{Sender, channel},
-    },
-    thread,
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
 
-use crate::{
-    backends::is_cube,
-    graph::panic_message,
-    status::{FIELDS, Status, TensorStatus, decode},
-    watch::{Crossing, CrossingStatus},
-};
+use crate::status::{FIELDS, decode};
+use crate::{Crossing, CrossingStatus, Status, TensorStatus, backends::is_cube, panic_message};
 
 /// A status on its way to the host, where nobody waits for it.
 ///
@@ -22,10 +14,11 @@ use crate::{
 pub struct Reading {
     crossings: Vec<Crossing>,
     /// Of each crossing, and then of the list; or what reading them has panicked with.
-    rows: Arc<OnceLock<Result<Rows, String>>>,
+    rows: Arc<OnceLock<Found>>,
 }
 
 type Rows = Vec<Vec<TensorStatus>>;
+type Found = Result<Rows, String>;
 
 impl Status {
     /// Reads the status, a row for each tensor, in the order of the list.
@@ -93,9 +86,7 @@ impl Reading {
 }
 
 /// Reads rows on the thread for it.
-fn read_elsewhere(
-    read: impl FnOnce() -> Rows + Send + 'static,
-) -> Arc<OnceLock<Result<Rows, String>>> {
+fn read_elsewhere(read: impl FnOnce() -> Rows + Send + 'static) -> Arc<OnceLock<Found>> {
     type Work = Box<dyn FnOnce() + Send>;
     static READER: OnceLock<Sender<Work>> = OnceLock::new();
     let reader = READER.get_or_init(|| {

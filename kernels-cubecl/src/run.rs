@@ -1,16 +1,9 @@
-use burn::{
-    backend::{Backend, DTypeUsage, Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps},
-    tensor::{DType, Device, FloatDType, Tensor},
-};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Backend, DTypeUsage, Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-use crate::{
-    backends::{compose, has_kernels, is_cube},
-    error::UnsupportedDType,
-    histogram::Histogram,
-    list::TensorList,
-    ops::{AmpOps, Job, TensorVec},
-    status::Status,
-};
+use crate::backends::{compose, has_kernels, is_cube};
+use crate::{AmpOps, Histogram, Job, Status, TensorList, TensorVec, UnsupportedDType};
 
 /// Multiplies every tensor by `inverse` and measures the products, in one pass.
 ///
@@ -55,11 +48,9 @@ pub fn unscale_in_dtype(
     multiply(list, inverse, true)
 }
 
-fn multiply(
-    list: TensorList,
-    inverse: Tensor<1>,
-    keep_dtype: bool,
-) -> Result<(TensorList, Status), UnsupportedDType> {
+type Unscaled = Result<(TensorList, Status), UnsupportedDType>;
+
+fn multiply(list: TensorList, inverse: Tensor<1>, keep_dtype: bool) -> Unscaled {
     let count = inverse.dims()[0];
     assert_eq!(count, 1, "`inverse` is one value, not {count}");
     let (elements, edge) = (list.elements(), list.edge);

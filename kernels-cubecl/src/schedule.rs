@@ -15,20 +15,13 @@
 //! # Ok::<(), burn_amp_kernels::UnsupportedDType>(())
 //! ```
 
-use burn::tensor::{Device, Tensor};
+use burn::{backend::Dispatch, tensor::Device, tensor::Tensor};
 
-use crate::{
-    backends::has_kernels,
-    clip::ClipTable,
-    ops::{Job, Place},
-    rule,
-    rule::{ScaleState, WORDS, word},
-    run::run,
-    status::Status,
-    step::{UNDECIDED, UpdateRow, UpdateRule},
-    watch::Crossing,
-    words::{upload, words_of},
-};
+use crate::ops::{Job, Place, first};
+use crate::rule::{self, ScaleState, WORDS, word};
+use crate::step::{UNDECIDED, UpdateRow, UpdateRule};
+use crate::words::{upload, words_of};
+use crate::{ClipTable, Crossing, Status, backends::has_kernels};
 
 impl ScaleState {
     /// Sends the state to a device. Does not wait for it.
@@ -59,12 +52,11 @@ impl DeviceScale {
         };
         let border = border.and_then(|event| event.status.rows.clone());
         let tensors = [self.0, rows].into_iter().chain(border);
-        let mut tensors = tensors.map(Tensor::into_dispatch).peekable();
-        let has_kernels = tensors.peek().is_some_and(has_kernels);
+        let tensors: Vec<_> = tensors.map(Tensor::into_dispatch).collect();
+        let has_kernels = tensors.iter().all(has_kernels);
         assert!(has_kernels, "there is no kernel for this device");
-        Self(Tensor::from_dispatch(
-            run(true, tensors, Job::Advance).remove(0),
-        ))
+        let next = first::<Dispatch>(tensors, Job::Advance);
+        Self(Tensor::from_dispatch(next))
     }
 
     /// Sends what [`decide`](Self::decide) takes to a device: to be decided there later, and more than once. Flat, in f32. Does not wait.
@@ -78,9 +70,9 @@ impl DeviceScale {
         gradients: &[u32],
         device: &Device,
     ) -> Tensor<1> {
-        let words = rows.iter().zip(times.iter().zip(gradients));
-        let words = words
-            .flat_map(|(row, (time, gradient))| row.words().into_iter().chain([*time, *gradient]));
+        let each = rows.iter().zip(times).zip(gradients);
+        let words = each.map(|((row, time), gradient)| (row.words(), [*time, *gradient]));
+        let words = words.flat_map(|(row, others)| row.into_iter().chain(others));
         upload(words, [rows.len() * UNDECIDED], device)
     }
 
@@ -99,8 +91,7 @@ impl DeviceScale {
         let clip = clip.into_iter().flatten().map(Tensor::into_dispatch);
         let tensors = [sent, self.0.clone()].map(Tensor::into_dispatch);
         let tensors = tensors.into_iter().chain(clip);
-        let mut rows = run(true, tensors, Job::Decide { rule });
-        Tensor::from_dispatch(rows.remove(0))
+        Tensor::from_dispatch(first::<Dispatch>(tensors, Job::Decide { rule }))
     }
 
     /// Becomes another state, in its own memory if nobody else holds it. Does not wait for the device.

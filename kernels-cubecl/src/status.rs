@@ -30,11 +30,8 @@ pub struct TensorStatus {
 pub(crate) fn decode(elements: &[u64], fields: impl Iterator<Item = f64>) -> Vec<TensorStatus> {
     let fields: Vec<f64> = fields.collect();
     // A row less would give its tensor another's numbers, or none, and an overflow would pass unseen.
-    assert_eq!(
-        fields.len(),
-        elements.len() * FIELDS,
-        "a row for each tensor"
-    );
+    let rows = elements.len() * FIELDS;
+    assert_eq!(fields.len(), rows, "a row for each tensor");
     let row = |(elements, fields): (&u64, &[f64])| {
         let count = |at: usize| decode_count(&fields[at..]);
         // What was not finite is not made so by any factor: a compiler that trusts in finite arithmetic can only
@@ -50,11 +47,8 @@ pub(crate) fn decode(elements: &[u64], fields: impl Iterator<Item = f64>) -> Vec
             norm: row_norm(fields),
         }
     };
-    elements
-        .iter()
-        .zip(fields.chunks_exact(FIELDS))
-        .map(row)
-        .collect()
+    let rows = elements.iter().zip(fields.chunks_exact(FIELDS));
+    rows.map(row).collect()
 }
 
 /// The norm of a row.

@@ -18,11 +18,8 @@ pub(crate) const UNDECIDED: usize = ROW + 2;
 
 /// Which of Burn's optimizers takes a step, and what it keeps of each parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[cfg_attr(
-    feature = "cubecl",
-    derive(CubeType, IntoRuntime),
-    cube(no_constructors)
-)]
+#[cfg_attr(feature = "cubecl", derive(CubeType, IntoRuntime))]
+#[cfg_attr(feature = "cubecl", cube(no_constructors))]
 pub enum UpdateRule {
     /// Stochastic gradient descent; with momentum it keeps the velocity.
     Sgd {
@@ -87,23 +84,23 @@ impl UpdateRule {
         }
     }
 
-    /// Which rule it is, with its flags, as a number: for those who note an update.
-    #[cfg(any(feature = "cubecl", feature = "router"))]
-    pub(crate) fn number(self) -> f64 {
+    /// Which rule it is, with its flags, as a number.
+    #[cfg(any(feature = "cubecl", feature = "flex", feature = "router"))]
+    pub(crate) fn number(self) -> u8 {
         let (rule, first, second) = match self {
             Self::Sgd { momentum, nesterov } => (0, momentum, nesterov),
             Self::Adam { amsgrad } => (1, amsgrad, false),
             Self::AdamW { amsgrad, cautious } => (2, amsgrad, cautious),
         };
-        f64::from(4 * rule + 2 * u8::from(first) + u8::from(second))
+        4 * rule + 2 * u8::from(first) + u8::from(second)
     }
 
     /// The rule of a [`number`](Self::number).
-    #[cfg(any(feature = "cubecl", feature = "router"))]
-    pub(crate) fn of_number(number: f64) -> Self {
-        let number = number as u64;
-        let [first, second] = [number / 2, number].map(|flag| flag % 2 == 1);
-        let (momentum, nesterov, amsgrad, cautious) = (first, second, first, second);
+    #[cfg(any(feature = "cubecl", feature = "flex", feature = "router"))]
+    #[inline(always)]
+    pub(crate) fn of_number(number: u8) -> Self {
+        let (momentum, nesterov) = (number & 2 != 0, number & 1 != 0);
+        let (amsgrad, cautious) = (momentum, nesterov);
         match number / 4 {
             0 => Self::Sgd { momentum, nesterov },
             1 => Self::Adam { amsgrad },

@@ -1,16 +1,9 @@
-use burn::{
-    backend::{DispatchTensor, TensorMetadata},
-    tensor::{DType, Device, Tensor},
-};
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::{
-    backends::has_kernels,
-    error::UnsupportedDType,
-    list::TensorList,
-    ops::Job,
-    run::run_list,
-    step::{ROW, UpdateRow, UpdateRule},
-    words::upload,
+    Job, TensorList, UnsupportedDType, UpdateRow, UpdateRule, backends::has_kernels, run::run_list,
+    step::ROW, words::upload,
 };
 
 impl UpdateRow {
@@ -23,8 +16,11 @@ impl UpdateRow {
 
 /// Whether [`update`] has a kernel for parameters like this one: in f16, bf16 or f32, on Flex and on CubeCL devices.
 pub fn can_update<const D: usize>(parameter: &Tensor<D>) -> bool {
-    let parameter = parameter.clone().inner().into_dispatch();
-    parameter.dtype() != DType::F64 && has_kernels(&parameter)
+    has_step(&parameter.clone().inner().into_dispatch())
+}
+
+fn has_step(tensor: &DispatchTensor) -> bool {
+    tensor.dtype() != DType::F64 && has_kernels(tensor)
 }
 
 /// Steps many parameters in one pass: reads gradients, states and parameters, and writes states and parameters.
@@ -55,8 +51,7 @@ pub fn update(
     }
     assert_eq!(rows.dtype(), DType::F32, "rows are in f32");
     check(rule, &list, rows.dims());
-    let lacks = |tensor: &&DispatchTensor| tensor.dtype() == DType::F64 || !has_kernels(tensor);
-    if let Some(tensor) = list.tensors.iter().find(lacks) {
+    if let Some(tensor) = list.tensors.iter().find(|tensor| !has_step(tensor)) {
         let device = Device::new(tensor.device());
         return Err(UnsupportedDType::new(&device, tensor.dtype()));
     }
@@ -70,18 +65,12 @@ fn check(rule: UpdateRule, list: &TensorList, rows: [usize; 2]) {
     let parameters = rule.parameters(&list.tensors, |tensor| tensor.dtype());
     for own in &parameters {
         let (shape, count) = (own[1].shape(), rule.tensors(own[1].dtype()));
-        assert!(
-            own.len() == count,
-            "each parameter has its gradient, its master and its states"
-        );
-        assert!(
-            own.iter().all(|tensor| tensor.shape() == shape),
-            "gradient, master and states have the parameter's shape"
-        );
-        assert!(
-            own[2..].iter().all(|tensor| tensor.dtype() == DType::F32),
-            "masters and states are in f32"
-        );
+        let all = "each parameter has its gradient, its master and its states";
+        assert_eq!(own.len(), count, "{all}");
+        let alike = own.iter().all(|tensor| tensor.shape() == shape);
+        assert!(alike, "all its tensors have the parameter's shape");
+        let wide = own[2..].iter().all(|tensor| tensor.dtype() == DType::F32);
+        assert!(wide, "masters and states are in f32");
     }
     let count: usize = parameters.iter().map(Vec::len).sum();
     assert_eq!(count, list.len(), "a gradient without its parameter");

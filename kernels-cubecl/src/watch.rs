@@ -1,46 +1,34 @@
 use burn::tensor::FloatDType;
 use std::sync::Arc;
 
-use crate::status::{Status, TensorStatus, decode};
+use crate::{Status, TensorStatus, status::decode};
 
 /// A callback for what arrives at a [`watched_cast`](crate::watched_cast) in each backward pass through it.
 #[derive(Clone)]
-pub struct Watch {
-    pub(crate) callback: Callback,
-    /// Whether the tensor of the forward pass is looked at too.
-    pub(crate) both: bool,
-}
+pub struct Watch(pub(crate) Callback);
 
 /// What a [`Watch`] calls.
 #[derive(Clone)]
 pub(crate) enum Callback {
-    Measured(Arc<dyn Fn(Crossing) + Send + Sync>),
+    /// Of the gradient; and of the tensor of the forward pass too, if that is to be looked at.
+    Measured(Arc<dyn Fn(Crossing) + Send + Sync>, bool),
     Arrived(Arc<dyn Fn() + Send + Sync>),
 }
 
 impl Watch {
     /// Calls `callback` at each backward pass, on the thread that runs it. It must not wait for the device.
     pub fn new(callback: impl Fn(Crossing) + Send + Sync + 'static) -> Self {
-        Self {
-            callback: Callback::Measured(Arc::new(callback)),
-            both: true,
-        }
+        Self(Callback::Measured(Arc::new(callback), true))
     }
 
     /// As [`new`](Self::new), and measures nothing: no pass over memory.
     pub fn of_arrival(callback: impl Fn() + Send + Sync + 'static) -> Self {
-        Self {
-            callback: Callback::Arrived(Arc::new(callback)),
-            both: false,
-        }
+        Self(Callback::Arrived(Arc::new(callback)))
     }
 
     /// As [`new`](Self::new), and does not look at the tensor of the forward pass.
     pub fn of_gradient(callback: impl Fn(Crossing) + Send + Sync + 'static) -> Self {
-        Self {
-            both: false,
-            ..Self::new(callback)
-        }
+        Self(Callback::Measured(Arc::new(callback), false))
     }
 }
 

@@ -6,9 +6,11 @@ use burn::tensor::{DType, bf16, f16};
 use burn_amp_kernels::{
     UpdateRule,
     kernel::{
-        self, FINISH_UNITS, Form, HISTOGRAM_UNITS, InPlace, Inspect, Mode, Work, Write, advance,
-        decide, finish_histogram, finish_status, histogram_many, measure, update_many,
-        update_units, weigh,
+        elementwise::weigh,
+        finish, histogram,
+        pass::{Form, Mode, loads, measure},
+        schedule::{advance, decide},
+        update,
     },
 };
 use cubecl::{
@@ -225,7 +227,7 @@ impl Shape {
         let floats = |count| ("f32".to_string(), count);
         // What is done with the values stands in the code once, whichever tensor they are of.
         let vectors = match self.kernel {
-            Kernel::Pass { mode, .. } => kernel::loads(mode, width) as usize,
+            Kernel::Pass { mode, .. } => loads(mode, width) as usize,
             _ => 1,
         };
         let (loads, stores, magnitudes) = match self.kernel {
@@ -305,25 +307,29 @@ impl Shape {
     fn kernel_of<I: Float + CubeElement, O: Float + CubeElement>(&self) -> Box<dyn CubeKernel> {
         let (tensors, width) = (self.tensors, self.width);
         match self.kernel {
-            Kernel::Pass { mode, padded } => match mode {
-                Mode::Inspect => self.pass::<Inspect, I, O>(0, padded),
-                Mode::InPlace => self.pass::<InPlace, I, O>(0, padded),
-                Mode::Write => self.pass::<Write, I, O>(tensors, padded),
-            },
+            Kernel::Pass { mode, padded } => {
+                let form = Form::new::<I>(mode, UNITS, self.target.plane, width, padded);
+                let products = tensors * usize::from(mode == Mode::Write);
+                let factors = usize::from(mode != Mode::Inspect);
+                kernel!(
+                    measure::Measure::<I, O>, UNITS;
+                    buffers(tensors), buffers(products), buffers(factors), buffer(), buffer(), (), (), (), width, form
+                )
+            }
             Kernel::MulCast { on_device } => {
                 elementwise::<I, O>(width, 0, 1, usize::from(on_device))
             }
             Kernel::Blend { in_place } => elementwise::<I, O>(width, 1, usize::from(!in_place), 0),
             Kernel::Histogram => kernel!(
-                histogram_many::HistogramMany::<I>, HISTOGRAM_UNITS;
-                buffers(tensors), buffer(), (), (), buffer(), (), width, HISTOGRAM_UNITS
+                histogram::histogram_many::HistogramMany::<I>, histogram::UNITS;
+                buffers(tensors), buffer(), (), (), buffer(), (), width, histogram::UNITS
             ),
             Kernel::Update { rule } => {
                 let images = usize::from(self.output != DType::F32) * tensors;
                 let wide = tensors * (1 + rule.states());
-                let units = update_units(tensors + images + wide);
+                let units = update::units(tensors + images + wide);
                 kernel!(
-                    update_many::UpdateMany::<I, O>, units;
+                    update::update_many::UpdateMany::<I, O>, units;
                     buffers(tensors), buffers(images), buffers(wide), buffer(), (), buffer(), (), (), width, rule, units
                 )
             }
@@ -332,31 +338,18 @@ impl Shape {
                 buffer(), buffer(), buffers(usize::from(at_border)), buffer()
             ),
             Kernel::Decide { rule, clipped } => kernel!(
-                decide::Decide, FINISH_UNITS;
+                decide::Decide, finish::UNITS;
                 buffer(), buffer(), buffers(2 * usize::from(clipped)), buffer(), rule
             ),
             Kernel::FinishStatus => kernel!(
-                finish_status::FinishStatus, FINISH_UNITS;
-                buffer(), buffer(), buffer(), (), (), FINISH_UNITS
+                finish::finish_status::FinishStatus, finish::UNITS;
+                buffer(), buffer(), buffer(), (), (), finish::UNITS
             ),
             Kernel::FinishHistogram => kernel!(
-                finish_histogram::FinishHistogram, HISTOGRAM_UNITS;
-                buffer(), buffer(), (), HISTOGRAM_UNITS
+                histogram::finish_histogram::FinishHistogram, histogram::UNITS;
+                buffer(), buffer(), (), histogram::UNITS
             ),
         }
-    }
-
-    fn pass<W: Work, I: Float + CubeElement, O: Float + CubeElement>(
-        &self,
-        products: usize,
-        padded: bool,
-    ) -> Box<dyn CubeKernel> {
-        let form = Form::new::<W, I>(UNITS, self.target.plane, self.width, padded);
-        let factors = usize::from(W::MODE != Mode::Inspect);
-        kernel!(
-            measure::Measure::<W, I, O>, UNITS;
-            buffers(self.tensors), buffers(products), buffers(factors), buffer(), buffer(), (), (), (), self.width, form
-        )
     }
 }
 

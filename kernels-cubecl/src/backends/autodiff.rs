@@ -1,25 +1,15 @@
 //! The backward pass of the scaled cast.
 
-#[cfg(feature = "cubecl")]
-use burn::backend::Cube;
-#[cfg(feature = "flex")]
-use burn::backend::Flex;
-use burn::backend::{Backend, DispatchTensor, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{self, Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{FloatDType, Tensor};
-use burn_autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind, unary},
-};
-
+use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn_autodiff::{Autodiff, grads::Gradients};
 use std::any::Any;
 
-use crate::{
-    ops::{AmpOps, CastOps, Job, TensorVec},
-    status::Status,
-    watch::{Callback, Crossing, Watch},
-};
+use crate::ops::{AmpOps, CastOps, Job, TensorVec, first};
+use crate::status::Status;
+use crate::watch::{Callback, Crossing, Watch};
 
 impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<B, C> {
     fn amp_cast(
@@ -32,7 +22,7 @@ impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<
         let (from, node) = (tensor.dtype().into(), tensor.node());
         let input = tensor.into_primitive();
         // Looked at beside the gradient, in one pass, once the backward pass is here.
-        let both = watch.as_ref().is_some_and(|watch| watch.both);
+        let both = matches!(watch, Some(Watch(Callback::Measured(_, true))));
         // It has no graph: a number that happens to be on the device.
         let scale = scale.0.into_iter().map(|scale| scale.into_primitive());
         let state = State {
@@ -83,18 +73,19 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
 impl<B: Backend + AmpOps> State<B> {
     fn backward(self, grad: FloatTensor<B>) -> FloatTensor<B> {
         let (dtype, factor) = (self.from, self.factor);
-        match self.watch.map(|watch| watch.callback) {
-            Some(Callback::Measured(callback)) => {
-                let tensors = [&grad].into_iter().chain(&self.input);
-                let elements = tensors.map(|tensor| tensor.shape().num_elements() as u64);
-                let (elements, edge) = (elements.collect(), f32::INFINITY);
-                let rows = first::<B>(grad.clone(), self.input, Job::Inspect { edge });
-                if let Some(rows) = dispatched::<B>(rows) {
+        match self.watch.map(|watch| watch.0) {
+            Some(Callback::Measured(callback, _)) => {
+                let tensors = [grad.clone()].into_iter().chain(self.input);
+                let count = |tensor: FloatTensor<B>| tensor.shape().num_elements() as u64;
+                let (elements, edge) = (tensors.clone().map(count).collect(), f32::INFINITY);
+                let rows = dispatched::<B>(first::<B>(tensors, Job::Inspect { edge }));
+                // Elsewhere it cannot be read.
+                if rows.is_some() {
                     callback(Crossing {
                         factor,
                         is_ratio: !self.scale.is_empty(),
                         dtype,
-                        status: Status::new(Some(rows), elements),
+                        status: Status { rows, elements },
                     });
                 }
             }
@@ -105,28 +96,19 @@ impl<B: Backend + AmpOps> State<B> {
         if factor == 1.0 && self.scale.is_empty() && grad.dtype() == dtype.into() {
             return grad;
         }
-        first::<B>(grad, self.scale, Job::MulCast { dtype, factor })
+        let tensors = [grad].into_iter().chain(self.scale);
+        first::<B>(tensors, Job::MulCast { dtype, factor })
     }
 }
 
-/// The first that a job gives.
-fn first<B: AmpOps>(
-    tensor: FloatTensor<B>,
-    others: impl IntoIterator<Item = FloatTensor<B>>,
-    job: Job,
-) -> FloatTensor<B> {
-    let tensors = [tensor].into_iter().chain(others).collect();
-    B::amp_run(TensorVec(tensors), job).0.remove(0)
-}
-
 /// A backend's floats as Burn's own tensor. All backends of the extension are here.
-fn dispatched<B: Backend>(rows: FloatTensor<B>) -> Option<DispatchTensor> {
-    let (rows, found): (&dyn Any, Option<Tensor<1>>) = (&rows, None);
+fn dispatched<B: Backend>(rows: FloatTensor<B>) -> Option<Tensor<1>> {
+    let (rows, found): (&dyn Any, _) = (&rows, None);
     #[cfg(feature = "flex")]
-    let found = found.or_else(|| downcast(rows).map(Tensor::from_primitive::<Flex>));
+    let found = found.or_else(|| downcast(rows).map(Tensor::from_primitive::<backend::Flex>));
     #[cfg(feature = "cubecl")]
-    let found = found.or_else(|| downcast(rows).map(Tensor::from_primitive::<Cube>));
-    found.map(Tensor::into_dispatch)
+    let found = found.or_else(|| downcast(rows).map(Tensor::from_primitive::<backend::Cube>));
+    found
 }
 
 fn downcast<T: Clone + 'static>(any: &dyn Any) -> Option<T> {

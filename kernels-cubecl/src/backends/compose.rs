@@ -1,18 +1,14 @@
 //! The same jobs composed of Burn's own operations: for backends without kernels, and to compare kernels with.
 
-use burn::{
-    backend::{
-        Backend, Dispatch, DispatchTensor, TensorMetadata, get_or_init_device_settings,
-        ops::FloatTensorOps, tensor::FloatTensor,
-    },
-    tensor::{Bool, DType, FloatDType, Int, IntDType, Shape, Tensor},
+use burn::backend::{
+    Backend, Dispatch, DispatchTensor, TensorMetadata, get_or_init_device_settings,
 };
+use burn::tensor::{Bool, DType, FloatDType, Int, IntDType, Shape, Tensor};
+use burn::{backend::ops::FloatTensorOps, backend::tensor::FloatTensor};
 
-use crate::{
-    histogram::{BINS, ExponentHistogram},
-    ops::{Job, Kernels, Scaling},
-    status::{COUNT_BASE, FIELDS},
-};
+use crate::ops::{Kernels, Scale, Scaling, Weights, product_dtype};
+use crate::status::{COUNT_BASE, FIELDS};
+use crate::{ExponentHistogram, Job, histogram::BINS};
 
 /// Does a job in several passes, and gives what [`Job`] says. Does not wait for the device.
 ///
@@ -44,8 +40,7 @@ pub(super) fn by_burn<B: Backend>() -> Kernels<FloatTensor<B>> {
 
 fn blend<B: Backend>(
     [target, source]: [FloatTensor<B>; 2],
-    [keep, add]: [f64; 2],
-    found_inf: Option<FloatTensor<B>>,
+    ([keep, add], found_inf): Weights<FloatTensor<B>>,
 ) -> FloatTensor<B> {
     let unless = found_inf.map(|found| (found, target.clone()));
     let weighted = |tensor, weight: f64| match weight {
@@ -67,8 +62,7 @@ fn blend<B: Backend>(
 pub(super) fn mul_cast<B: Backend>(
     tensor: FloatTensor<B>,
     dtype: FloatDType,
-    factor: f64,
-    scale: Option<FloatTensor<B>>,
+    (factor, scale): Scale<FloatTensor<B>>,
 ) -> FloatTensor<B> {
     let wide = cast::<B>(tensor, DType::F32);
     let product = match scale {
@@ -106,18 +100,16 @@ fn pass(
             continue;
         };
         let dtype = tensor.dtype();
-        let wide = cast::<Dispatch>(tensor, working(dtype));
+        let wide = cast::<Dispatch>(tensor, product_dtype(dtype, false));
         // Of the tensor's rank, so that the product need not be reshaped: NdArray's `reshape` ends at rank 6.
         let factor = cast::<Dispatch>(factor.clone(), wide.dtype());
         let factor = Dispatch::float_expand(factor, Shape::from(vec![1; wide.rank()]));
-        let mut product = match wide.shape().num_elements() {
+        let product = match wide.shape().num_elements() {
             // Burn 0.22.1 cannot multiply every view without values.
             0 => wide.clone(),
             _ => Dispatch::float_mul(wide.clone(), factor),
         };
-        if *keep_dtype {
-            product = cast::<Dispatch>(product, dtype);
-        }
+        let product = cast::<Dispatch>(product, product_dtype(dtype, *keep_dtype));
         rows.extend(measure(wide, product.clone(), edge));
         products.push(product);
     }
@@ -181,10 +173,8 @@ fn count_exponents(tensor: DispatchTensor) -> Tensor<1> {
 fn count_fields(counts: Vec<Tensor<1, Int>>, dtype: DType) -> Tensor<1> {
     let counts = Tensor::cat(counts, 0);
     let count = counts.dims()[0];
-    let (high, low) = (
-        counts.clone().div_scalar(COUNT_BASE),
-        counts.remainder_scalar(COUNT_BASE),
-    );
+    let high = counts.clone().div_scalar(COUNT_BASE);
+    let low = counts.remainder_scalar(COUNT_BASE);
     let fields: Tensor<2, Int> = Tensor::stack(vec![high, low], 1);
     fields.reshape([2 * count]).cast(FloatDType::from(dtype))
 }
@@ -200,7 +190,7 @@ fn joined(fields: Vec<Tensor<1>>) -> DispatchTensor {
 fn flat(tensor: DispatchTensor) -> Tensor<1> {
     let elements = tensor.shape().num_elements();
     let flat = Dispatch::float_reshape(tensor, [elements].into());
-    let dtype = working(flat.dtype());
+    let dtype = product_dtype(flat.dtype(), false);
     Tensor::from_dispatch(cast::<Dispatch>(flat, dtype))
 }
 
@@ -217,13 +207,6 @@ fn count(which: Tensor<1, Bool>) -> Tensor<1, Int> {
     match ones.device().supports_dtype(DType::I64) {
         true => ones.cast(IntDType::I64).sum(),
         false => ones.sum(),
-    }
-}
-
-fn working(dtype: DType) -> DType {
-    match dtype {
-        DType::F64 => DType::F64,
-        _ => DType::F32,
     }
 }
 

@@ -1,32 +1,27 @@
 //! Jobs as Burn's custom operations, for all backends that note operations and run them later or elsewhere.
 
-use burn::{
-    backend::ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorId, TensorIr},
-    tensor::{DType, FloatDType, Shape},
-};
+use burn::backend::ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorId, TensorIr};
+use burn::tensor::{DType, FloatDType, Shape};
 
 use super::compose::cast;
-use crate::{
-    histogram::BINS,
-    ops::{AmpOps, Job, TensorVec},
-    status::FIELDS,
-    step::{ROW, UNDECIDED, UpdateRule},
-};
+use crate::ops::{AmpOps, Job, TensorVec, product_dtype};
+use crate::step::{ROW, UNDECIDED};
+use crate::{UpdateRule, histogram::BINS, status::FIELDS};
 
 impl Job {
     /// How it is noted: its name and its numbers.
     fn encoded(self) -> (&'static str, [f64; 2]) {
         match self {
             Self::Unscale { keep_dtype, edge } => {
-                ("amp::unscale", [f64::from(keep_dtype), edge.into()])
+                ("amp::unscale", [keep_dtype.into(), edge.into()])
             }
             Self::Inspect { edge } => ("amp::inspect", [0.0, edge.into()]),
             Self::Histogram => ("amp::histogram", [0.0; 2]),
             Self::Blend { keep, add } => ("amp::blend", [keep, add]),
             Self::MulCast { factor, .. } => ("amp::mul_cast", [factor, 0.0]),
-            Self::Update { rule } => ("amp::update", [rule.number(), 0.0]),
+            Self::Update { rule } => ("amp::update", [rule.number().into(), 0.0]),
             Self::Advance => ("amp::advance", [0.0; 2]),
-            Self::Decide { rule } => ("amp::decide", [rule.number(), 0.0]),
+            Self::Decide { rule } => ("amp::decide", [rule.number().into(), 0.0]),
         }
     }
 
@@ -34,7 +29,7 @@ impl Job {
     fn all(dtype: FloatDType, [first, second]: [f64; 2]) -> [Self; 8] {
         let (keep_dtype, edge) = (first != 0.0, second as f32);
         let (keep, add, factor) = (first, second, first);
-        let rule = UpdateRule::of_number(first);
+        let rule = UpdateRule::of_number(first as u8);
         [
             Self::Unscale { keep_dtype, edge },
             Self::Inspect { edge },
@@ -70,10 +65,8 @@ impl Job {
         match self {
             Self::Unscale { keep_dtype, .. } => {
                 let tensors = &inputs[..inputs.len() - 1];
-                let product = |tensor: &TensorIr| match keep_dtype || tensor.dtype == DType::F64 {
-                    true => like(tensor),
-                    false => (tensor.shape.clone(), DType::F32),
-                };
+                let dtype = |tensor: &TensorIr| product_dtype(tensor.dtype, keep_dtype);
+                let product = |tensor: &TensorIr| (tensor.shape.clone(), dtype(tensor));
                 let rows = flat(tensors.len() * FIELDS);
                 tensors.iter().map(product).chain([rows]).collect()
             }

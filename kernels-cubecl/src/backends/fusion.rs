@@ -1,17 +1,13 @@
 //! Fusion: the pass as one lazy custom operation with any number of tensors. Nothing waits.
 
-use burn::backend::{ir::CustomOpIr, tensor::FloatTensor};
-use burn_fusion::{
-    ExecutionError, Fusion, FusionBackend, FusionRuntime,
-    custom::{HandleContainer, Operation, OperationIr, StreamId},
-};
+use burn::{backend::ir::CustomOpIr, backend::tensor::FloatTensor};
+use burn_fusion::custom::{HandleContainer, Operation, OperationIr, StreamId};
+use burn_fusion::{ExecutionError, Fusion, FusionBackend, FusionRuntime};
 use std::marker::PhantomData;
 
-use super::{
-    compose::by_burn,
-    custom::{execute, note},
-};
-use crate::ops::{AmpOps, CastOps, Job, Place, TensorVec};
+use super::compose::by_burn;
+use super::custom::{execute, note};
+use crate::{AmpOps, CastOps, Job, Place, TensorVec};
 
 impl<B: FusionBackend + CastOps> CastOps for Fusion<B> {}
 

@@ -31,12 +31,10 @@ mod fusion;
 #[cfg(feature = "router")]
 mod router;
 
-use burn::{
-    backend::{DispatchTensor, DispatchTensorKind, TensorMetadata},
-    tensor::DType,
-};
+use burn::backend::{DispatchTensor, DispatchTensorKind, TensorMetadata};
+use burn::tensor::DType;
 
-use crate::ops::Place;
+use crate::Place;
 
 pub(crate) use compose::compose;
 #[cfg(feature = "flex")]
@@ -74,17 +72,19 @@ pub(crate) fn is_cube(tensor: &DispatchTensor) -> bool {
     }
 }
 
-/// Where a tensor's values are, on CubeCL's devices.
-pub(crate) fn memory_of(tensor: DispatchTensor) -> Option<Place> {
-    #[cfg(feature = "cubecl")]
-    use burn::backend::BackendTensor::{Bool, Float, Int};
-    #[allow(unreachable_patterns)]
-    match tensor.kind {
+impl Place {
+    /// That of a tensor; none on devices that do not say. Hands over what the device has queued, and does not wait for it.
+    pub fn of(tensor: DispatchTensor) -> Option<Self> {
         #[cfg(feature = "cubecl")]
-        DispatchTensorKind::Cube(Float(tensor) | Int(tensor) | Bool(tensor)) => {
-            Some(<burn_cubecl::Cube as fusion::Located>::place(tensor))
+        use burn::backend::BackendTensor::{Bool, Float, Int};
+        #[allow(unreachable_patterns)]
+        match tensor.kind {
+            #[cfg(feature = "cubecl")]
+            DispatchTensorKind::Cube(Float(tensor) | Int(tensor) | Bool(tensor)) => {
+                Some(<burn_cubecl::Cube as fusion::Located>::place(tensor))
+            }
+            _ => None,
         }
-        _ => None,
     }
 }
 

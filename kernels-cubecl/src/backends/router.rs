@@ -4,7 +4,7 @@ use burn::backend::ir::{BackendIr, OperationIr};
 use burn_router::{BackendRouter, CustomOpRegistry, RouterChannel, RouterClient};
 
 use super::custom::{execute, note};
-use crate::ops::{AmpOps, CastOps, Job, TensorVec};
+use crate::{AmpOps, CastOps, Job, TensorVec};
 
 /// Tells a remote server, or an interpreter of captured graphs, how this crate's operations are run.
 ///

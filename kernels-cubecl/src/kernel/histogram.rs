@@ -2,11 +2,9 @@
 
 use cubecl::prelude::*;
 
-use super::{
-    finish::{add_count, put_count},
-    share::{Share, get},
-};
-use crate::histogram::ExponentHistogram;
+use super::finish::{add_count, put_count};
+use super::share::{Share, get};
+use crate::ExponentHistogram;
 
 /// Zeros, what is not finite, exponents below the range, the range, exponents above it; as `crate::histogram`.
 pub const BINS: u32 = crate::histogram::BINS as u32;

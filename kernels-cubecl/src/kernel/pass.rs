@@ -6,10 +6,8 @@
 
 use cubecl::{ir::ElemType, prelude::*};
 
-use super::{
-    observe::{Measures, ROW, is_special, magnitude, observe, reduce},
-    share::{ENTRY, Share, load, store},
-};
+use super::observe::{Measures, ROW, is_special, magnitude, observe, reduce};
+use super::share::{ENTRY, Share, load, store};
 
 /// What a pass does with the values, beside measuring them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,30 +18,10 @@ pub enum Mode {
     InPlace,
 }
 
-/// The mode as a type, which a kernel's name shows.
-pub trait Work: 'static + Send + Sync {
-    const MODE: Mode;
-}
-
-pub struct Inspect;
-pub struct Write;
-pub struct InPlace;
-
-impl Work for Inspect {
-    const MODE: Mode = Mode::Inspect;
-}
-
-impl Work for Write {
-    const MODE: Mode = Mode::Write;
-}
-
-impl Work for InPlace {
-    const MODE: Mode = Mode::InPlace;
-}
-
-/// What else is fixed when a pass is compiled.
+/// What is fixed when a pass is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Form {
+    pub mode: Mode,
     /// Units of a cube, a power of two.
     pub units: u32,
     /// Units of a plane, or 1 where the device has none of one size.
@@ -59,12 +37,13 @@ pub struct Form {
 
 impl Form {
     /// Of a pass over vectors of so many `I`.
-    pub fn new<W: Work, I: Float>(units: u32, plane: u32, vector: usize, padded: bool) -> Self {
+    pub fn new<I: Float>(mode: Mode, units: u32, plane: u32, vector: usize, padded: bool) -> Self {
         let size = I::elem_type_native().size();
         Self {
+            mode,
             units,
             plane,
-            loads: loads(W::MODE, vector),
+            loads: loads(mode, vector),
             padded,
             // WGSL has no such conversion, and no such vectors.
             held: match vector > 4 {
@@ -97,7 +76,7 @@ pub fn loads(mode: Mode, vector: usize) -> u32 {
 /// Longer than others: what a unit holds from its loads to its stores is one state, and in functions of their own its parts would each take
 /// all of it.
 #[cube(launch_unchecked)]
-pub fn measure<W: Work, I: Float, O: Float, N: Size>(
+pub fn measure<I: Float, O: Float, N: Size>(
     tensors: &mut Sequence<Box<[Vector<I, N>]>>,
     products: &mut Sequence<Box<[Vector<O, N>]>>,
     factor: &Sequence<Box<[f32]>>,
@@ -109,6 +88,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
     #[comptime] form: Form,
 ) {
     let width = N::value();
+    let mode = comptime!(form.mode);
     let units = comptime!(form.units);
     let loads = comptime!(form.loads);
     let count = comptime!(tensors.len());
@@ -116,7 +96,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
     let size!(M) = comptime!(form.held.1);
     let edge = from as usize + comptime!(count * ENTRY);
     let mut multiplier = 1.0f32;
-    if comptime!(W::MODE != Mode::Inspect) {
+    if comptime!(mode != Mode::Inspect) {
         multiplier = factor[0][0];
     }
     let mut chunk = CUBE_POS as u32;
@@ -173,11 +153,11 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                 };
                 #[unroll]
                 for i in 0..loads {
-                    out[i as usize] =
-                        product::<W, I, O, N>(Vector::reinterpret(raw[i as usize]), multiplier);
+                    let before = Vector::<I, N>::reinterpret(raw[i as usize]);
+                    out[i as usize] = product(before, multiplier, mode);
                 }
                 summarize(&out, &mut measures, &mut summary, loads);
-                if comptime!(W::MODE == Mode::InPlace) {
+                if comptime!(mode == Mode::InPlace) {
                     let mut same = Array::<Vector<I, N>>::new(comptime!(loads as usize));
                     #[unroll]
                     for i in 0..loads {
@@ -190,7 +170,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                 if is_special(summary.max, limit) {
                     let bits = table[edge];
                     let mut again = 1.0f32;
-                    if comptime!(W::MODE != Mode::Inspect) {
+                    if comptime!(mode != Mode::Inspect) {
                         // The same one, which compilers cannot know: they make the products anew here and need no
                         // registers to hold them.
                         again = factor[0][(limit >> 31u32) as usize];
@@ -198,13 +178,13 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                     #[unroll]
                     for i in 0..loads {
                         let before = Vector::<I, N>::reinterpret(raw[i as usize]);
-                        look_again::<W, I, O, N>(&mut measures, before, again, bits);
+                        look_again::<I, O, N>(&mut measures, before, again, bits, mode);
                     }
                 } else {
                     measures.max = max(measures.max, summary.max);
                     medium += summary.squares;
                 }
-                if comptime!(W::MODE == Mode::Write) {
+                if comptime!(mode == Mode::Write) {
                     store(
                         products, tensor, position, end, &out, units, loads, 0usize, count,
                     );
@@ -277,13 +257,14 @@ fn summarize<O: Float, N: Size>(
 
 /// Looks at the values of a vector one by one.
 #[cube]
-fn look_again<W: Work, I: Float, O: Float, N: Size>(
+fn look_again<I: Float, O: Float, N: Size>(
     measures: &mut Measures,
     before: Vector<I, N>,
     multiplier: f32,
     edge: u32,
+    #[comptime] mode: Mode,
 ) {
-    let after = product::<W, I, O, N>(before, multiplier);
+    let after = product::<I, O, N>(before, multiplier, mode);
     let before = Vector::<f32, N>::cast_from(before);
     let after = Vector::<f32, N>::cast_from(after);
     #[unroll]
@@ -293,12 +274,13 @@ fn look_again<W: Work, I: Float, O: Float, N: Size>(
 }
 
 #[cube]
-fn product<W: Work, I: Float, O: Float, N: Size>(
+fn product<I: Float, O: Float, N: Size>(
     raw: Vector<I, N>,
     multiplier: f32,
+    #[comptime] mode: Mode,
 ) -> Vector<O, N> {
     let wide = Vector::<f32, N>::cast_from(raw);
-    if comptime!(W::MODE == Mode::Inspect) {
+    if comptime!(mode == Mode::Inspect) {
         Vector::cast_from(wide)
     } else {
         Vector::cast_from(wide * Vector::new(multiplier))

@@ -2,12 +2,8 @@
 
 use cubecl::prelude::*;
 
-use crate::{
-    clip::clip_factor,
-    rule,
-    status::FIELDS,
-    step::{ROW, UNDECIDED, UpdateRule, column},
-};
+use crate::step::{ROW, UNDECIDED, column};
+use crate::{UpdateRule, clip::clip_factor, rule, status::FIELDS};
 
 /// Counts a step with gradients of these rows, and moves the scale: one unit. `border` has nothing, or the rows of what came to the border.
 #[cube(launch_unchecked)]

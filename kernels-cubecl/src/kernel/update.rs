@@ -3,7 +3,8 @@
 use cubecl::prelude::*;
 
 use super::share::{Share, get, put};
-use crate::step::{ROW, UpdateRule, column, step};
+use crate::UpdateRule;
+use crate::step::{ROW, column, step};
 
 /// Units of a cube at most: with fewer, NVRTC keeps more addresses in registers than it needs to, and fewer warps are resident.
 pub const UNITS: u32 = 512;

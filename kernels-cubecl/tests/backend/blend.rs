@@ -3,11 +3,9 @@
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_amp_kernels::{blend, blend_unless};
 
-use crate::{
-    create::floats,
-    device::{device, dtypes},
-    number::{same, widen},
-};
+use crate::create::floats;
+use crate::device::{device, dtypes};
+use crate::number::{read, same, widen};
 
 /// Numbers that f16 and bf16 hold exactly, and that are no pattern of the block size.
 fn wave(count: usize, seed: usize) -> Vec<f32> {
@@ -21,7 +19,7 @@ fn tensor(values: Vec<f32>, dtype: DType) -> Tensor<2> {
 }
 
 fn values(tensor: Tensor<2>) -> Vec<f64> {
-    widen(&tensor.into_data())
+    widen(&read(tensor))
 }
 
 #[test]
@@ -30,7 +28,7 @@ fn the_weighted_sum_of_every_dtype_and_size() {
     let weights = [(DType::F32, 0.75, 0.5, 0.0), (DType::F64, 0.1, 0.9, 1e-13)];
     let has = |dtype| dtypes().contains(&dtype);
     for (wide, keep, add, error) in weights.into_iter().filter(|weights| has(weights.0)) {
-        for count in [1, 2, 15, 16, 1023, 1024, 1025, 65_536, 65_537, 200_001] {
+        for count in [0, 1, 2, 15, 16, 1023, 1024, 1025, 65_536, 65_537, 200_001] {
             let (target, source) = (wave(count, 1), wave(count, 2));
             for dtype in dtypes() {
                 let targets = tensor(target.clone(), wide);
@@ -56,63 +54,32 @@ fn sums_by_hand() {
     let plane = floats(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3]);
     let turned = || plane.clone().transpose();
     let [first, last] = [0, 1].map(|row| plane.clone().slice([row..row + 1, 0..3]));
-    let ends = half(&[infinity, nan, -infinity]);
-    for (target, source, keep, add, expected) in [
-        (
-            wide(&[1.0, 1e8]),
-            wide(&[1e-8, 3.0]),
-            1.0,
-            1.0,
-            vec![1.0 + 1e-8, 1e8 + 3.0],
-        ),
-        (
-            wide(&[1.0, 2.0, infinity]),
-            ends,
-            1.0,
-            1.0,
-            vec![infinity, nan, nan],
-        ),
-        (
-            half(&[1.0, 2.0]),
-            half(&[1.0, 2.0]),
-            0.5,
-            1.0,
-            vec![1.5, 3.0],
-        ),
-        (
-            turned().zeros_like(),
-            turned(),
-            1.0,
-            1.0,
-            vec![1.0, 4.0, 2.0, 5.0, 3.0, 6.0],
-        ),
-        (
-            turned(),
-            turned(),
-            2.0,
-            1.0,
-            vec![3.0, 12.0, 6.0, 15.0, 9.0, 18.0],
-        ),
-        (last, first, 1.0, -1.0, vec![3.0; 3]),
-    ] {
+    let sum = |target: Tensor<2>, source: Tensor<2>, [keep, add]: [f64; 2], expected: &[f64]| {
         let all = || [values(target.clone()), values(source.clone())].concat();
         let before = all();
         let sum = blend(target.clone(), source.clone(), keep, add);
         assert_eq!((sum.dtype(), sum.dims()), (target.dtype(), target.dims()));
-        let sums = values(sum).into_iter().chain(all());
-        let expected = expected.into_iter().map(f64::from).chain(before);
-        let mut both = sums.zip(expected);
-        assert!(
-            both.all(|(a, b)| same(a, b)),
-            "{keep} and {add} of {target}"
-        );
-    }
-}
-
-#[test]
-fn tensors_without_values() {
-    let empty = Tensor::<1>::zeros([0], &device());
-    assert_eq!(blend(empty.clone(), empty, 0.5, 0.5).dims(), [0]);
+        let expected = expected.iter().copied().chain(before);
+        let mut both = values(sum).into_iter().chain(all()).zip(expected);
+        let same = both.all(|(a, b)| same(a, b));
+        assert!(same, "{keep} and {add} of {target}");
+    };
+    let once = [f64::from(1.0f32 + 1e-8), f64::from(1e8f32 + 3.0)];
+    let (plain, ends) = ([1.0, 1.0], half(&[infinity, nan, -infinity]));
+    let bad = [f64::INFINITY, f64::NAN, f64::NAN];
+    let two = || half(&[1.0, 2.0]);
+    sum(wide(&[1.0, 1e8]), wide(&[1e-8, 3.0]), plain, &once);
+    sum(wide(&[1.0, 2.0, infinity]), ends, plain, &bad);
+    sum(two(), two(), [0.5, 1.0], &[1.5, 3.0]);
+    let order = [1.0, 4.0, 2.0, 5.0, 3.0, 6.0];
+    sum(turned().zeros_like(), turned(), plain, &order);
+    sum(
+        turned(),
+        turned(),
+        [2.0, 1.0],
+        &order.map(|value| 3.0 * value),
+    );
+    sum(last, first, [1.0, -1.0], &[3.0; 3]);
 }
 
 #[test]

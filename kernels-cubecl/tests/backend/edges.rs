@@ -2,12 +2,9 @@
 
 use burn::tensor::DType;
 
-use crate::{
-    case::Case,
-    create::{floats, random},
-    device::{device, dtypes},
-    system::System,
-};
+use crate::create::{floats, random};
+use crate::device::{device, dtypes};
+use crate::{case::Case, system::System};
 
 pub fn every_dtype(system: &System) {
     for dtype in dtypes() {

@@ -3,12 +3,8 @@
 use burn::tensor::DType;
 use burn_amp_kernels::{UpdateRow, UpdateRule};
 
-use crate::{
-    create::part,
-    device::{is_cube, keeps_subnormals},
-    number,
-    random::Bits,
-};
+use crate::device::{is_cube, keeps_subnormals};
+use crate::{create::part, number, random::Bits};
 
 pub const SGD: UpdateRule = UpdateRule::Sgd {
     momentum: false,
@@ -21,17 +17,17 @@ pub fn momentum(nesterov: bool) -> UpdateRule {
     UpdateRule::Sgd { momentum, nesterov }
 }
 
+pub fn adam_w(amsgrad: bool, cautious: bool) -> UpdateRule {
+    UpdateRule::AdamW { amsgrad, cautious }
+}
+
 pub fn rules() -> Vec<UpdateRule> {
-    let of = |flag| {
-        let adam_w = [false, true].map(|cautious| UpdateRule::AdamW {
-            amsgrad: flag,
-            cautious,
-        });
-        let others = [momentum(flag), UpdateRule::Adam { amsgrad: flag }];
-        others.into_iter().chain(adam_w)
-    };
-    let flagged = [false, true].into_iter().flat_map(of);
-    std::iter::once(SGD).chain(flagged).collect()
+    let mut rules = vec![SGD];
+    for flag in [false, true] {
+        rules.extend([momentum(flag), UpdateRule::Adam { amsgrad: flag }]);
+        rules.extend([adam_w(flag, false), adam_w(flag, true)]);
+    }
+    rules
 }
 
 /// A row as an optimizer has it after some steps; others of other seeds.
@@ -143,34 +139,24 @@ pub fn step(rule: UpdateRule, row: UpdateRow, g: f32, p: f32, states: &[f32]) ->
         true => v,
         false => exact(states[2]),
     };
-    let stepped = |from: Number, delta: Number| from.plus(delta.times(-row.lr));
-    match rule {
+    let kept = |m, v, u, amsgrad: bool| [Some(m), Some(v), amsgrad.then_some(u)];
+    let (from, delta, states) = match rule {
         UpdateRule::Sgd { momentum, nesterov } => {
             let g = penalized();
-            if !momentum {
-                return vec![stepped(p, g)];
-            }
-            let v = match fresh {
+            let v = match fresh || !momentum {
                 true => g,
                 false => moved(0, row.beta_1, g.times(row.factor_1)),
             };
-            let g = if nesterov {
-                v.times(row.beta_1).plus(g)
-            } else {
-                v
-            };
-            vec![stepped(p, g), v]
+            let ahead = || v.times(row.beta_1).plus(g);
+            let delta = if nesterov { ahead() } else { v };
+            (p, delta, [momentum.then_some(v), None, None])
         }
         UpdateRule::Adam { amsgrad } => {
             let (m, v) = moments(penalized());
             let u = largest(amsgrad, v);
-            let delta = m
-                .times(row.correction_1)
-                .over(u.root().plus(exact(row.epsilon)));
-            [stepped(p, delta), m, v]
-                .into_iter()
-                .chain(amsgrad.then_some(u))
-                .collect()
+            let root = u.root().plus(exact(row.epsilon));
+            let delta = m.times(row.correction_1).over(root);
+            (p, delta, kept(m, v, u, amsgrad))
         }
         UpdateRule::AdamW { amsgrad, cautious } => {
             let (m, v) = moments(g);
@@ -181,15 +167,13 @@ pub fn step(rule: UpdateRule, row: UpdateRow, g: f32, p: f32, states: &[f32]) ->
                 true => p.plus(p.times(-row.decay)),
                 false => p.times(row.decay),
             };
-            let root = u
-                .over(exact(row.correction_2))
-                .root()
-                .plus(exact(row.epsilon));
+            let root = u.over(exact(row.correction_2)).root();
+            let root = root.plus(exact(row.epsilon));
             let delta = m.over(exact(row.correction_1)).over(root);
-            [stepped(decayed, delta), m, v]
-                .into_iter()
-                .chain(amsgrad.then_some(u))
-                .collect()
+            (decayed, delta, kept(m, v, u, amsgrad))
         }
-    }
+    };
+    let stepped = from.plus(delta.times(-row.lr));
+    let all = [Some(stepped)].into_iter().chain(states);
+    all.flatten().collect()
 }

@@ -73,23 +73,10 @@ pub fn measure(
     }
 }
 
-/// The L2 norm, of magnitudes relative to the largest, with a compensated sum.
+/// The L2 norm, of magnitudes relative to the largest.
 pub fn norm(values: &[f64]) -> f64 {
     let max = values.iter().fold(0f64, |max, value| max.max(value.abs()));
-    if max == 0.0 {
-        return 0.0;
-    }
-    let (mut sum, mut lost) = (0f64, 0f64);
-    for value in values {
-        let ratio = value / max;
-        let square = ratio * ratio;
-        let next = sum + square;
-        // A sum of positive terms: the larger of the two keeps its digits.
-        lost += match sum >= square {
-            true => (sum - next) + square,
-            false => (square - next) + sum,
-        };
-        sum = next;
-    }
-    max * (sum + lost).sqrt()
+    let unit = if max == 0.0 { 1.0 } else { max };
+    let squares: f64 = values.iter().map(|value| (value / unit).powi(2)).sum();
+    max * squares.sqrt()
 }

@@ -2,13 +2,8 @@
 
 use burn::tensor::{DType, Tensor, s};
 
-use crate::{
-    case::Case,
-    create::random,
-    device::{device, dtypes},
-    system::System,
-    views::planes,
-};
+use crate::device::{device, dtypes};
+use crate::{case::Case, create::random, system::System, views::planes};
 
 pub fn views(system: &System) {
     for dtype in dtypes() {

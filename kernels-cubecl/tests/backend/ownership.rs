@@ -8,21 +8,6 @@ fn bytes<const D: usize>(tensor: &Tensor<D>) -> Vec<u8> {
     tensor.to_data().as_bytes().to_vec()
 }
 
-pub fn other_handles_are_kept(system: &System) {
-    for dtype in dtypes() {
-        for length in [1, 1000, (1 << 18) + 3] {
-            let tensor: Tensor<1> = random(dtype, 100, [length]);
-            let before = bytes(&tensor);
-            let handle = tensor.clone();
-            let (product, _) = system.unscale_one(tensor, 0.5);
-            assert!(bytes(&handle) == before, "{dtype:?} of {length}");
-            // And stays so when the product is used and dropped.
-            drop(product.add_scalar(1.0).into_data());
-            assert!(bytes(&handle) == before, "{dtype:?} of {length}, late");
-        }
-    }
-}
-
 /// Products that are still held keep their values while later ones are made, and memory of those that are not is free to
 /// be used again.
 pub fn held_products_are_kept(system: &System) {

@@ -2,12 +2,8 @@
 
 use burn::tensor::DType;
 
-use crate::{
-    case::Case,
-    create::{doubles, floats},
-    device::dtypes,
-    system::System,
-};
+use crate::create::{doubles, floats};
+use crate::{case::Case, device::dtypes, system::System};
 
 fn check(system: &System, values: Vec<f32>, inverse: f32) {
     let length = values.len();

@@ -3,12 +3,8 @@
 use burn::tensor::{DType, Tensor};
 use burn_amp_kernels::{TensorList, TensorStatus};
 
-use crate::{
-    case::assert_same_bits,
-    create::random,
-    device::dtypes,
-    system::{System, list_of},
-};
+use crate::system::{System, list_of};
+use crate::{case::assert_same_bits, create::random, device::dtypes};
 
 /// Many chunks of one large tensor beside small ones.
 fn list() -> TensorList {

@@ -2,12 +2,8 @@
 
 use burn::tensor::DType;
 
-use crate::{
-    case::Case,
-    create::random,
-    device::{dtypes, is_cube},
-    system::System,
-};
+use crate::device::{dtypes, is_cube};
+use crate::{case::Case, create::random, system::System};
 
 /// More dimensions than any of Burn's operations is written out for.
 pub fn many_dimensions(system: &System) {

@@ -2,12 +2,9 @@
 
 use burn::tensor::DType;
 
-use crate::{
-    case::Case,
-    create::{format, from_bits},
-    device::{dtypes, keeps_subnormals},
-    system::System,
-};
+use crate::create::{format, from_bits};
+use crate::device::{dtypes, keeps_subnormals};
+use crate::{case::Case, system::System};
 
 /// Zero, subnormal, normal and largest values, infinity and NaN of several payloads, of both signs.
 fn specials(dtype: DType) -> Vec<u64> {

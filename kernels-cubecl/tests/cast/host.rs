@@ -3,10 +3,8 @@
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData, bf16, f16};
 use burn_amp_kernels::{Factor, scaled_cast};
 
-use crate::{
-    device::{self, has_kernels, keeps_subnormals},
-    number,
-};
+use crate::device::{self, has_kernels, keeps_subnormals};
+use crate::number;
 
 /// A power of two each way, none, the ends of f32, and one that rounds.
 pub const FACTORS: [f64; 6] = [
@@ -64,11 +62,7 @@ pub fn widen(data: &TensorData) -> Vec<f32> {
 }
 
 pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    if tensor.shape().num_elements() == 0 {
-        // Burn 0.22.1's CPU runtime cannot read every tensor that is empty.
-        return Vec::new();
-    }
-    widen(&tensor.into_data())
+    widen(&number::read(tensor))
 }
 
 /// A factor that is on the device, `ratio` times something.

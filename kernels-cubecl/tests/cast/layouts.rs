@@ -3,10 +3,10 @@
 use burn::tensor::Tensor;
 use burn_amp_kernels::{Factor, scaled_cast};
 
-use crate::{
-    host::{Pair, assert_products, backward, dtypes, on_device, pairs, round, tensor, values},
-    views::planes,
+use crate::host::{
+    Pair, assert_products, backward, dtypes, on_device, pairs, round, tensor, values,
 };
+use crate::views::planes;
 
 /// Numbers that every dtype has.
 pub fn count(length: usize) -> Vec<f32> {

@@ -1,9 +1,7 @@
 //! The kernel of CubeCL's backend, which Fusion does without.
 
-use burn::{
-    backend::{DispatchDevice, TensorMetadata, ops::FloatTensorOps, tensor::Device as DeviceOf},
-    tensor::Device,
-};
+use burn::backend::{DispatchDevice, TensorMetadata};
+use burn::{backend::ops::FloatTensorOps, backend::tensor::Device as DeviceOf, tensor::Device};
 use burn_amp_kernels::{AmpOps, Job, TensorVec};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
@@ -32,10 +30,8 @@ fn check(gradient: CubeTensor, pair: Pair, whole: f64) {
         let tensors = [gradient.clone()].into_iter().chain(scale).collect();
         let job = Job::MulCast { dtype, factor };
         let found = CubeBackend::amp_run(TensorVec(tensors), job).0.remove(0);
-        assert_eq!(
-            (found.dtype(), found.shape()),
-            (dtype.into(), gradient.shape())
-        );
+        let kind = (found.dtype(), found.shape());
+        assert_eq!(kind, (dtype.into(), gradient.shape()));
         assert_products(&expected, &values(found), pair, whole);
     }
     // Nobody has written it.

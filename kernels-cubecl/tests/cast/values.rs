@@ -3,10 +3,8 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_amp_kernels::{Watch, scaled_cast, watched_cast};
 
-use crate::{
-    device::{has_kernels, is_cube},
-    host::{assert_same, autodiff, backward, dtypes, every_value, pairs, tensor, values},
-};
+use crate::device::{has_kernels, is_cube};
+use crate::host::{assert_same, autodiff, backward, dtypes, every_value, pairs, tensor, values};
 
 #[test]
 fn forward_is_burns_cast() {

@@ -25,6 +25,7 @@ fn conversions_are_right<T: Value<Real = f32>, const N: usize>(
     of_f32: fn(f32) -> T,
     steps: [u32; N],
 ) {
+    let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
     let firsts = (0..=u16::MAX).step_by(LANES);
     let groups = firsts.map(|first| std::array::from_fn(|i| of_bits(first + i as u16)));
     let groups: Vec<[T; LANES]> = groups.collect();
@@ -33,17 +34,11 @@ fn conversions_are_right<T: Value<Real = f32>, const N: usize>(
         for (group, (wide, near)) in groups.iter().zip(found) {
             for (i, value) in wide.into_iter().enumerate() {
                 let expected = to_f32(group[i]);
-                let same = value.to_bits() == expected.to_bits();
-                assert!(
-                    same || value.is_nan() && expected.is_nan(),
-                    "{:?}",
-                    group[i]
-                );
+                assert!(same(value, expected), "{:?}", group[i]);
                 for (step, halves) in steps.into_iter().zip(near) {
                     let value = f32::from_bits(value.to_bits() + step);
                     let (half, expected) = (to_f32(halves[i]), to_f32(of_f32(value)));
-                    let same = half.to_bits() == expected.to_bits();
-                    assert!(same || half.is_nan() && expected.is_nan(), "{value:?}");
+                    assert!(same(half, expected), "{value:?}");
                 }
             }
         }

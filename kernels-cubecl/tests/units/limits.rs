@@ -1,22 +1,16 @@
 //! The pass under limits that no device here has, and over padded rows, on the default device.
 
-use burn::{
-    backend::{DispatchDevice, ops::FloatTensorOps},
-    tensor::{DType, Device, TensorData},
-};
+use burn::tensor::{DType, Device, TensorData};
+use burn::{backend::DispatchDevice, backend::ops::FloatTensorOps};
 use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
 use burn_std::{Metadata, Shape, Strides, reader::try_read_sync};
 
-use super::{
-    batch::Laid,
-    launch::{pass, update},
-    plan::{Limits, units},
-};
-use crate::{
-    status::{TensorStatus, decode},
-    step::{ROW, UpdateRule},
-    words::data_of,
-};
+use super::batch::{Laid, padding};
+use super::launch::{pass, update};
+use super::plan::{Limits, units};
+use crate::status::{TensorStatus, decode};
+use crate::step::{ROW, UpdateRule};
+use crate::words::data_of;
 
 fn device() -> Option<CubeDevice> {
     #[allow(unreachable_patterns)] // which backends there are beside it depends on Burn's features
@@ -50,7 +44,7 @@ fn run(
     let count = |tensor: &CubeTensor| tensor.meta.num_elements() as u64;
     let elements: Vec<u64> = tensors.iter().map(count).collect();
     let half = upload(vec![0.5], false, &tensors[0].device);
-    let results = pass(tensors, Some((half, keep_dtype)), 4.0, limits);
+    let results = pass(limits, tensors, Some((half, keep_dtype)), 4.0);
     let mut products: Vec<Vec<f32>> = results.into_iter().map(read).collect();
     let status = products.pop().unwrap().into_iter().map(f64::from);
     (products, decode(&elements, status))
@@ -149,7 +143,7 @@ fn a_step_is_the_same_under_other_limits() {
         };
         let parameters = || Vec::from_iter(lengths.into_iter().enumerate().map(own));
         let step = |parameters, limits: &Limits| {
-            let updated = update(parameters, rows(), rule, limits).into_iter();
+            let updated = update(limits, parameters, rows(), rule).into_iter();
             updated.map(read).collect::<Vec<_>>()
         };
         let limits = Limits::of(&rows().client);
@@ -211,4 +205,16 @@ fn padded_rows_are_taken_as_they_lie() {
             }
         }
     }
+}
+
+#[test]
+fn only_rows_are_padded() {
+    assert_eq!(padding(&[3, 5], &[8, 1]), Some((8, 5)));
+    assert_eq!(padding(&[2, 3, 5], &[24, 8, 1]), Some((8, 5)));
+    assert_eq!(padding(&[3, 5], &[5, 1]), None);
+    assert_eq!(padding(&[2, 3, 5], &[32, 8, 1]), None);
+    assert_eq!(padding(&[3, 5], &[1, 8]), None);
+    assert_eq!(padding(&[3, 5], &[0, 1]), None);
+    assert_eq!(padding(&[3, 0], &[8, 1]), None);
+    assert_eq!(padding(&[5], &[1]), None);
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::kernel::update_units;
+use crate::kernel::update;
 
 const LIMITS: Limits = Limits {
     buffers: 56,
@@ -34,11 +34,7 @@ fn extent(span: usize, vector: usize) -> Extent<usize> {
 }
 
 /// Every value is in one part, no numbers leave their words, no rows overlap.
-fn check(extents: &[Extent<usize>]) -> Plan {
-    check_under(&LIMITS, extents)
-}
-
-fn check_under(limits: &Limits, extents: &[Extent<usize>]) -> Plan {
+fn check(limits: &Limits, extents: &[Extent<usize>]) -> Plan {
     let plan = Plan::new(extents, limits, 8, 0);
     let mut values = vec![0; extents.len()];
     let mut rows = Vec::new();
@@ -73,26 +69,32 @@ fn check_under(limits: &Limits, extents: &[Extent<usize>]) -> Plan {
 
 #[test]
 fn large_tensors_are_split_over_launches() {
-    assert_eq!(check(&[extent(200_000_001, 1); 28]).launches.len(), 3);
-    let plan = check(&[extent((1 << 32) + 1, 1)]);
+    assert_eq!(
+        check(&LIMITS, &[extent(200_000_001, 1); 28]).launches.len(),
+        3
+    );
+    let plan = check(&LIMITS, &[extent((1 << 32) + 1, 1)]);
     let parts = plan.launches.iter().map(|launch| launch.parts[0].values);
     assert_eq!(parts.collect::<Vec<_>>(), [1 << 31, 1 << 31, 1]);
     let [small, smaller] = [extent(5, 1), extent(8, 4)];
-    check(&[extent(1 << 33, 4), small, extent(1 << 34, 4), smaller]);
+    check(
+        &LIMITS,
+        &[extent(1 << 33, 4), small, extent(1 << 34, 4), smaller],
+    );
 }
 
 #[test]
 fn tensors_without_values_are_in_no_launch() {
-    let plan = check(&[extent(0, 4), extent(8, 4), extent(0, 4)]);
+    let plan = check(&LIMITS, &[extent(0, 4), extent(8, 4), extent(0, 4)]);
     assert_eq!(plan.launches.len(), 1);
     let last = &plan.table[plan.last as usize..];
     assert_eq!((last[1], last[3], last[5]), (0, 8, 0));
-    assert!(check(&[extent(0, 4)]).launches.is_empty());
+    assert!(check(&LIMITS, &[extent(0, 4)]).launches.is_empty());
 }
 
 #[test]
 fn kernels_are_compiled_for_a_few_numbers_of_tensors() {
-    let launches = (1..=60).flat_map(|count| check(&vec![extent(64, 4); count]).launches);
+    let launches = (1..=60).flat_map(|count| check(&LIMITS, &vec![extent(64, 4); count]).launches);
     let mut slots: Vec<_> = launches.map(|launch| launch.slots).collect();
     slots.sort_unstable();
     slots.dedup();
@@ -104,7 +106,7 @@ fn kernels_are_compiled_for_a_few_numbers_of_tensors() {
 fn in_software_few_and_small_tensors_share_a_launch() {
     let tensors = |sizes: &[usize]| {
         let extents: Vec<_> = sizes.iter().map(|size| extent(*size, 4)).collect();
-        let plan = check_under(&SOFTWARE, &extents);
+        let plan = check(&SOFTWARE, &extents);
         let launches = plan.launches.iter();
         let tensors = launches.map(|launch| (launch.parts.len(), launch.slots));
         tensors.collect::<Vec<_>>()
@@ -113,7 +115,7 @@ fn in_software_few_and_small_tensors_share_a_launch() {
     assert_eq!(tensors(&[1 << 16; 3]), [(1, 1); 3]);
     assert_eq!(tensors(&[64, 64, 1 << 16, 64]), [(2, 4), (1, 1), (1, 1)]);
     // A cube's chunk is small, so that there is one for each thread of the CPU.
-    let plan = check_under(&SOFTWARE, &[extent(1 << 24, 4)]);
+    let plan = check(&SOFTWARE, &[extent(1 << 24, 4)]);
     assert_eq!((plan.launches[0].cubes, plan.launches[0].shift), (512, 10));
 }
 
@@ -128,14 +130,12 @@ fn a_step_over_gpt2_is_six_launches_of_cubes_that_do_not_spill() {
     }
     let mut extents: Vec<_> = sizes.iter().map(|size| extent(*size, 4)).collect();
     extents.iter_mut().for_each(|extent| extent.buffers = 4);
-    let limits = Limits {
-        buffers: 1024 - OTHER_BINDINGS,
-        ..LIMITS
-    };
+    let buffers = 1024 - OTHER_BINDINGS;
+    let limits = Limits { buffers, ..LIMITS };
     let plan = Plan::new(&extents, &limits, 0, 0);
     assert_eq!((extents.len(), plan.launches.len()), (148, 6));
     // CUDA's compilers keep the addresses of all buffers in registers, of which 65,536 are a cube's.
-    let cubes = [4, 6].map(|buffers| update_units(plan.launches[0].slots * buffers));
+    let cubes = [4, 6].map(|buffers| update::units(plan.launches[0].slots * buffers));
     assert_eq!(cubes, [512, 256]);
     // The row of each is its own.
     let mut rows = Vec::new();
@@ -152,9 +152,7 @@ fn bindings_decide_how_many_tensors_a_launch_takes() {
     for (bindings, alone, with_products) in [(7, 3, 1), (31, 27, 13), (1024, 28, 28)] {
         let buffers = bindings - OTHER_BINDINGS;
         let limits = Limits { buffers, ..LIMITS };
-        assert_eq!(
-            (limits.tensors(1), limits.tensors(2)),
-            (alone, with_products)
-        );
+        let tensors = [1, 2].map(|each| limits.tensors(each));
+        assert_eq!(tensors, [alone, with_products]);
     }
 }

@@ -4,10 +4,8 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::{CubeDevice, kernel::into_contiguous, tensor::CubeTensor};
 use burn_std::{id::StreamId, is_dense};
 use cubecl::{prelude::*, server::Handle};
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
 
 use super::plan::{Extent, Launch, Limits, MAX_VALUES, Plan, Run};
 
@@ -21,12 +19,10 @@ pub(super) struct Laid {
 }
 
 impl Laid {
-    fn new(
-        tensor: CubeTensor,
-        span: usize,
-        vector: usize,
-        padding: Option<(usize, usize)>,
-    ) -> Self {
+    /// In vectors that divide it, or its rows where they are padded.
+    fn new(tensor: CubeTensor, span: usize, padding: Option<(usize, usize)>) -> Self {
+        let vector = vector(&tensor, padding.map_or(span, |(pitch, _)| pitch));
+        let span = span.next_multiple_of(vector);
         let run = Run {
             span,
             vector,
@@ -42,8 +38,7 @@ impl Laid {
             false => into_contiguous(tensor),
         };
         let span = tensor.meta.num_elements();
-        let vector = vector(&tensor, span);
-        Self::new(tensor, span, vector, None)
+        Self::new(tensor, span, None)
     }
 
     /// The same, but rows may be padded, as CUDA's and HIP's are where that aligns them.
@@ -51,14 +46,13 @@ impl Laid {
         let Some((pitch, columns)) = padding(tensor.meta.shape(), tensor.meta.strides()) else {
             return Self::dense(tensor);
         };
-        let vector = vector(&tensor, pitch);
         let rows = tensor.meta.num_elements() / columns;
-        let span = ((rows - 1) * pitch + columns).next_multiple_of(vector);
         // Of a view, the last row may have no padding.
         let there = tensor.handle.size_in_used() as usize / tensor.elem_size();
-        match span <= there && span <= MAX_VALUES {
-            true => Self::new(tensor, span, vector, Some((pitch, columns))),
-            false => Self::dense(tensor),
+        let laid = Self::new(tensor, (rows - 1) * pitch + columns, Some((pitch, columns)));
+        match laid.run.span <= there.min(MAX_VALUES) {
+            true => laid,
+            false => Self::dense(laid.tensor),
         }
     }
 
@@ -97,7 +91,7 @@ impl Laid {
 }
 
 /// The stride of rows and their values, if there is padding between rows and nowhere else.
-fn padding(shape: &[usize], strides: &[usize]) -> Option<(usize, usize)> {
+pub(super) fn padding(shape: &[usize], strides: &[usize]) -> Option<(usize, usize)> {
     let rank = shape.len();
     if rank < 2 || strides.len() != rank || strides[rank - 1] != 1 {
         return None;
@@ -250,7 +244,3 @@ pub(super) fn args<A: FromIterator<BufferArg>>(tensors: impl IntoIterator<Item =
 pub(super) fn cubes(count: usize) -> CubeCount {
     CubeCount::Static(count as u32, 1, 1)
 }
-
-#[cfg(test)]
-#[path = "../../../tests/units/padding.rs"]
-mod tests;

@@ -4,18 +4,13 @@ use burn::tensor::{DType, FloatDType};
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::{prelude::*, std::tensor::into_contiguous as copied};
 
-use super::{
-    batch::{Batch, Item, Laid, arg, args, cubes, floats, may_overwrite},
-    plan::{Launch, Limits, Run, units},
-};
-use crate::{
-    backends::compose,
-    kernel::{self, BIG, Form, InPlace, Inspect, Mode, ROW, Work, Write},
-    ops::Scaling,
-    rule::WORDS,
-    status::FIELDS,
-    step::{self, UpdateRule, has_master},
-};
+use super::batch::{Batch, Item, Laid, arg, args, cubes, floats, may_overwrite};
+use super::plan::{Launch, Limits, units};
+use crate::kernel::observe::{BIG, ROW};
+use crate::kernel::pass::{self, Form, Mode};
+use crate::kernel::{elementwise, finish, histogram, schedule, update};
+use crate::ops::{Scale, Scaling, Weights, product_dtype};
+use crate::{UpdateRule, backends::compose, rule::WORDS, status::FIELDS, step};
 
 /// Cubes that a launch has in one dimension: what WebGPU grants.
 const MAX_COUNT: usize = 65_535;
@@ -24,24 +19,22 @@ const MAX_COUNT: usize = 65_535;
 fn item(tensor: CubeTensor, factor: &Scaling<CubeTensor>) -> Item {
     let laid = Laid::padded(tensor);
     let dtype = laid.tensor.dtype;
-    let keeps = |keep_dtype: bool| keep_dtype || dtype == DType::F32;
-    let product = factor.as_ref().and_then(|factor| match keeps(factor.1) {
-        true if may_overwrite(&laid.tensor) => None,
-        true => Some(laid.product(dtype)),
-        false => Some(laid.product(DType::F32)),
+    let product = factor.as_ref().and_then(|(_, keep_dtype)| {
+        let made = product_dtype(dtype, *keep_dtype);
+        (made != dtype || !may_overwrite(&laid.tensor)).then(|| laid.product(made))
     });
     [laid].into_iter().chain(product).collect()
 }
 
 /// Measures tensors, after scaling if there is a factor. Returns the products then, and the status.
 pub(super) fn pass(
+    limits: &Limits,
     tensors: Vec<CubeTensor>,
     factor: Scaling<CubeTensor>,
     edge: f32,
-    limits: &Limits,
 ) -> Vec<CubeTensor> {
     let items = tensors.into_iter().map(|one| item(one, &factor));
-    let planes = kernel::rows(limits.units, limits.plane);
+    let planes = pass::rows(limits.units, limits.plane);
     let batch = Batch::new(items.collect(), limits, planes as usize, edge.to_bits());
     let pass = Pass {
         partials: floats(batch.like(), [batch.plan.rows.max(1) * ROW]),
@@ -54,19 +47,15 @@ pub(super) fn pass(
         let item = pass.batch.item(launch);
         let product = item.get(1).map(|product| product.tensor.dtype);
         by_dtype!(narrow item[0].tensor.dtype, I => match (&pass.factor, product) {
-            (None, _) => pass.launch::<Inspect, I, f32>(launch),
-            (_, None) => pass.launch::<InPlace, I, I>(launch),
-            (_, Some(DType::F32)) => pass.launch::<Write, I, f32>(launch),
-            (_, Some(_)) => pass.launch::<Write, I, I>(launch),
+            (None, _) => pass.launch::<I, f32>(launch, Mode::Inspect),
+            (_, None) => pass.launch::<I, I>(launch, Mode::InPlace),
+            (_, Some(DType::F32)) => pass.launch::<I, f32>(launch, Mode::Write),
+            (_, Some(_)) => pass.launch::<I, I>(launch, Mode::Write),
         });
     }
     let status = pass.finish();
-    let products = pass
-        .batch
-        .items
-        .into_iter()
-        .filter_map(|mut item| item.pop());
-    let products = products.filter(|_| pass.factor.is_some());
+    let (items, made) = (pass.batch.items.into_iter(), pass.factor.is_some());
+    let products = items.filter_map(|mut item| item.pop().filter(|_| made));
     products.map(|laid| laid.tensor).chain([status]).collect()
 }
 
@@ -80,14 +69,11 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    fn launch<W: Work, I: Float + CubeElement, O: Float + CubeElement>(&self, launch: &Launch) {
+    fn launch<I: Float, O: Float>(&self, launch: &Launch, mode: Mode) {
         let laid = &self.batch.item(launch)[0];
-        let (units, plane) = (self.limits.units, self.limits.plane);
-        let Run {
-            vector, padding, ..
-        } = laid.run;
-        let form = Form::new::<W, I>(units, plane, vector, padding.is_some());
-        let products = match W::MODE {
+        let (units, plane, run) = (self.limits.units, self.limits.plane, laid.run);
+        let form = Form::new::<I>(mode, units, plane, run.vector, run.padding.is_some());
+        let products = match mode {
             Mode::Write => self.batch.args(launch, 1).collect(),
             _ => SequenceArg::new(),
         };
@@ -95,7 +81,7 @@ impl Pass<'_> {
         // read nor write. Nobody else holds what is overwritten (`may_overwrite`).
         // `partials` has a row wherever the table says.
         unsafe {
-            kernel::measure::launch_unchecked::<W, I, O>(
+            pass::measure::launch_unchecked::<I, O>(
                 &laid.tensor.client,
                 cubes(launch.cubes),
                 CubeDim::new_1d(form.units),
@@ -116,13 +102,13 @@ impl Pass<'_> {
     /// The status, of what all launches have found.
     fn finish(&self) -> CubeTensor {
         let (client, count) = (&self.partials.client, self.batch.items.len());
-        let units = units(client, kernel::FINISH_UNITS);
+        let units = units(client, finish::UNITS);
         let status = floats(&self.partials, [count * FIELDS]);
         for first in (0..count).step_by(MAX_COUNT) {
             // SAFETY: the table says which rows of `partials` a tensor has, and all were written; `status` has `FIELDS`
             // floats for each tensor; every tensor has a cube.
             unsafe {
-                kernel::finish_status::launch_unchecked(
+                finish::finish_status::launch_unchecked(
                     client,
                     cubes((count - first).min(MAX_COUNT)),
                     CubeDim::new_1d(units),
@@ -145,7 +131,7 @@ pub(super) fn advance(both: [CubeTensor; 2], border: Option<CubeTensor>) -> Cube
     let [state, rows] = both.map(CubeTensor::into_buffer_arg);
     // SAFETY: both states have `WORDS` words; of the rows, whole ones are read.
     unsafe {
-        kernel::advance::launch_unchecked(
+        schedule::advance::launch_unchecked(
             &next.client,
             cubes(1),
             CubeDim::new_1d(1),
@@ -162,12 +148,12 @@ pub(super) fn advance(both: [CubeTensor; 2], border: Option<CubeTensor>) -> Cube
 pub(super) fn decide(both: [CubeTensor; 2], clip: Vec<CubeTensor>, rule: UpdateRule) -> CubeTensor {
     let parameters = both[0].meta.num_elements() / step::UNDECIDED;
     let rows = floats(&both[1], [parameters, step::ROW]);
-    let units = units(&rows.client, kernel::FINISH_UNITS);
+    let units = units(&rows.client, finish::UNITS);
     let [undecided, state] = both.map(CubeTensor::into_buffer_arg);
     // SAFETY: there are a row, a time and a gradient for each parameter; units beyond neither read nor write. The state has `WORDS` words.
     // Table and status have an entry for each gradient.
     unsafe {
-        kernel::decide::launch_unchecked(
+        schedule::decide::launch_unchecked(
             &rows.client,
             cubes(parameters.div_ceil(units as usize)),
             CubeDim::new_1d(units),
@@ -186,8 +172,8 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>) -> CubeTensor {
     let limits = Limits::of(&tensors[0].client);
     let items = tensors.into_iter().map(|tensor| vec![Laid::dense(tensor)]);
     let batch = Batch::new(items.collect(), &limits, 1, 0);
-    let units = units(&batch.like().client, kernel::HISTOGRAM_UNITS);
-    let bins = kernel::BINS as usize;
+    let units = units(&batch.like().client, histogram::UNITS);
+    let bins = histogram::BINS as usize;
     let count: usize = batch.plan.launches.iter().map(|launch| launch.cubes).sum();
     let rows = floats(batch.like(), [count.max(1) * bins]);
     let mut row = 0;
@@ -195,7 +181,7 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>) -> CubeTensor {
         // SAFETY: runs of tensors are exact, and the table says how long they are; units beyond read nothing. There is
         // a row for each cube.
         by_dtype!(narrow batch.item(launch)[0].tensor.dtype, I => unsafe {
-            kernel::histogram_many::launch_unchecked::<I>(
+            histogram::histogram_many::launch_unchecked::<I>(
                 &rows.client,
                 cubes(launch.cubes),
                 CubeDim::new_1d(units),
@@ -214,7 +200,7 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>) -> CubeTensor {
     let sums = floats(&rows, [2 * bins]);
     // SAFETY: there are `row` rows, all written; `sums` has two floats for each bin, and each bin has a cube.
     unsafe {
-        kernel::finish_histogram::launch_unchecked(
+        histogram::finish_histogram::launch_unchecked(
             &rows.client,
             cubes(bins),
             CubeDim::new_1d(units),
@@ -229,10 +215,10 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>) -> CubeTensor {
 
 /// As [`Job::Update`](crate::Job::Update).
 pub(super) fn update(
+    limits: &Limits,
     parameters: Vec<Vec<CubeTensor>>,
     rows: CubeTensor,
     rule: UpdateRule,
-    limits: &Limits,
 ) -> Vec<CubeTensor> {
     if parameters.is_empty() {
         return Vec::new();
@@ -240,15 +226,11 @@ pub(super) fn update(
     let limits = Limits {
         // Where other passes have partial results, there is room for one more.
         buffers: limits.buffers + 1,
-        units: units(&rows.client, kernel::UPDATE_UNITS),
+        units: units(&rows.client, update::UNITS),
         ..*limits
     };
-    let batch = Batch::new(
-        parameters.into_iter().map(own_item).collect(),
-        &limits,
-        0,
-        0,
-    );
+    let items = parameters.into_iter().map(own_item);
+    let batch = Batch::new(items.collect(), &limits, 0, 0);
     let rows = match rows.meta.strides()[1] {
         1 => rows,
         _ => contiguous(rows, false),
@@ -256,10 +238,7 @@ pub(super) fn update(
     for launch in &batch.plan.launches {
         launch_step(&batch, launch, &rows, rule, limits.units);
     }
-    let written = batch
-        .items
-        .into_iter()
-        .flat_map(|item| item.into_iter().skip(1));
+    let written = (batch.items.into_iter()).flat_map(|item| item.into_iter().skip(1));
     written.map(|laid| laid.tensor).collect()
 }
 
@@ -269,13 +248,13 @@ fn launch_step(batch: &Batch, launch: &Launch, rows: &CubeTensor, rule: UpdateRu
     let first = batch.item(launch);
     let [gradient, parameter] = [0, 1].map(|of: usize| first[of].tensor.dtype);
     // In f32, the parameter is the first of what is kept in f32.
-    let wide = 1 + usize::from(has_master(parameter));
-    let units = kernel::update_units(launch.slots * first.len()).min(most);
+    let wide = 1 + usize::from(step::has_master(parameter));
+    let units = update::units(launch.slots * first.len()).min(most);
     by_dtype!(narrow gradient, G => by_dtype!(narrow parameter, P => {
         // SAFETY: all of a parameter's runs are of one length, which the table has; units beyond neither read nor write.
         // Nobody else holds what is overwritten (`contiguous`). There is a row for each parameter.
         unsafe {
-            kernel::update_many::launch_unchecked::<G, P>(
+            update::update_many::launch_unchecked::<G, P>(
                 &rows.client,
                 cubes(launch.cubes),
                 CubeDim::new_1d(units),
@@ -323,27 +302,21 @@ fn contiguous(tensor: CubeTensor, written: bool) -> CubeTensor {
 const VECTORS_PER_UNIT: usize = 4;
 
 /// Of f16, bf16 or f32 to any of them; `scale` has one value, of f32.
-pub(super) fn mul_cast(
-    tensor: CubeTensor,
-    dtype: FloatDType,
-    factor: f64,
-    scale: Option<CubeTensor>,
-) -> CubeTensor {
+pub(super) fn mul_cast(tensor: CubeTensor, dtype: FloatDType, by: Scale<CubeTensor>) -> CubeTensor {
     // Burn's multiplication of f32 is one launch too, and in place where it may be.
     if (tensor.dtype, dtype) == (DType::F32, FloatDType::F32) {
-        return compose::mul_cast::<CubeBackend>(tensor, dtype, factor, scale);
+        return compose::mul_cast::<CubeBackend>(tensor, dtype, by);
     }
     let source = Laid::dense(tensor);
     let product = source.product(dtype.into());
-    weigh(&source, None, Some(&product), [0.0, factor], scale, None);
+    weigh(&source, [None, Some(&product)], by, (0.0, None));
     product.tensor
 }
 
 /// The sum of f32 `target` and f16, bf16 or f32 `source`, weighted; the target where `found_inf` is above 0.
 pub(super) fn blend(
     [target, source]: [CubeTensor; 2],
-    weights: [f64; 2],
-    found_inf: Option<CubeTensor>,
+    ([keep, add], found_inf): Weights<CubeTensor>,
 ) -> CubeTensor {
     if target.meta.num_elements() == 0 {
         return target;
@@ -353,22 +326,20 @@ pub(super) fn blend(
     let vector = target.run.vector.min(source.run.vector);
     (target.run.vector, source.run.vector) = (vector, vector);
     let sum = (!may_overwrite(&target.tensor)).then(|| target.product(DType::F32));
-    let (held, made) = (Some(&target), sum.as_ref());
-    weigh(&source, held, made, weights, None, found_inf);
+    let written = [Some(&target), sum.as_ref()];
+    weigh(&source, written, (add, None), (keep, found_inf));
     sum.unwrap_or(target).tensor
 }
 
-/// Launches the kernel of this name, of which `scale` and `found_inf` are one value or none. All lie in one order and have vectors of one width; without
-/// `output`, nobody else holds the target.
+/// Launches the kernel of this name: what the source is multiplied by, and how much of the target is kept, unless its tensor says all. All lie in
+/// one order and have vectors of one width; without an output, nobody else holds the target.
 fn weigh(
     source: &Laid,
-    target: Option<&Laid>,
-    output: Option<&Laid>,
-    weights: [f64; 2],
-    scale: Option<CubeTensor>,
-    found_inf: Option<CubeTensor>,
+    [target, output]: [Option<&Laid>; 2],
+    (add, scale): Scale<CubeTensor>,
+    (keep, found_inf): Scale<CubeTensor>,
 ) {
-    let (client, [keep, add]) = (&source.tensor.client, weights.map(|weight| weight as f32));
+    let client = &source.tensor.client;
     let limits = Limits::of(client);
     let vectors = source.run.span / source.run.vector;
     let count = vectors.div_ceil(limits.units as usize * VECTORS_PER_UNIT);
@@ -376,7 +347,7 @@ fn weigh(
     by_dtype!(narrow source.tensor.dtype, S => by_dtype!(narrow made.tensor.dtype, O => {
         // SAFETY: all are of one length, beyond which units do nothing; nobody else holds what is overwritten.
         unsafe {
-            kernel::weigh::launch_unchecked::<S, O>(
+            elementwise::weigh::launch_unchecked::<S, O>(
                 client,
                 cubes(count.clamp(1, limits.cubes())),
                 CubeDim::new_1d(limits.units),
@@ -384,8 +355,8 @@ fn weigh(
                 source.whole(),
                 target.map(Laid::whole).into_iter().collect(),
                 output.map(Laid::whole).into_iter().collect(),
-                keep,
-                add,
+                keep as f32,
+                add as f32,
                 args(scale),
                 args(found_inf),
             );

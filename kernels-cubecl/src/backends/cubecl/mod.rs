@@ -10,21 +10,15 @@ mod tests;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
 use super::fusion::Located;
-use crate::ops::{AmpOps, CastOps, Job, Kernels, Place, TensorVec};
+use crate::{AmpOps, CastOps, Job, Place, TensorVec, ops::Kernels};
 use plan::Limits;
 
 const KERNELS: Kernels<CubeTensor> = Kernels {
-    pass: |tensors, factor, edge| {
-        let limits = Limits::of(&tensors[0].client);
-        launch::pass(tensors, factor, edge, &limits)
-    },
+    pass: |all, factor, edge| launch::pass(&Limits::of(&all[0].client), all, factor, edge),
     histogram: launch::histogram,
     blend: launch::blend,
     mul_cast: launch::mul_cast,
-    update: |parameters, rows, rule| {
-        let limits = Limits::of(&rows.client);
-        launch::update(parameters, rows, rule, &limits)
-    },
+    update: |all, rows, rule| launch::update(&Limits::of(&rows.client), all, rows, rule),
     advance: launch::advance,
     decide: launch::decide,
 };

@@ -5,7 +5,7 @@
 
 use cubecl::{client::Client, ir::features::Plane};
 
-use crate::kernel::ENTRY;
+use crate::kernel::share::ENTRY;
 
 /// Tensors that one launch takes at most, where the device allows as many: each has its own code in the kernel.
 const MAX_TENSORS: usize = 28;
@@ -55,6 +55,7 @@ impl Limits {
         let hardware = &properties.hardware;
         let has_planes = properties.features.plane.contains(Plane::Ops)
             && hardware.plane_size_min == hardware.plane_size_max;
+        let plane = has_planes.then_some(hardware.plane_size_min);
         let units = units(client, UNITS);
         let multiprocessors = hardware.num_streaming_multiprocessors;
         let (max_tensors, max_shared) = match is_software(client) {
@@ -64,10 +65,7 @@ impl Limits {
         Self {
             buffers: (hardware.max_bindings as usize).saturating_sub(OTHER_BINDINGS),
             units,
-            plane: match has_planes {
-                true => hardware.plane_size_min.clamp(1, units),
-                false => 1,
-            },
+            plane: plane.unwrap_or(1).clamp(1, units),
             multiprocessors: multiprocessors.map_or(MULTIPROCESSORS, |count| count as usize),
             max_tensors,
             max_values: MAX_VALUES,

@@ -25,17 +25,6 @@ pub(super) trait Cpu: Copy {
         values.map(bf16::from_f32)
     }
 
-    /// Of what is as wide as it need be.
-    #[inline(always)]
-    fn same<T: Pod>(self, group: &[T; LANES]) -> [T; LANES] {
-        *group
-    }
-
-    #[inline(always)]
-    fn whole<T: Pod>(self, group: [T; LANES]) -> [T; LANES] {
-        group
-    }
-
     /// Adds the squares, each sum rounded once or twice.
     #[inline(always)]
     fn add_squares(self, sums: &mut [f32; LANES], values: [f32; LANES]) {
@@ -252,7 +241,7 @@ impl Real for f32 {
 impl Real for f64 {}
 
 macro_rules! value {
-    ($type:ty, $real:ty, $bits:ty, $safe:expr, $widen:ident, $narrow:ident) => {
+    ($type:ty, $real:ty, $bits:ty, $safe:expr, $widen:expr, $narrow:expr) => {
         impl Value for $type {
             type Real = $real;
             type Magnitude = $bits;
@@ -270,12 +259,12 @@ macro_rules! value {
 
             #[inline(always)]
             fn widen<C: Cpu>(cpu: C, group: &[$type; LANES]) -> [$real; LANES] {
-                cpu.$widen(group)
+                ($widen)(cpu, group)
             }
 
             #[inline(always)]
             fn narrow<C: Cpu>(cpu: C, group: [$real; LANES]) -> [$type; LANES] {
-                cpu.$narrow(group)
+                ($narrow)(cpu, group)
             }
         }
     };
@@ -287,10 +276,11 @@ const SAFE_BF16: RangeInclusive<u16> =
     (*SAFE_F32.start() >> 16) as u16..=(*SAFE_F32.end() >> 16) as u16;
 const SAFE_F64: RangeInclusive<u64> = 1e-100f64.to_bits()..=1e100f64.to_bits();
 
-value!(f16, f32, u16, 1..=0x7BFF, widen_f16, narrow_f16);
-value!(bf16, f32, u16, SAFE_BF16, widen_bf16, narrow_bf16);
-value!(f32, f32, u32, SAFE_F32, same, whole);
-value!(f64, f64, u64, SAFE_F64, same, whole);
+value!(f16, f32, u16, 1..=0x7BFF, Cpu::widen_f16, Cpu::narrow_f16);
+value!(bf16, f32, u16, SAFE_BF16, Cpu::widen_bf16, Cpu::narrow_bf16);
+// As wide as they need be.
+value!(f32, f32, u32, SAFE_F32, |_, own: &_| *own, |_, own| own);
+value!(f64, f64, u64, SAFE_F64, |_, own: &_| *own, |_, own| own);
 
 #[cfg(test)]
 #[path = "../../../tests/units/cpu.rs"]

@@ -3,7 +3,7 @@
 use burn::tensor::ElementConversion;
 
 use super::cpu::{Cpu, LANES, Real, Value};
-use crate::status::{COUNT_BASE, TensorStatus};
+use crate::{TensorStatus, status::COUNT_BASE};
 
 /// Groups whose squares are summed apart, so that no sum waits for the one before it.
 pub(super) type Pair<T> = [[T; LANES]; 2];

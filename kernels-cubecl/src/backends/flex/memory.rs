@@ -4,12 +4,8 @@
 //! list takes what fits, and what it leaves is freed then. All of it is freed by [`release_memory`].
 
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
-use std::{
-    collections::BTreeMap,
-    mem::MaybeUninit,
-    slice,
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::{collections::BTreeMap, mem::MaybeUninit, slice};
 
 /// Fewer words are left to the allocator, which has pages for them.
 const SMALLEST: usize = 1 << 9;
@@ -68,13 +64,9 @@ fn take_words(length: usize) -> Option<Words> {
 /// A list is done: frees what it has not taken, and keeps as much as it has.
 pub(super) fn end_list() {
     let mut pool = pool();
-    let limit = pool.taken;
-    if limit > 0 {
-        let next = Pool {
-            limit,
-            ..Pool::default()
-        };
-        let before = std::mem::replace(&mut *pool, next);
+    if pool.taken > 0 {
+        let before = std::mem::take(&mut *pool);
+        pool.limit = before.taken;
         drop(pool);
         drop(before);
     }

@@ -6,21 +6,17 @@ mod memory;
 mod pass;
 mod update;
 
-use burn::{
-    backend::Flex,
-    tensor::{Element, FloatDType, TensorData},
-};
+use burn::backend::Flex;
+use burn::tensor::{Element, FloatDType, TensorData};
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use crate::{
-    clip::factors,
-    ops::{AmpOps, CastOps, Job, Kernels, Scaling, TensorVec},
-    rule::{self, WORDS, is_bad},
-    status::{FIELDS, TensorStatus, row_norm},
-    step::{ROW, UNDECIDED, UpdateRule, column},
-    words::{data_of, words_of},
-};
+use crate::ops::{Kernels, Scale, Scaling};
+use crate::rule::{WORDS, is_bad};
+use crate::status::{FIELDS, row_norm};
+use crate::step::{ROW, UNDECIDED, column};
+use crate::words::{data_of, words_of};
+use crate::{AmpOps, CastOps, Job, TensorStatus, TensorVec, UpdateRule, clip::factors, rule};
 use cpu::Value;
 use measure::{count_fields, row};
 pub use memory::release_memory;
@@ -115,13 +111,8 @@ fn histogram(tensors: Vec<FlexTensor>) -> FlexTensor {
     floats(total.map(count_fields).into_iter().flatten())
 }
 
-fn mul_cast(
-    tensor: FlexTensor,
-    dtype: FloatDType,
-    factor: f64,
-    scale: Option<FlexTensor>,
-) -> FlexTensor {
-    let factor = factor as f32 * scale.map_or(1.0, value);
+fn mul_cast(tensor: FlexTensor, dtype: FloatDType, by: Scale<FlexTensor>) -> FlexTensor {
+    let factor = by.0 as f32 * by.1.map_or(1.0, value);
     by_dtype!(tensor.dtype(), S => by_dtype!(dtype.into(), T => {
         product::<S, T, false>(tensor, factor, f32::INFINITY).0
     }))

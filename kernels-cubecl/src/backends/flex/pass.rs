@@ -4,16 +4,10 @@ use burn::tensor::ElementConversion;
 use burn_flex::FlexTensor;
 use burn_std::Bytes;
 
-use super::{
-    Share,
-    cpu::{Cpu, LANES, Real, Value, Work, run},
-    measure::{Found, Pair, Sums, join, pairs},
-    memory, shared, value,
-};
-use crate::{
-    histogram::{BINS, ExponentHistogram},
-    status::TensorStatus,
-};
+use super::cpu::{Cpu, LANES, Real, Value, Work, run};
+use super::measure::{Found, Pair, Sums, join, pairs};
+use super::{Share, memory, shared, value};
+use crate::{ExponentHistogram, TensorStatus, histogram::BINS, ops::Weights};
 
 /// Values that one thread takes at a time: enough to be worth the hand-over, few enough to share evenly.
 const CHUNK: usize = 1 << 16;
@@ -173,8 +167,7 @@ impl<S: Value, T: Value, const M: bool, const K: bool> Work for Make<'_, S, T, M
             if overflows {
                 before += not_finite(source.unwrap_or_else(|| bytemuck::cast_slice(target)));
             }
-            self.formula
-                .block(cpu, source, target, self.streams, &mut found);
+            formula.block(cpu, source, target, self.streams, &mut found);
         }
         if self.streams {
             cpu.streamed();
@@ -282,15 +275,13 @@ pub(super) fn product<S: Value, T: Value, const MEASURED: bool>(
 }
 
 /// The weighted sum, over the target's values if nobody else holds them, and else over a copy; or the target, if `found_inf` says so.
-pub(super) fn blend(
-    [target, source]: [FlexTensor; 2],
-    [keep, add]: [f64; 2],
-    found_inf: Option<FlexTensor>,
-) -> FlexTensor {
+pub(super) fn blend(both: [FlexTensor; 2], weights: Weights<FlexTensor>) -> FlexTensor {
+    let ([keep, add], found_inf) = weights;
     if found_inf.is_some_and(|found| value(found) > 0.0) {
+        let [target, _] = both;
         return target;
     }
-    let [mut target, source] = [target, source].map(|tensor| tensor.to_contiguous());
+    let [mut target, source] = both.map(|tensor| tensor.to_contiguous());
     by_dtype!(source.dtype(), S => by_dtype!(target.dtype(), T => {
         let (factor, keep, edge) = (add.elem(), keep.elem(), f32::INFINITY);
         let formula = Formula::<_, false, true> { factor, keep, edge };
@@ -310,9 +301,9 @@ fn make_whole(tensor: &mut FlexTensor) {
 pub(super) fn is_whole(tensor: &FlexTensor) -> bool {
     let layout = tensor.layout();
     let is_dense = || {
-        let strides = layout.strides().iter().map(|stride| (*stride).try_into());
-        let strides: Result<Vec<usize>, _> = strides.collect();
-        strides.is_ok_and(|strides| burn_std::is_dense(layout.shape(), &strides))
+        // One below zero is too large for any tensor.
+        let strides = layout.strides().iter().map(|stride| *stride as usize);
+        burn_std::is_dense(layout.shape(), &Vec::from_iter(strides))
     };
     tensor.bytes().len() == layout.num_elements() * tensor.dtype().size()
         && layout.start_offset() == 0

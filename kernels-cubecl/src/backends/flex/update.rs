@@ -4,13 +4,11 @@ use burn::tensor::{DType, bf16, f16};
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::{
-    PARALLEL,
-    cpu::{Cpu, LANES, Value, Work, run},
-    numbers,
-    pass::{is_whole, padded},
-};
-use crate::step::{ROW, UpdateRule, column, has_master, step};
+use super::cpu::{Cpu, LANES, Value, Work, run};
+use super::pass::{is_whole, padded};
+use super::{PARALLEL, numbers};
+use crate::UpdateRule;
+use crate::step::{ROW, column, has_master, step};
 
 /// Values that one thread takes at a time.
 const CHUNK: usize = 1 << 15;
@@ -119,16 +117,13 @@ impl Work for Chunk<'_> {
                 DType::F16 => widen::<f16, C>(cpu, &self.gradient.storage()[place], widened),
                 _ => widen::<bf16, C>(cpu, &self.gradient.storage()[place], widened),
             };
-            match self.dtype {
-                DType::F16 => follow::<f16, C>(cpu, wide[0], half),
-                DType::BF16 => follow::<bf16, C>(cpu, wide[0], half),
-                _ => {}
+            let has_master = has_master(self.dtype);
+            if has_master {
+                by_dtype!(narrow self.dtype, T => follow::<T, C>(cpu, wide[0], half));
             }
             step_by_rule(self.rule, *self.row, gradient, &mut wide);
-            match self.dtype {
-                DType::F16 => round::<f16, C>(cpu, wide[0], half),
-                DType::BF16 => round::<bf16, C>(cpu, wide[0], half),
-                _ => {}
+            if has_master {
+                by_dtype!(narrow self.dtype, T => round::<T, C>(cpu, wide[0], half));
             }
         }
     }
@@ -182,44 +177,18 @@ fn by_group<S: Value, T: Value>(
     }
 }
 
-/// Code with a flag that is known to the compiler: what a rule does not do is not in its loop.
-macro_rules! known {
-    ($flag:ident, $code:expr) => {
-        if $flag {
-            let $flag = true;
-            $code
-        } else {
-            let $flag = false;
-            $code
-        }
-    };
-}
-
-/// Steps values in f32.
+/// Steps values in f32, by code that is compiled for each rule: what it does not do is not in its loop.
 #[inline(always)]
 fn step_by_rule(rule: UpdateRule, row: [f32; ROW], gradient: &[f32], wide: &mut Wide) {
-    match rule {
-        UpdateRule::Sgd { momentum, nesterov } => known!(
-            momentum,
-            known!(
-                nesterov,
-                step_all(UpdateRule::Sgd { momentum, nesterov }, row, gradient, wide)
-            )
-        ),
-        UpdateRule::Adam { amsgrad } => {
-            known!(
-                amsgrad,
-                step_all(UpdateRule::Adam { amsgrad }, row, gradient, wide)
-            )
-        }
-        UpdateRule::AdamW { amsgrad, cautious } => known!(
-            amsgrad,
-            known!(
-                cautious,
-                step_all(UpdateRule::AdamW { amsgrad, cautious }, row, gradient, wide)
-            )
-        ),
+    macro_rules! by_number {
+        ($($number:literal)*) => {
+            match rule.number() {
+                $($number => step_all(UpdateRule::of_number($number), row, gradient, wide),)*
+                number => unreachable!("no rule has the number {number}"),
+            }
+        };
     }
+    by_number!(0 1 2 3 4 6 8 9 10 11)
 }
 
 #[inline(always)]

@@ -97,7 +97,7 @@ fn optimizers_that_wait_are_refused() {
     // Without a loss scale nothing is skipped; one that stays will do.
     let still = GradScalerConfig::new().with_init_scale(1.0);
     let amp = MixedPrecision::f32();
-    let fused = |amp| ScaledOptimizer::new(adam(), amp);
+    let fused = |amp: &MixedPrecision| ScaledOptimizer::new(adam(), amp);
     says(&refusal(&net, fused(&amp), of).unwrap(), ["no loss scale"]);
     let amp = amp.with_scaler(still.with_dynamic(false)).unwrap();
     assert_eq!(refusal(&net, fused(&amp), of), None);

@@ -10,6 +10,7 @@ use crate::values::any_tensor::AnyTensor;
 
 /// What is kept of a parameter: on its device, or as it was loaded, until its device is known.
 #[derive(Clone)]
+#[allow(clippy::large_enum_variant)] // a fused step would allocate for each state of each parameter
 pub enum ParamTensor {
     /// On its device.
     Live(AnyTensor),

@@ -82,7 +82,7 @@ fn sums_by_hand() {
     sum(last, first, [1.0, -1.0], &[3.0; 3]);
 }
 
-/// Made on the device: on wgpu with lavapipe, one f16 that was sent after a tensor of no bytes arrived as zero.
+/// By themselves: on wgpu with lavapipe, a sum of one f16 lacks its source where it follows a sum of nothing.
 #[test]
 fn tensors_without_values() {
     let empty = Tensor::<1>::zeros([0], &device());

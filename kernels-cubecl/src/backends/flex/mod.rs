@@ -69,17 +69,19 @@ fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Sync
     if tensors.iter().map(elements).sum::<usize>() < PARALLEL {
         return tensors.into_iter().map(work).collect();
     }
-    let work = &work;
-    let share = |tensor| -> Share<'_, R> { Box::new(move || work(tensor)) };
-    shared(tensors.into_iter().map(share).collect())
+    shared(tensors.into_iter(), work)
 }
 
-/// What one thread does of the work.
-type Share<'a, R> = Box<dyn FnOnce() -> R + Send + 'a>;
-
-/// Several threads do the shares; the results are in their order. Boxes, so that Rayon is compiled once for each result
-/// and not for each dtype and formula, which was most of what this crate took to build.
-fn shared<R: Send>(shares: Vec<Share<'_, R>>) -> Vec<R> {
+/// Several threads work on the parts; the results are in their order. Each part is boxed, so that Rayon is compiled once for each result and not for
+/// each dtype and formula, which was most of what this crate took to build.
+fn shared<T: Send, R: Send>(
+    parts: impl Iterator<Item = T>,
+    work: impl Fn(T) -> R + Sync,
+) -> Vec<R> {
+    type Share<'a, R> = Box<dyn FnOnce() -> R + Send + 'a>;
+    let work = &work;
+    let share = |part| -> Share<'_, R> { Box::new(move || work(part)) };
+    let shares: Vec<_> = parts.map(share).collect();
     shares.into_par_iter().map(|share| share()).collect()
 }
 
@@ -111,8 +113,12 @@ fn histogram(tensors: Vec<FlexTensor>) -> FlexTensor {
     floats(total.map(count_fields).into_iter().flatten())
 }
 
-fn mul_cast(tensor: FlexTensor, dtype: FloatDType, by: Scale<FlexTensor>) -> FlexTensor {
-    let factor = by.0 as f32 * by.1.map_or(1.0, value);
+fn mul_cast(
+    tensor: FlexTensor,
+    dtype: FloatDType,
+    (factor, scale): Scale<FlexTensor>,
+) -> FlexTensor {
+    let factor = factor as f32 * scale.map_or(1.0, value);
     by_dtype!(tensor.dtype(), S => by_dtype!(dtype.into(), T => {
         product::<S, T, false>(tensor, factor, f32::INFINITY).0
     }))

@@ -6,7 +6,7 @@ use burn_std::Bytes;
 
 use super::cpu::{Cpu, LANES, Real, Value, Work, run};
 use super::measure::{Found, Pair, Sums, join, pairs};
-use super::{Share, memory, shared, value};
+use super::{memory, shared, value};
 use crate::{ExponentHistogram, TensorStatus, histogram::BINS, ops::Weights};
 
 /// Values that one thread takes at a time: enough to be worth the hand-over, few enough to share evenly.
@@ -207,9 +207,7 @@ fn by_chunk<T: Value, R: Send>(mut tensor: FlexTensor, work: impl Fn(&[T]) -> R 
     if values.len() <= CHUNK {
         return vec![work(values)];
     }
-    let work = &work;
-    let share = |chunk| -> Share<'_, R> { Box::new(move || work(chunk)) };
-    shared(values.chunks(CHUNK).map(share).collect())
+    shared(values.chunks(CHUNK), work)
 }
 
 /// In the order of the chunks: the same sum on every run, whichever thread was first.
@@ -229,7 +227,7 @@ fn make<S: Value, T: Value, const MEASURED: bool, const BLENDED: bool>(
     formula: Formula<T::Real, MEASURED, BLENDED>,
 ) -> TensorStatus {
     let streams = MEASURED && size_of_val(target) >= STREAMED;
-    let chunk = |at: usize, target| {
+    let chunk = |(at, target): (usize, _)| {
         let source = source.map(|source| &source[at * CHUNK..]);
         run(Make {
             source,
@@ -239,12 +237,9 @@ fn make<S: Value, T: Value, const MEASURED: bool, const BLENDED: bool>(
         })
     };
     if target.len() <= CHUNK {
-        return chunk(0, target);
+        return chunk((0, target));
     }
-    let share = |(at, target)| -> Share<'_, TensorStatus> { Box::new(move || chunk(at, target)) };
-    joined(shared(
-        target.chunks_mut(CHUNK).enumerate().map(share).collect(),
-    ))
+    joined(shared(target.chunks_mut(CHUNK).enumerate(), chunk))
 }
 
 /// The product with a factor: in place where the dtype stays and nobody else holds the buffer, and else in new memory, in
@@ -301,9 +296,9 @@ fn make_whole(tensor: &mut FlexTensor) {
 pub(super) fn is_whole(tensor: &FlexTensor) -> bool {
     let layout = tensor.layout();
     let is_dense = || {
-        // One below zero is too large for any tensor.
-        let strides = layout.strides().iter().map(|stride| *stride as usize);
-        burn_std::is_dense(layout.shape(), &Vec::from_iter(strides))
+        let strides = layout.strides().iter().map(|stride| (*stride).try_into());
+        let strides: Result<Vec<usize>, _> = strides.collect();
+        strides.is_ok_and(|strides| burn_std::is_dense(layout.shape(), &strides))
     };
     tensor.bytes().len() == layout.num_elements() * tensor.dtype().size()
         && layout.start_offset() == 0

@@ -97,8 +97,10 @@ impl<O: ModuleOptim> Update<O> {
         let (masters, result) = StepError::split(stepped);
         let outcome = self.optim.scaler().last_outcome();
         // Hooks may replace parameters after a step without gradients, too.
-        let applied = [StepOutcome::Stepped, StepOutcome::NoGradients];
-        let is_applied = outcome.is_some_and(|outcome| applied.contains(&outcome));
+        let is_applied = matches!(
+            outcome,
+            Some(StepOutcome::Stepped | StepOutcome::NoGradients)
+        );
         let image = is_applied.then(|| images_of(masters.parameters(), trained));
         self.masters = Some(Box::new(masters));
         let is_update = !matches!(

@@ -1,7 +1,7 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use crate::{CastOps, TensorVec, Watch, backends::has_kernels};
+use crate::{CastOps, TensorVec, Watch, backends::has_kernels, ops::Scale};
 
 /// Casts a tensor to `dtype`; the backward pass multiplies its gradient by `factor`.
 ///
@@ -90,11 +90,7 @@ fn cast<const D: usize>(
             let cast = Dispatch::amp_cast(tensor, dtype, ratio, scale, watch);
             Tensor::from_dispatch(cast)
         }
-        false => composed(
-            Tensor::from_dispatch(tensor),
-            dtype,
-            Factor { ratio, scale },
-        ),
+        false => composed(Tensor::from_dispatch(tensor), dtype, (ratio, scale)),
     }
 }
 
@@ -105,7 +101,11 @@ fn is_narrow(dtype: DType) -> bool {
 
 /// The same of Burn's operations: the value without its graph, less a zero whose gradient is multiplied. Where `tensor`
 /// is not finite there is no such zero, and the gradient passes as it is. Flat, so that it is compiled for one rank.
-fn composed<const D: usize>(tensor: Tensor<D>, dtype: FloatDType, factor: Factor) -> Tensor<D> {
+fn composed<const D: usize>(
+    tensor: Tensor<D>,
+    dtype: FloatDType,
+    (ratio, scale): Scale<Tensor<1>>,
+) -> Tensor<D> {
     let shape = tensor.shape();
     let tensor = tensor.reshape([shape.num_elements()]);
     // A leaf that is detached is a leaf again.
@@ -113,9 +113,9 @@ fn composed<const D: usize>(tensor: Tensor<D>, dtype: FloatDType, factor: Factor
     let wide = value.clone().cast(FloatDType::F32);
     let finite = wide.clone().is_finite();
     let zero = wide - tensor.clone().cast(FloatDType::F32);
-    let zero = match factor.scale {
-        Some(scale) => zero * scale.mul_scalar(factor.ratio),
-        None => zero.mul_scalar(factor.ratio),
+    let zero = match scale {
+        Some(scale) => zero * scale.mul_scalar(ratio),
+        None => zero.mul_scalar(ratio),
     };
     let sum = value.cast(dtype) - zero.cast(dtype);
     tensor.cast(dtype).mask_where(finite, sum).reshape(shape)

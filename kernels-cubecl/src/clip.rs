@@ -14,11 +14,11 @@
 //! ```
 
 use burn::tensor::{Device, Tensor};
+#[cfg(feature = "cubecl")]
+use cubecl::prelude::*;
 use std::collections::HashMap;
 
 use crate::{Status, status::FIELDS, words::upload};
-#[cfg(feature = "cubecl")]
-use cubecl::prelude::*;
 
 /// How one gradient is clipped by a norm. Thresholds are above 0; an infinite one never clips, and one below 2^-126 is taken as that.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

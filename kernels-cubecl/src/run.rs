@@ -48,9 +48,11 @@ pub fn unscale_in_dtype(
     multiply(list, inverse, true)
 }
 
-type Unscaled = Result<(TensorList, Status), UnsupportedDType>;
-
-fn multiply(list: TensorList, inverse: Tensor<1>, keep_dtype: bool) -> Unscaled {
+fn multiply(
+    list: TensorList,
+    inverse: Tensor<1>,
+    keep_dtype: bool,
+) -> Result<(TensorList, Status), UnsupportedDType> {
     let count = inverse.dims()[0];
     assert_eq!(count, 1, "`inverse` is one value, not {count}");
     let (elements, edge) = (list.elements(), list.edge);

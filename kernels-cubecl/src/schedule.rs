@@ -15,7 +15,8 @@
 //! # Ok::<(), burn_amp_kernels::UnsupportedDType>(())
 //! ```
 
-use burn::{backend::Dispatch, tensor::Device, tensor::Tensor};
+use burn::backend::Dispatch;
+use burn::tensor::{Device, Tensor};
 
 use crate::ops::{Job, Place, first};
 use crate::rule::{self, ScaleState, WORDS, word};

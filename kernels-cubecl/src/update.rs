@@ -1,10 +1,9 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Tensor};
 
-use crate::{
-    Job, TensorList, UnsupportedDType, UpdateRow, UpdateRule, backends::has_kernels, run::run_list,
-    step::ROW, words::upload,
-};
+use crate::backends::has_kernels;
+use crate::{Job, TensorList, UnsupportedDType, UpdateRow, UpdateRule};
+use crate::{run::run_list, step::ROW, words::upload};
 
 impl UpdateRow {
     /// Rows as a tensor of shape `[parameters, 12]` in f32, which [`update`] reads on the device.

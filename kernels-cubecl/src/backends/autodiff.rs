@@ -75,9 +75,9 @@ impl<B: Backend + AmpOps> State<B> {
         let (dtype, factor) = (self.from, self.factor);
         match self.watch.map(|watch| watch.0) {
             Some(Callback::Measured(callback, _)) => {
-                let tensors = [grad.clone()].into_iter().chain(self.input);
-                let count = |tensor: FloatTensor<B>| tensor.shape().num_elements() as u64;
-                let (elements, edge) = (tensors.clone().map(count).collect(), f32::INFINITY);
+                let tensors: Vec<_> = [grad.clone()].into_iter().chain(self.input).collect();
+                let count = |tensor: &FloatTensor<B>| tensor.shape().num_elements() as u64;
+                let (elements, edge) = (tensors.iter().map(count).collect(), f32::INFINITY);
                 let rows = dispatched::<B>(first::<B>(tensors, Job::Inspect { edge }));
                 // Elsewhere it cannot be read.
                 if rows.is_some() {

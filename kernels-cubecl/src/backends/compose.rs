@@ -2,9 +2,9 @@
 
 use burn::backend::{
     Backend, Dispatch, DispatchTensor, TensorMetadata, get_or_init_device_settings,
+    ops::FloatTensorOps, tensor::FloatTensor,
 };
 use burn::tensor::{Bool, DType, FloatDType, Int, IntDType, Shape, Tensor};
-use burn::{backend::ops::FloatTensorOps, backend::tensor::FloatTensor};
 
 use crate::ops::{Kernels, Scale, Scaling, Weights, product_dtype};
 use crate::status::{COUNT_BASE, FIELDS};

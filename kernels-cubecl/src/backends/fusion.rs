@@ -1,6 +1,6 @@
 //! Fusion: the pass as one lazy custom operation with any number of tensors. Nothing waits.
 
-use burn::{backend::ir::CustomOpIr, backend::tensor::FloatTensor};
+use burn::backend::{ir::CustomOpIr, tensor::FloatTensor};
 use burn_fusion::custom::{HandleContainer, Operation, OperationIr, StreamId};
 use burn_fusion::{ExecutionError, Fusion, FusionBackend, FusionRuntime};
 use std::marker::PhantomData;

@@ -141,7 +141,7 @@ impl Ema {
     /// [`MasterWeights`](crate::MasterWeights), the average is that of its f32 master.
     pub fn update<M: Module>(&mut self, module: M) -> M {
         let resolution = Resolution::applied();
-        hook::applied(module, ParamTensors::default, None, &resolution, |step| {
+        hook::applied(module, &ParamTensors::default, None, &resolution, |step| {
             self.applied(step);
         })
     }

@@ -29,6 +29,7 @@ use crate::{
     step::options::StepOptions,
     update::Update,
     update::module_optim::ModuleOptim,
+    values::parameters,
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -391,7 +392,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Ok(Some((grads, factors))) => {
                 let module = update(&mut self.optim, Update::of(lr, factors), module, grads);
                 let (masters, known) = (|| self.optim.masters(), Resolution::applied());
-                Ok((self.options.hooks).applied(module, masters, None, &known))
+                Ok((self.options.hooks).applied(module, &masters, None, &known))
             }
             Ok(None) => Ok(module),
             Err(error) => Err(StepError::new(module, error)),
@@ -404,7 +405,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Compares a state that was loaded with the first module it meets.
     fn check_loaded<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
         if let Some(loaded) = &self.loaded {
-            loaded.check(module)?;
+            loaded.check(parameters(module))?;
             self.loaded = None;
         }
         Ok(())

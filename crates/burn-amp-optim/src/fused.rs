@@ -104,7 +104,7 @@ impl<C: FusedConfig> Fused<C> {
     pub fn with_group(mut self, group: ParamGroup, config: C) -> Self {
         match config.settings() {
             Ok((rule, clipping)) => {
-                let single = Single::new(config, rule);
+                let single = Single::<C>::new(&config, rule);
                 self.optim = self.optim.with_group(group, single, clipping);
             }
             Err(error) => {

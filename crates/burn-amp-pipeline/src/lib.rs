@@ -42,7 +42,10 @@ use std::{collections::VecDeque, path::Path};
 
 use burn_amp_core::{
     AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledGradients, ScaledOptimizer, StepError,
-    internal::{Entries, ParamTensors, Parameter, Statistics, StepGradients, StepOptions, is_half},
+    internal::{
+        Entries, ParamTensors, Parameter, Statistics, StepGradients, StepOptions, is_half,
+        parameters,
+    },
 };
 use masters::Trained;
 use update::{Update, Updated};
@@ -237,7 +240,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ) -> Result<M, StepError<M>> {
         let (lr, grads) = (lr.into(), grads.into());
         self.scaler.take_tested(&grads);
-        let entries = Entries::find(&module, Some(grads.params()), None, Some(&lr));
+        let entries = Entries::find(parameters(&module), Some(grads.params()), None, Some(&lr));
         let checked = entries.and_then(|entries| self.check_module(&module, entries.buffers));
         if let Err(error) = checked {
             return Err(self.refused(module, error));

@@ -20,7 +20,7 @@ use crate::{
     lock::locked,
     scale::live_scale::LiveScale,
     scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome},
-    values::{SCOPED, is_half},
+    values::{AnyTensor, SCOPED, is_half},
 };
 
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
@@ -366,6 +366,7 @@ impl Reparameterization for ScopedParameter {
     const NAME: &'static str = SCOPED;
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        self.amp.read(&self.path, base)
+        let base = AnyTensor::with_graph(base);
+        self.amp.read(&self.path, base).into_handle()
     }
 }

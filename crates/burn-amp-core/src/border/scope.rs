@@ -17,7 +17,7 @@
 //! assert_eq!(output.dtype(), DType::F32);
 //! ```
 
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType};
 use burn_amp_kernels::{Watch, panic_message};
 use std::{
     any::Any,
@@ -342,7 +342,7 @@ impl MixedPrecision {
     }
 
     /// The value of a parameter where it is read.
-    pub(crate) fn read<const D: usize>(&self, path: &Arc<str>, base: Tensor<D>) -> Tensor<D> {
+    pub(crate) fn read(&self, path: &Arc<str>, base: AnyTensor) -> AnyTensor {
         let Some(open) = innermost().filter(|open| open.amp.is(self)) else {
             return base;
         };
@@ -362,8 +362,7 @@ impl MixedPrecision {
             }
             Some(dry) => dry.reads(path),
         }
-        open.take_parameter(path, AnyTensor::with_graph(base))
-            .into_tensor()
+        open.take_parameter(path, base)
     }
 }
 

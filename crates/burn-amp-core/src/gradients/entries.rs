@@ -86,23 +86,22 @@ pub struct Entries {
 impl Entries {
     /// Those of gradients alone; see [`find`](Self::find).
     pub fn of<M: Module>(grads: &GradientsParams, module: &M) -> Result<Self, AmpError> {
-        Self::find(module, Some(grads), None, None)
+        Self::find(parameters(module), Some(grads), None, None)
     }
 
-    /// Visits the parameters of `module`: those that have gradients, or `sums` of an accumulation window. It does not wait for the device.
+    /// Of the parameters of a module those that have gradients, or `sums` of an accumulation window. It does not wait for the device.
     ///
     /// # Errors
     ///
     /// [`AmpError::InvalidValue`] if a parameter's learning rate is infinite or NaN: all parameters would be lost at once.
     /// [`AmpError::GradientShape`] if a gradient has not its parameter's shape. [`AmpError::ForeignRecord`] if a sum is of no
     /// parameter here, or has another shape or dtype than the sum of its gradients would have.
-    pub fn find<M: Module>(
-        module: &M,
+    pub fn find(
+        parameters: Vec<Parameter>,
         grads: Option<&GradientsParams>,
         sums: Option<&ParamTensors>,
         lr: Option<&ModuleLearningRate>,
     ) -> Result<Self, AmpError> {
-        let parameters = parameters(module);
         if let Some(lr) = lr {
             (parameters.iter()).try_for_each(|one| check_rate(lr, one.id, &one.path))?;
         }

@@ -7,7 +7,7 @@ use burn_amp_kernels::{
 };
 use std::mem::take;
 
-use crate::values::{AnyTensor, with_rank};
+use crate::values::AnyTensor;
 
 #[cfg(any(test, feature = "counts"))]
 thread_local! {
@@ -76,7 +76,7 @@ impl Pass {
             });
             self.groups.len() - 1
         });
-        self.groups[group].list.push(grad.into_handle());
+        self.groups[group].list.push::<1>(grad.into_handle());
         self.groups[group].positions.push(position);
     }
 
@@ -135,7 +135,7 @@ impl Pass {
         let is_last = |group: &&mut Group| group.positions.last() == Some(&position);
         let group = self.groups.iter_mut().find(is_last)?;
         group.positions.pop();
-        with_rank!(rank, D => group.list.pop::<D>().map(AnyTensor::new), _rank => None)
+        AnyTensor::pop(&mut group.list, rank)
     }
 
     /// The list, if all are on one device.

@@ -21,6 +21,7 @@ use crate::{
     step::pending::PendingStep,
     update::Update,
     update::module_optim::ModuleOptim,
+    values::{distinct_parameters, parameters},
 };
 
 /// Gradients of a step: as many as the device can clip.
@@ -215,7 +216,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let how = Update::decided_by(&next, lr);
         let module = update(&mut self.optim, how, module, grads);
         let (masters, resolution) = (|| self.optim.masters(), Resolution::default());
-        let module = (self.options.hooks).applied(module, masters, Some(&*next), &resolution);
+        let module = (self.options.hooks).applied(module, &masters, Some(&*next), &resolution);
         self.push(inspected, resolution);
         module
     }
@@ -276,7 +277,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let (entries, event, pass) = self.find_gradients(lr, module, grads, events).ok()?;
         // None where a hook has to see the gradients. Those that were asked before are asked again then, as if for the first time.
         let mut hooks = self.options.hooks.clone();
-        hooks.judge(None, None, module).ok()??;
+        hooks
+            .judge(None, None, &|| distinct_parameters(module))
+            .ok()??;
         let device_step = self.device_step(&entries)?;
         let inspected = Inspected {
             entries,
@@ -296,7 +299,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         events: &VecDeque<BorderEvent>,
     ) -> Result<(Vec<Entry>, Option<BorderEvent>, TensorList), AmpError> {
         // What is refused is refused by the step that waits.
-        let entries = Entries::find(module, Some(grads), None, Some(lr))?;
+        let entries = Entries::find(parameters(module), Some(grads), None, Some(lr))?;
         if !entries.buffers.is_empty() {
             let what = "the model has buffers that a forward pass changes, as BatchNorm's, which a step that is skipped looks at";
             return Err(refused(what));

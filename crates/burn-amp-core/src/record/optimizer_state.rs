@@ -1,16 +1,10 @@
 //! An optimizer's state in a container: what can be known of it before a module says whose it is.
 
-use burn::{
-    module::Module,
-    tensor::{DType, Shape},
-};
+use burn::tensor::{DType, Shape};
 use std::collections::BTreeMap;
 
 use super::Container;
-use crate::{
-    error::AmpError,
-    values::{Parameter, parameters},
-};
+use crate::{error::AmpError, values::Parameter};
 
 /// The tensors of a stored state: field and shape, by parameter.
 #[derive(Clone, Debug)]
@@ -78,9 +72,9 @@ impl OptimizerState {
     }
 
     /// Refuses a module whose parameters have other shapes, before Burn broadcasts them; warns of state that would be lost.
-    pub(crate) fn check<M: Module>(&self, module: &M) -> Result<(), AmpError> {
+    pub(crate) fn check(&self, parameters: Vec<Parameter>) -> Result<(), AmpError> {
         let mut unknown = self.tensors.clone();
-        for parameter in parameters(module) {
+        for parameter in parameters {
             let fields = unknown.remove(&parameter.id.val()).unwrap_or_default();
             if let Some(reason) = self.misfit(&parameter, &fields) {
                 return Err(AmpError::foreign(&self.origin, reason));

@@ -12,7 +12,7 @@ use crate::{
     scale::loss_scale::StepOutcome,
     scaler::accumulation::AccumulationWindow,
     update::module_optim::ModuleOptim,
-    values::dtype::optimizer_dtype,
+    values::{optimizer_dtype, parameters},
 };
 
 impl GradScaler {
@@ -57,7 +57,7 @@ impl GradScaler {
     ) -> Result<Option<UnscaledGradients>, AmpError> {
         self.account().begin_call();
         let params = grads.as_ref().map(StepGradients::params);
-        let entries = Entries::find(module, params, Some(&window.state.sums), None)?;
+        let entries = Entries::find(parameters(module), params, Some(&window.state.sums), None)?;
         if let Some(grads) = &grads {
             self.take_tested(grads);
         }

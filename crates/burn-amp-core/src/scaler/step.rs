@@ -15,6 +15,7 @@ use crate::{
     scale::loss_scale::{Evidence, StepOutcome},
     scaler::iteration::{Iteration, OBSERVED},
     update::module_optim::ModuleOptim,
+    values::parameters,
 };
 
 impl GradScaler {
@@ -68,8 +69,9 @@ impl GradScaler {
         self.unsettled.take(&grads.verdicts);
         // Gradients may have been changed since they were tested.
         let checked = optim.check_settings();
-        let entries =
-            checked.and_then(|()| Entries::find(&module, Some(grads.params()), None, Some(&lr)));
+        let entries = checked.and_then(|()| {
+            Entries::find(parameters(&module), Some(grads.params()), None, Some(&lr))
+        });
         let decided = entries.and_then(|entries| {
             self.begin_step(entries.buffers);
             let decided = self.count_step(optim, grads, None);

@@ -15,6 +15,7 @@ use crate::{
     scaler::accumulation::AccumulationWindow,
     step::hook::Hooks,
     update::module_optim::ModuleOptim,
+    values::{distinct_parameters, parameters},
 };
 
 /// What a [`ScaledOptimizer`](crate::ScaledOptimizer) adds to a step.
@@ -93,7 +94,7 @@ impl StepOptions {
         let params = grads.as_ref().map(StepGradients::params);
         let window = self.window.as_ref();
         let sums = window.map(|window| &window.state.sums);
-        let mut entries = Entries::find(module, params, sums, Some(lr))?;
+        let mut entries = Entries::find(parameters(module), params, sums, Some(lr))?;
         if grads.is_none() && window.is_none_or(AccumulationWindow::is_empty) {
             scaler.account().outcome = Some(StepOutcome::NoGradients);
             return Ok(None);
@@ -156,7 +157,8 @@ impl StepOptions {
     ) -> Result<Option<Decided>, AmpError> {
         let mut judged = None;
         if !grads.has_overflow() && !grads.entries().is_empty() {
-            judged = self.hooks.judge(Some(&mut grads), loss, module)?;
+            let of_module = || distinct_parameters(module);
+            judged = self.hooks.judge(Some(&mut grads), loss, &of_module)?;
         }
         // A hook may have found an overflow.
         let judged = judged.filter(|_| !grads.has_overflow());

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 
 use crate::{
     beside_burn::{Beside, during},
-    values::{ParamTensor, ParamTensors, is_half},
+    values::{AnyTensor, ParamTensor, ParamTensors, is_half},
 };
 
 /// What masters, and states beside them, are called in a record.
@@ -28,12 +28,12 @@ pub fn masters_of(optim: &ModuleOptimizer) -> ParamTensors {
     masters
 }
 
-/// What an optimizer keeps of a parameter of rank `D`: a state, and the master if the parameter is in half precision.
+/// What an optimizer keeps of a parameter: a state, and the master if the parameter is in half precision.
 ///
 /// In a record the master is called `master`, and the state stands in `inner`: if it is `wrapped`. Otherwise it stands where Burn's optimizers
 /// have it.
 #[derive(Clone, Default)]
-pub struct WithMaster<S, const D: usize> {
+pub struct WithMaster<S> {
     /// The f32 copy of a half-precision parameter.
     pub master: Option<ParamTensor>,
     /// The state of the optimizer.
@@ -42,7 +42,7 @@ pub struct WithMaster<S, const D: usize> {
     pub wrapped: bool,
 }
 
-impl<S, const D: usize> WithMaster<S, D> {
+impl<S> WithMaster<S> {
     /// Leaves the master with [`masters_of`], if that asks: whether it does.
     pub fn shows_master(&self, prefix: &str) -> bool {
         MASTERS.with_borrow_mut(|masters| {
@@ -86,7 +86,7 @@ impl<S, const D: usize> WithMaster<S, D> {
     ) -> Option<Self> {
         let master = src.take_tensor(prefix, MASTER);
         // No release has saved another one: the next step would panic.
-        if (master.as_ref()).is_some_and(|data| data.dtype() != DType::F32 || data.rank() != D) {
+        if (master.as_ref()).is_some_and(|data| data.dtype() != DType::F32) {
             return None;
         }
         let inner = join_path(prefix, INNER);
@@ -116,9 +116,9 @@ impl<O> Masters<O> {
 }
 
 /// There may be a master without a state.
-pub type BurnsState<O, const D: usize> = WithMaster<Option<<O as Optimizer>::State<D>>, D>;
+pub type BurnsState<O, const D: usize> = WithMaster<Option<<O as Optimizer>::State<D>>>;
 
-impl<S: RecordState, const D: usize> RecordState for WithMaster<Option<S>, D> {
+impl<S: RecordState> RecordState for WithMaster<Option<S>> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
         self.flatten(prefix, out, |state, prefix, out| {
             if let Some(state) = state {
@@ -144,33 +144,20 @@ impl<O: Optimizer> Optimizer for Masters<O> {
         grad: Tensor<D>,
         kept: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
-        let dtype = tensor.dtype();
-        let is_half = is_half(dtype);
-        let kept = kept.unwrap_or_default();
-        let (tensor, wide) = match is_half {
-            true => {
-                let wide = tensor.clone().cast(FloatDType::F32);
-                let master = kept.master.and_then(|master| master.on(&grad.device()));
-                let master = match master {
-                    None => wide,
-                    // As it is where the parameter is its rounded image, and the parameter where that was changed elsewhere.
-                    Some(master) => {
-                        let changed = master.clone().cast(dtype).not_equal(tensor);
-                        master.mask_where(changed, wide)
-                    }
-                };
-                (master, FloatDType::F32)
-            }
-            false => (tensor, dtype.into()),
-        };
-        let (tensor, state) = (self.optim).step(lr, tensor, grad.cast(wide), kept.state);
+        let (dtype, kept) = (tensor.dtype(), kept.unwrap_or_default());
+        let tensor = wide(AnyTensor::with_graph(tensor), kept.master, &grad.device());
+        let grad = AnyTensor::with_graph(grad).cast(tensor.dtype());
+        let (tensor, grad) = (tensor.into_handle(), grad.into_handle());
+        let (tensor, state) = self.optim.step(lr, tensor, grad, kept.state);
+        let tensor = AnyTensor::with_graph(tensor);
+        let master = is_half(dtype).then(|| tensor.clone().into());
+        let is_kept = master.is_some() || state.is_some();
         let kept = WithMaster {
-            master: is_half.then(|| tensor.clone().into()),
+            wrapped: master.is_some() || self.wraps_all,
+            master,
             state,
-            wrapped: is_half || self.wraps_all,
         };
-        let is_kept = kept.master.is_some() || kept.state.is_some();
-        (tensor.cast(dtype), is_kept.then_some(kept))
+        (tensor.cast(dtype).into_handle(), is_kept.then_some(kept))
     }
 
     /// The next step moves the master.
@@ -179,5 +166,24 @@ impl<O: Optimizer> Optimizer for Masters<O> {
             state: kept.state.map(|state| O::to_device(state, device)),
             ..kept
         }
+    }
+}
+
+/// What is stepped in the place of a parameter: its master, if it is in half precision.
+fn wide(tensor: AnyTensor, master: Option<ParamTensor>, device: &Device) -> AnyTensor {
+    let dtype = tensor.dtype();
+    if !is_half(dtype) {
+        return tensor;
+    }
+    let wide = tensor.clone().cast(FloatDType::F32);
+    let master = master.filter(|master| master.rank() == tensor.rank());
+    match master.and_then(|master| master.live(device)) {
+        // As it is where the parameter is its rounded image, and the parameter where that was changed elsewhere.
+        Some(master) => {
+            let changed =
+                (master.clone().cast(dtype).into_handle()).not_equal(tensor.into_handle());
+            master.map(|master| master.mask_where(changed, wide.into_handle()))
+        }
+        None => wide,
     }
 }

@@ -5,18 +5,15 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData},
 };
-use burn_amp_kernels::{Factor, Watch, scaled_cast, watched_cast};
+use burn_amp_kernels::{Factor, TensorList, Watch, scaled_cast, watched_cast};
 
 use crate::{values::dtype::is_half, values::rank::with_rank};
 
 /// A handle on a float tensor of any rank.
 ///
-/// Burn keeps a rank in the type alone. So what is done to each value by itself is done to a handle of rank 1, whatever the shape.
+/// Burn's types have a rank, its operations on each value by itself do not look at it: they are done to a handle of rank 1, whatever the shape.
 #[derive(Clone, Debug)]
-pub struct AnyTensor {
-    handle: Tensor<1>,
-    rank: usize,
-}
+pub struct AnyTensor(Tensor<1>);
 
 impl AnyTensor {
     /// Of a tensor without its autodiff.
@@ -32,10 +29,12 @@ impl AnyTensor {
 
     /// Of a tensor as it is.
     pub fn with_graph<const D: usize>(tensor: Tensor<D>) -> Self {
-        Self {
-            handle: Tensor::from_bridge(tensor.into_bridge()),
-            rank: D,
-        }
+        Self(Tensor::from_bridge(tensor.into_bridge()))
+    }
+
+    /// Takes the last tensor out of a list, of this rank.
+    pub fn pop(list: &mut TensorList, rank: usize) -> Option<Self> {
+        with_rank!(rank, D => list.pop::<D>().map(Self::new), _rank => None)
     }
 
     /// The tensor itself, with its rank.
@@ -44,44 +43,41 @@ impl AnyTensor {
     ///
     /// If the rank is not `D`.
     pub fn into_tensor<const D: usize>(self) -> Tensor<D> {
-        assert_eq!(self.rank, D, "a tensor of another rank is asked for");
-        Tensor::from_bridge(self.handle.into_bridge())
+        assert_eq!(self.rank(), D, "a tensor of another rank is asked for");
+        self.into_handle()
     }
 
-    /// The handle, for lists of tensors and for what is done to each value by itself.
-    pub(crate) fn into_handle(self) -> Tensor<1> {
-        self.handle
+    /// A handle of whatever rank, for lists of tensors and for what is done to each value by itself.
+    pub fn into_handle<const D: usize>(self) -> Tensor<D> {
+        Tensor::from_bridge(self.0.into_bridge())
     }
 
     pub(crate) fn rank(&self) -> usize {
-        self.rank
+        self.0.rank()
     }
 
     /// Its shape.
     pub fn shape(&self) -> Shape {
-        self.handle.shape()
+        self.0.shape()
     }
 
     /// Its dtype.
     pub fn dtype(&self) -> DType {
-        self.handle.dtype()
+        self.0.dtype()
     }
 
     /// Its device.
     pub fn device(&self) -> Device {
-        self.handle.device()
+        self.0.device()
     }
 
     pub(crate) fn is_tracked(&self) -> bool {
-        self.handle.is_tracked()
+        self.0.is_tracked()
     }
 
     /// Changes each value by itself; the shape stays.
     pub(crate) fn map(self, change: impl FnOnce(Tensor<1>) -> Tensor<1>) -> Self {
-        Self {
-            handle: change(self.handle),
-            rank: self.rank,
-        }
+        Self(change(self.0))
     }
 
     pub(crate) fn cast(self, dtype: impl Into<FloatDType>) -> Self {
@@ -93,7 +89,7 @@ impl AnyTensor {
     #[inline]
     pub fn moved_to(mut self, device: &Device) -> Self {
         if self.device() != *device {
-            self.handle = self.handle.to_device(device);
+            self.0 = self.0.to_device(device);
         }
         self
     }
@@ -132,7 +128,7 @@ impl AnyTensor {
 
     /// `keep * self + add * other`, in one pass; in place, if nothing else holds the tensor.
     pub(crate) fn blend(self, other: Self, keep: f64, add: f64) -> Self {
-        self.map_wide(|tensor| burn_amp_kernels::blend(tensor, other.handle, keep, add))
+        self.map_wide(|tensor| burn_amp_kernels::blend(tensor, other.0, keep, add))
     }
 
     /// Casts with a factor for the gradient, which the watch looks at.
@@ -152,12 +148,12 @@ impl AnyTensor {
     pub(crate) fn flat(self) -> Option<Tensor<1>> {
         let elements = self.shape().num_elements();
         // `reshape` reads a 0 as "keep this dimension".
-        (elements > 0).then(|| self.handle.reshape([elements]))
+        (elements > 0).then(|| self.0.reshape([elements]))
     }
 
     /// Waits for the device, or will where the values are looked at: CubeCL reads then.
     pub fn into_data(self) -> TensorData {
-        self.handle.into_data()
+        self.0.into_data()
     }
 }
 
@@ -177,7 +173,7 @@ pub(crate) fn take_gradient(
 
 /// Puts a gradient in, in the place of another one.
 pub fn put_gradient(grads: &mut GradientsParams, id: ParamId, gradient: AnyTensor) {
-    with_rank!(gradient.rank, D => grads.register(id, gradient.into_tensor::<D>()), rank => no_such(rank));
+    with_rank!(gradient.rank(), D => grads.register(id, gradient.into_tensor::<D>()), rank => no_such(rank));
 }
 
 /// A copy that shares no memory with the tensor.

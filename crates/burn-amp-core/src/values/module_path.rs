@@ -60,10 +60,10 @@ impl Parameter {
         self.value.shape()
     }
 
-    fn of<const D: usize>(path: &ModulePath, param: &Param<Tensor<D>>) -> Self {
-        let value = param.base();
+    fn of(path: &ModulePath, id: ParamId, value: AnyTensor) -> Self {
+        let value: Tensor<1> = value.into_handle();
         Self {
-            id: param.id,
+            id,
             path: path.as_str().to_string(),
             is_trained: value.is_require_grad(),
             value: AnyTensor::new(value),
@@ -100,9 +100,10 @@ pub fn ids_with_gradient<M: Module>(module: &M, grads: &GradientsParams) -> Vec<
 /// attached stay. Clones share running statistics: theirs are replaced too.
 pub fn replaced<M: Module>(
     module: M,
-    value: impl FnMut(ParamId, &dyn Fn() -> Parameter) -> Option<AnyTensor>,
+    mut value: impl FnMut(ParamId, &dyn Fn() -> Parameter) -> Option<AnyTensor>,
 ) -> M {
     let path = ModulePath::default();
+    let value = &mut value;
     module.map(&mut Replace { path, value })
 }
 
@@ -160,7 +161,8 @@ impl ModuleVisitor for List {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.parameters.push(Parameter::of(&self.path, param));
+        let value = AnyTensor::with_graph(param.base());
+        (self.parameters).push(Parameter::of(&self.path, param.id, value));
     }
 }
 
@@ -178,12 +180,13 @@ impl ModuleVisitor for WithGradient<'_> {
     }
 }
 
-struct Replace<F> {
+struct Replace<'a> {
     path: ModulePath,
-    value: F,
+    /// Its type is forgotten: programs have the walk once.
+    value: &'a mut dyn FnMut(ParamId, &dyn Fn() -> Parameter) -> Option<AnyTensor>,
 }
 
-impl<F: FnMut(ParamId, &dyn Fn() -> Parameter) -> Option<AnyTensor>> ModuleMapper for Replace<F> {
+impl ModuleMapper for Replace<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.enter(name);
     }
@@ -194,20 +197,24 @@ impl<F: FnMut(ParamId, &dyn Fn() -> Parameter) -> Option<AnyTensor>> ModuleMappe
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let id = param.id;
-        let value = (self.value)(id, &|| Parameter::of(&self.path, &param));
+        let old = || AnyTensor::with_graph(param.base());
+        let value = (self.value)(id, &|| Parameter::of(&self.path, id, old()));
         match value.filter(|value| value.rank() == D) {
-            Some(value) => param.map(|old| replace_value(old, value.into_tensor(), id)),
+            Some(value) => {
+                param.map(|old| replace_value(AnyTensor::with_graph(old), value, id).into_handle())
+            }
             None => param,
         }
     }
 }
 
 /// Puts a new value in the place of a parameter's: a leaf with all that the old one carried for autodiff.
-fn replace_value<const D: usize>(old: Tensor<D>, new: Tensor<D>, id: ParamId) -> Tensor<D> {
+fn replace_value(old: AnyTensor, new: AnyTensor, id: ParamId) -> AnyTensor {
+    let old: Tensor<1> = old.into_handle();
     let require_grad = old.is_require_grad();
     let checkpointing = old.gradient_checkpointing_strategy();
     let distributed = old.is_autodiff() && old.is_distributed();
-    let mut leaf = new;
+    let mut leaf: Tensor<1> = new.into_handle();
     if let Some(strategy) = checkpointing {
         leaf = Tensor::from_inner(leaf).with_gradient_checkpointing_strategy(strategy);
     }
@@ -217,5 +224,5 @@ fn replace_value<const D: usize>(old: Tensor<D>, new: Tensor<D>, id: ParamId) ->
     if distributed {
         leaf = leaf.set_distributed(id);
     }
-    leaf
+    AnyTensor::with_graph(leaf)
 }

@@ -6,12 +6,13 @@ use burn_amp_kernels::{
 };
 use std::{
     cell::RefCell,
+    mem::take,
     sync::{Arc, Mutex},
 };
 
 use super::state::{Slot, Tensors, Time};
 use burn_amp_core::internal::{
-    AnyTensor, Beside, DeviceStep, ParamTensor, Rehearsal, Rehearses, WithMaster, during, locked,
+    AnyTensor, Beside, DeviceStep, Rehearsal, Rehearses, WithMaster, during, locked,
 };
 
 thread_local! {
@@ -26,7 +27,7 @@ thread_local! {
 }
 
 /// One parameter's step: what the kernel reads, and where its results go.
-pub(super) struct Job<const D: usize> {
+pub(super) struct Job {
     pub(super) rule: UpdateRule,
     pub(super) row: UpdateRow,
     /// Steps up to this one, as far as the host knows.
@@ -34,8 +35,29 @@ pub(super) struct Job<const D: usize> {
     pub(super) device: Device,
     pub(super) idle: Arc<Idle>,
     pub(super) has_master: bool,
-    /// Gradient, parameter, its master if it has one, states.
-    pub(super) tensors: Vec<Tensor<D>>,
+    /// Gradient, parameter, its master if it has one, states: handles, until they are in the list of a pass.
+    pub(super) tensors: Vec<Tensor<1>>,
+    pub(super) rank: usize,
+    pub(super) slot: Slot,
+}
+
+impl Job {
+    /// Takes the results, which are the last of a list, and gives the parameter.
+    fn take_from(self, list: &mut TensorList) -> AnyTensor {
+        let states = self.rule.states();
+        let mut pop = || AnyTensor::pop(list, self.rank);
+        let mut tensors: Vec<_> = (0..states).map_while(|_| pop()).map(Into::into).collect();
+        tensors.reverse();
+        self.slot.fill(WithMaster {
+            master: self.has_master.then(&mut pop).flatten().map(Into::into),
+            state: Tensors {
+                time: self.time,
+                tensors,
+            },
+            wrapped: self.has_master,
+        });
+        pop().expect("the kernel gives back what it was given")
+    }
 }
 
 /// What decides the steps that the host has decided, one for each device: sent once.
@@ -57,8 +79,6 @@ impl Idle {
 /// A parameter after its step; none if it was stepped by itself.
 pub(super) type Stepped = Option<AnyTensor>;
 
-type End = Box<dyn FnOnce(&mut TensorList) -> AnyTensor>;
-
 /// The steps of many parameters.
 #[derive(Default)]
 pub(super) struct Pass {
@@ -70,17 +90,13 @@ pub(super) struct Pass {
     factors: Vec<f32>,
 }
 
+/// Those of one rule and device; there is at least one.
+#[derive(Default)]
 struct Group {
-    rule: UpdateRule,
-    device: Device,
-    idle: Arc<Idle>,
     list: TensorList,
-    rows: Vec<UpdateRow>,
-    times: Vec<u32>,
+    jobs: Vec<Job>,
     /// Where each one's gradient stands among all.
     gradients: Vec<u32>,
-    /// Where each stands among all parameters, and how its results leave the list.
-    ends: Vec<(usize, End)>,
 }
 
 impl Pass {
@@ -104,57 +120,24 @@ impl Pass {
         }
     }
 
-    fn push<const D: usize>(&mut self, job: Job<D>, slot: Slot<D>) {
-        let (factor, results) = (self.factor(), job.tensors.len() - 1);
+    fn push(&mut self, mut job: Job) {
+        job.row.scale = self.factor();
         // A replay has gradients of its own.
         let skipped = usize::from(self.rehearses() == Some(Rehearses::Replay));
         let position = self.len;
         self.len += 1;
-        let group = self.group(&job);
-        for tensor in job.tensors.into_iter().skip(skipped) {
-            group.list.push(tensor);
-        }
-        group.rows.push(UpdateRow {
-            scale: factor,
-            ..job.row
-        });
-        group.gradients.push(position as u32);
-        let time = u32::try_from(job.time.given).unwrap_or(u32::MAX);
-        group.times.push(time);
-        let end = move |list: &mut TensorList| {
-            let mut taken: Vec<_> = (0..results).map_while(|_| list.pop::<D>()).collect();
-            let parameter = taken.pop();
-            let mut kept = taken.into_iter().rev().map(ParamTensor::from);
-            slot.fill(WithMaster {
-                master: job.has_master.then(|| kept.next()).flatten(),
-                state: Tensors {
-                    time: job.time,
-                    tensors: kept.collect(),
-                },
-                wrapped: job.has_master,
-            });
-            AnyTensor::with_graph(parameter.expect("the kernel gives back what it was given"))
-        };
-        group.ends.push((position, Box::new(end)));
-    }
-
-    fn group<const D: usize>(&mut self, job: &Job<D>) -> &mut Group {
-        let known = (self.groups.iter())
-            .position(|group| group.rule == job.rule && group.device == job.device);
+        let is_its = |of: &Job| of.rule == job.rule && of.device == job.device;
+        let known = (self.groups.iter()).position(|group| is_its(&group.jobs[0]));
         let place = known.unwrap_or_else(|| {
-            self.groups.push(Group {
-                rule: job.rule,
-                device: job.device.clone(),
-                idle: job.idle.clone(),
-                list: TensorList::new(),
-                rows: Vec::new(),
-                times: Vec::new(),
-                gradients: Vec::new(),
-                ends: Vec::new(),
-            });
+            self.groups.push(Group::default());
             self.groups.len() - 1
         });
-        &mut self.groups[place]
+        let group = &mut self.groups[place];
+        for tensor in take(&mut job.tensors).into_iter().skip(skipped) {
+            group.list.push(tensor);
+        }
+        group.jobs.push(job);
+        group.gradients.push(position as u32);
     }
 
     /// Steps all of them, in one call a rule and device. They come back in the order in which they came. Does not wait.
@@ -167,14 +150,15 @@ impl Pass {
                     group.step(decides.scale(), decides.clip(), call, rehearsal.as_mut())
                 }
                 None => {
-                    let idle = group.idle.on(&group.device);
+                    let Job { idle, device, .. } = &group.jobs[0];
+                    let idle = idle.on(device);
                     group.step(&idle, None, call, None)
                 }
             };
             #[cfg(any(test, feature = "counts"))]
             PASSES.set(PASSES.get() + 1);
-            for (position, end) in group.ends.into_iter().rev() {
-                stepped[position] = Some(end(&mut list));
+            for (job, position) in group.jobs.into_iter().zip(group.gradients).rev() {
+                stepped[position as usize] = Some(job.take_from(&mut list));
             }
         }
         stepped
@@ -190,20 +174,20 @@ impl Group {
         call: usize,
         rehearsal: Option<&mut Rehearsal>,
     ) -> TensorList {
-        let list = std::mem::take(&mut self.list);
-        let (rows, times, gradients) = (&self.rows, &self.times, &self.gradients);
+        let (list, gradients) = (take(&mut self.list), &self.gradients);
+        let rows: Vec<_> = self.jobs.iter().map(|job| job.row).collect();
+        let time = |job: &Job| u32::try_from(job.time.given).unwrap_or(u32::MAX);
+        let times: Vec<_> = self.jobs.iter().map(time).collect();
+        let Job { rule, device, .. } = &self.jobs[0];
         // Asked before: see `can_update`.
         let update = |list, sent| {
-            update(self.rule, list, decides.decide(self.rule, sent, clip))
+            update(*rule, list, decides.decide(*rule, sent, clip))
                 .unwrap_or_else(|error| panic!("the step of the optimizer: {error}"))
         };
         let Some(rehearsal) = rehearsal else {
-            return update(
-                list,
-                DeviceScale::send(rows, times, gradients, &self.device),
-            );
+            return update(list, DeviceScale::send(&rows, &times, gradients, device));
         };
-        let sent = rehearsal.sent(call, rows, times, gradients, &self.device);
+        let sent = rehearsal.sent(call, &rows, &times, gradients, device);
         if rehearsal.what() == Rehearses::Replay {
             return list;
         }
@@ -215,21 +199,20 @@ impl Group {
 }
 
 /// Makes a step with all others of the pass that is open, or at once. Gives the parameter, or what has its shape and takes no memory until the
-/// step is made, and where its state is then.
-pub(super) fn step<const D: usize>(job: Job<D>) -> (Tensor<D>, Slot<D>) {
+/// step is made. Its slot is full then.
+pub(super) fn step(job: Job) -> Tensor<1> {
     if OPEN.with_borrow(Option::is_none) {
-        let ((_, slot), mut stepped) = collected(None, Vec::new(), || step(job));
+        let (_, mut stepped) = collected(None, Vec::new(), || step(job));
         let parameter = stepped.pop().flatten();
-        let parameter = parameter.map(AnyTensor::into_tensor);
-        return (parameter.expect("it was in the pass"), slot);
+        return parameter.expect("it was in the pass").into_handle();
     }
-    let (placeholder, slot) = (job.tensors[0].clone(), Slot::empty());
+    let placeholder = job.tensors[0].clone();
     OPEN.with_borrow_mut(|open| {
         if let Some(pass) = open {
-            pass.push(job, slot.clone());
+            pass.push(job);
         }
     });
-    (placeholder, slot)
+    placeholder
 }
 
 /// Notes that a parameter is stepped by itself. Gives what its gradient is multiplied by first.

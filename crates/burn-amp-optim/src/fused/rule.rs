@@ -24,12 +24,9 @@ pub trait FusedConfig: Config + Clone + Send + Sync + 'static {
     #[doc(hidden)]
     fn optimizer(&self) -> Self::Optim;
 
-    /// That optimizer's state, of the tensors that the rule names.
+    /// That optimizer's state, of handles to the tensors that the rule names.
     #[doc(hidden)]
-    fn state<const D: usize>(
-        time: usize,
-        tensors: Vec<Tensor<D>>,
-    ) -> Option<<Self::Optim as Optimizer>::State<D>>;
+    fn state(time: usize, tensors: Vec<Tensor<1>>) -> Option<<Self::Optim as Optimizer>::State<1>>;
 
     /// Its settings, checked.
     #[doc(hidden)]
@@ -46,7 +43,7 @@ impl FusedConfig for SgdConfig {
         self.build()
     }
 
-    fn state<const D: usize>(_time: usize, tensors: Vec<Tensor<D>>) -> Option<SgdState<D>> {
+    fn state(_time: usize, tensors: Vec<Tensor<1>>) -> Option<SgdState<1>> {
         let velocity = tensors.into_iter().next();
         Some(SgdState::new(velocity.map(MomentumState::new)))
     }
@@ -78,7 +75,7 @@ impl FusedConfig for AdamConfig {
         self.build()
     }
 
-    fn state<const D: usize>(time: usize, tensors: Vec<Tensor<D>>) -> Option<AdamState<D>> {
+    fn state(time: usize, tensors: Vec<Tensor<1>>) -> Option<AdamState<1>> {
         moments(time, tensors).map(AdamState::new)
     }
 
@@ -98,7 +95,7 @@ impl FusedConfig for AdamWConfig {
         self.build()
     }
 
-    fn state<const D: usize>(time: usize, tensors: Vec<Tensor<D>>) -> Option<AdamWState<D>> {
+    fn state(time: usize, tensors: Vec<Tensor<1>>) -> Option<AdamWState<1>> {
         moments(time, tensors).map(AdamWState::new)
     }
 
@@ -112,10 +109,7 @@ impl FusedConfig for AdamWConfig {
     }
 }
 
-fn moments<const D: usize>(
-    time: usize,
-    tensors: Vec<Tensor<D>>,
-) -> Option<AdaptiveMomentumState<D>> {
+fn moments(time: usize, tensors: Vec<Tensor<1>>) -> Option<AdaptiveMomentumState<1>> {
     let mut tensors = tensors.into_iter();
     let mut state = AdaptiveMomentumState::new(time, tensors.next()?, tensors.next()?);
     state.max_moment_2 = tensors.next();

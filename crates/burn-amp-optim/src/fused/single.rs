@@ -11,112 +11,115 @@ use std::sync::Arc;
 use super::{
     pass::{self, Idle, Job},
     rule::{FusedConfig, Rule},
-    state::{Slot, State, unflatten},
+    state::{Slot, State, Tensors, unflatten},
 };
-use burn_amp_core::{
-    internal::{AnyTensor, Masters, WithMaster, is_half, working_dtype},
-    with_rank,
-};
+use burn_amp_core::internal::{AnyTensor, Masters, WithMaster, is_half, working_dtype};
 
 /// Steps one parameter, by the rule of a configuration.
-pub(super) struct Single<C> {
-    config: C,
+///
+/// The rules treat each value by itself, so all tensors are handles of rank 1, whatever the shape: a program has the code for one rank.
+pub(super) struct Single<C: FusedConfig> {
+    burns: Masters<C::Optim>,
     rule: Rule,
     idle: Arc<Idle>,
 }
 
 impl<C: FusedConfig> Single<C> {
-    pub(super) fn new(config: C, rule: Rule) -> Self {
+    pub(super) fn new(config: &C, rule: Rule) -> Self {
         Self {
-            config,
+            burns: Masters::new(config.optimizer(), false),
             rule,
             idle: Arc::default(),
         }
     }
 
-    fn step<const D: usize>(
+    fn step(
         &self,
         lr: LearningRate,
-        tensor: Tensor<D>,
-        grad: Tensor<D>,
-        state: Option<State<C::Optim, D>>,
-    ) -> (Tensor<D>, Option<State<C::Optim, D>>) {
-        match matches!(tensor.dtype(), DType::F16 | DType::BF16 | DType::F32) && can_update(&tensor)
+        tensor: Tensor<1>,
+        grad: Tensor<1>,
+        state: Option<State<C::Optim>>,
+    ) -> (Tensor<1>, Option<State<C::Optim>>) {
+        if !matches!(tensor.dtype(), DType::F16 | DType::BF16 | DType::F32) || !can_update(&tensor)
         {
-            true => self.step_in_pass(lr, tensor, grad, state),
-            false => self.step_by_burn(lr, tensor, grad, state),
+            return self.step_by_burn(lr, tensor, grad, state);
         }
-    }
-
-    /// Hands the step to the kernels. The state is filled in when the pass is made.
-    fn step_in_pass<const D: usize>(
-        &self,
-        lr: LearningRate,
-        tensor: Tensor<D>,
-        grad: Tensor<D>,
-        state: Option<State<C::Optim, D>>,
-    ) -> (Tensor<D>, Option<State<C::Optim, D>>) {
-        let (device, has_master) = (grad.device(), is_half(tensor.dtype()));
-        let kept = state.and_then(|state| state.into_tensors(&self.rule));
-        let WithMaster { master, state, .. } = kept.unwrap_or_default();
-        let fresh = state.tensors.is_empty() || state.time.is_fresh();
-        let time = pass::time(state.time, fresh);
-        // Zeros are what a record has of a state that no step has made. A loaded one may be of a parameter that was wider.
-        let mut known = state.tensors.into_iter();
-        let state = (self.rule.names().iter()).map(|_| {
-            let known = known.next().and_then(|tensor| tensor.on(&device));
-            known.map_or_else(
-                || Tensor::zeros(tensor.shape(), (&device, DType::F32)),
-                |state: Tensor<D>| state.cast(FloatDType::F32),
-            )
-        });
-        let state: Vec<_> = state.collect();
-        // The kernel compares it with the parameter. A parameter that has become wider leaves its master behind.
-        let master = has_master.then(|| {
-            let known = master.and_then(|master| master.on(&device));
-            known.unwrap_or_else(|| tensor.clone().cast(FloatDType::F32))
-        });
-        let row = self.rule.row(lr, time.fresh);
-        let (tensor, slot) = pass::step(Job {
-            rule: self.rule.kernel,
-            row,
-            time,
-            device,
-            idle: self.idle.clone(),
-            has_master,
-            tensors: [grad, tensor]
-                .into_iter()
-                .chain(master)
-                .chain(state)
-                .collect(),
-        });
-        (tensor, Some(State::Tensors(slot)))
+        let kept = state.and_then(|state| state.into_tensors(&self.rule, tensor.rank()));
+        let job = job(&self.rule, &self.idle, lr, tensor, grad, kept);
+        let slot = job.slot.clone();
+        (pass::step(job), Some(State::Tensors(slot)))
     }
 
     /// Has Burn's optimizer step, and keep masters as [`MasterWeights`](burn_amp_core::MasterWeights) does.
-    fn step_by_burn<const D: usize>(
+    fn step_by_burn(
         &self,
         lr: LearningRate,
-        tensor: Tensor<D>,
-        grad: Tensor<D>,
-        state: Option<State<C::Optim, D>>,
-    ) -> (Tensor<D>, Option<State<C::Optim, D>>) {
+        tensor: Tensor<1>,
+        grad: Tensor<1>,
+        state: Option<State<C::Optim>>,
+    ) -> (Tensor<1>, Option<State<C::Optim>>) {
         let grad = match pass::skip() {
             1.0 => grad,
             factor => AnyTensor::with_graph(grad)
                 .mul_scalar(factor.into())
-                .into_tensor(),
+                .into_handle(),
         };
         let (dtype, device) = (working_dtype(tensor.dtype()), grad.device());
+        let (rule, rank) = (&self.rule, tensor.rank());
         let kept = match state {
             Some(State::Burns(known, kept)) if known == dtype => {
-                Some(Masters::<C::Optim>::to_device(*kept, &device))
+                Some(Masters::<C::Optim>::to_device::<1>(*kept, &device))
             }
-            state => state.and_then(|state| state.into_burns::<C>(&self.rule, dtype, &device)),
+            state => state.and_then(|state| state.into_burns::<C>(rule, rank, dtype, &device)),
         };
-        let burns = Masters::new(self.config.optimizer(), false);
-        let (tensor, kept) = burns.step(lr, tensor, grad, kept);
+        let (tensor, kept) = self.burns.step(lr, tensor, grad, kept);
         (tensor, kept.map(|kept| State::Burns(dtype, kept.into())))
+    }
+}
+
+/// A step for the kernels. Its slot is filled in when the pass is made.
+fn job(
+    rule: &Rule,
+    idle: &Arc<Idle>,
+    lr: LearningRate,
+    tensor: Tensor<1>,
+    grad: Tensor<1>,
+    kept: Option<WithMaster<Tensors>>,
+) -> Job {
+    let (device, has_master, rank) = (grad.device(), is_half(tensor.dtype()), tensor.rank());
+    let WithMaster { master, state, .. } = kept.unwrap_or_default();
+    let fresh = state.tensors.is_empty() || state.time.is_fresh();
+    let time = pass::time(state.time, fresh);
+    // The kernel compares it with the parameter. A parameter that has become wider leaves its master behind.
+    let master = has_master.then(|| {
+        let known = master.and_then(|master| master.live(&device));
+        known.map_or_else(
+            || tensor.clone().cast(FloatDType::F32),
+            AnyTensor::into_handle,
+        )
+    });
+    let mut tensors = vec![grad, tensor];
+    tensors.extend(master);
+    let mut known = state.tensors.into_iter();
+    for _ in rule.names() {
+        let known = known.next().and_then(|state| state.live(&device));
+        tensors.push(match known {
+            // A loaded one may be of a parameter that was wider.
+            Some(state) => state.into_handle().cast(FloatDType::F32),
+            // What a record has of a state that no step has made.
+            None => tensors[tensors.len() - 1].zeros_like(),
+        });
+    }
+    Job {
+        rule: rule.kernel,
+        row: rule.row(lr, time.fresh),
+        time,
+        device,
+        idle: idle.clone(),
+        has_master,
+        tensors,
+        rank,
+        slot: Slot::default(),
     }
 }
 
@@ -129,11 +132,10 @@ impl<C: FusedConfig> DynOptimizer for Single<C> {
         grad: BridgeTensor,
         state: Option<DynState>,
     ) -> (BridgeTensor, Option<DynState>) {
-        with_rank!(rank, D => {
-            let (tensor, grad) = (Tensor::<D>::from_bridge(tensor), Tensor::<D>::from_bridge(grad));
-            let (tensor, state) = self.step(lr, tensor, grad, state.map(DynState::downcast));
-            (tensor.into_bridge(), state.map(|state| DynState::create(state, rank)))
-        }, _rank => unreachable!("a parameter of rank {rank}"))
+        let [tensor, grad] = [tensor, grad].map(Tensor::from_bridge);
+        let (tensor, state) = self.step(lr, tensor, grad, state.map(DynState::downcast));
+        let state = state.map(|state| DynState::create(state, rank));
+        (tensor.into_bridge(), state)
     }
 
     /// The next step moves it, to the gradient's device.
@@ -142,10 +144,8 @@ impl<C: FusedConfig> DynOptimizer for Single<C> {
     }
 
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
-        with_rank!(state.rank(), D => {
-            let state = state.downcast_ref::<State<C::Optim, D>>();
-            state.flatten(&self.rule, prefix, out)
-        }, _rank => ())
+        let state = state.downcast_ref::<State<C::Optim>>();
+        state.flatten(&self.rule, prefix, out);
     }
 
     fn state_unflatten(
@@ -155,11 +155,9 @@ impl<C: FusedConfig> DynOptimizer for Single<C> {
         src: &mut StateSource,
         _device: &Device,
     ) -> Option<DynState> {
-        with_rank!(rank, D => {
-            let kept = unflatten::<D>(&self.rule, prefix, src)?;
-            let state = State::<C::Optim, D>::Tensors(Slot::of(kept));
-            Some(DynState::create(state, rank))
-        }, _rank => None)
+        let kept = unflatten(&self.rule, rank, prefix, src)?;
+        let state = State::<C::Optim>::Tensors(Slot::of(kept));
+        Some(DynState::create(state, rank))
     }
 }
 
@@ -173,13 +171,13 @@ mod tests {
     use super::*;
     use burn_amp_core::internal::ParamTensor;
 
-    fn addresses<O: Optimizer>(state: &State<O, 1>) -> Vec<*const u8> {
+    fn addresses<O: Optimizer>(state: &State<O>) -> Vec<*const u8> {
         let State::Tensors(slot) = state else {
             panic!("not that of a kernel");
         };
         let address = |tensor: &ParamTensor| {
-            let tensor: Tensor<1> = tensor.clone().on(&Device::flex()).unwrap();
-            match tensor.into_dispatch().kind {
+            let tensor = tensor.clone().live(&Device::flex()).unwrap();
+            match tensor.into_handle::<1>().into_dispatch().kind {
                 DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor.bytes().as_ptr(),
                 _ => panic!("not a float tensor on Flex"),
             }
@@ -193,7 +191,7 @@ mod tests {
     #[test]
     fn states_are_overwritten_in_place() {
         let config = AdamConfig::new().with_amsgrad(true);
-        let single = Single::new(config.clone(), config.settings().unwrap().0);
+        let single = Single::new(&config, config.settings().unwrap().0);
         let device = Device::flex();
         for (dtype, count) in [(DType::F32, 3), (DType::F16, 4)] {
             let grad = || Tensor::<1>::ones([100], (&device, DType::F32));
@@ -216,7 +214,7 @@ mod tests {
         }
     }
 
-    fn record<C: FusedConfig>(single: &Single<C>, state: &State<C::Optim, 1>) -> String {
+    fn record<C: FusedConfig>(single: &Single<C>, state: &State<C::Optim>) -> String {
         let mut sink = StateSink::default();
         state.flatten(&single.rule, "7", &mut sink);
         format!("{:?}", (sink.tensors, sink.scalars))
@@ -224,7 +222,7 @@ mod tests {
 
     /// Where there is no kernel, Burn's own optimizer steps: on Flex to the same bits, also from the other's state.
     fn same_without_a_kernel<C: FusedConfig>(config: C) {
-        let single = Single::new(config.clone(), config.settings().unwrap().0);
+        let single = Single::new(&config, config.settings().unwrap().0);
         let values = |factor: f32| {
             let values = (0..50).map(|i| (i as f32 * factor).sin());
             Tensor::<1>::from_floats(values.collect::<Vec<f32>>().as_slice(), &Device::flex())
@@ -234,7 +232,7 @@ mod tests {
             let (mut burns, mut state, mut burns_state) = (fused.clone(), None, None);
             for step in 1..7 {
                 let grad = values(step as f32);
-                (fused, state) = single.step_in_pass(0.01, fused, grad.clone(), state);
+                (fused, state) = single.step(0.01, fused, grad.clone(), state);
                 (burns, burns_state) = single.step_by_burn(0.01, burns, grad, burns_state);
                 assert_eq!(fused.to_data(), burns.to_data(), "step {step}");
                 let [one, other] = [&state, &burns_state].map(|state| state.as_ref().unwrap());

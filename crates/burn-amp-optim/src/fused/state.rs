@@ -10,13 +10,13 @@ use std::sync::{Arc, OnceLock};
 use super::rule::{FusedConfig, Rule};
 use burn_amp_core::internal::{BurnsState, FRESH, ParamTensor, Run, WithMaster};
 
-/// The state of a parameter of rank `D`.
+/// The state of a parameter of any rank.
 #[derive(Clone)]
-pub(super) enum State<O: Optimizer, const D: usize> {
+pub(super) enum State<O: Optimizer> {
     /// As kernels take it, or as it was loaded.
-    Tensors(Slot<D>),
-    /// That of Burn's optimizer, which has stepped where there is no kernel, and its dtype.
-    Burns(FloatDType, Box<BurnsState<O, D>>),
+    Tensors(Slot),
+    /// That of Burn's optimizer, which has stepped handles where there is no kernel, and its dtype.
+    Burns(FloatDType, Box<BurnsState<O, 1>>),
 }
 
 /// What kernels keep, beside the master.
@@ -77,84 +77,64 @@ impl Time {
 }
 
 /// A place for a state, which the pass fills. Full from the end of a step to the next; a clone takes handles out of it.
-#[derive(Clone)]
-pub(super) struct Slot<const D: usize>(Arc<OnceLock<WithMaster<Tensors, D>>>);
+#[derive(Clone, Default)]
+pub(super) struct Slot(Arc<OnceLock<WithMaster<Tensors>>>);
 
 const HALFWAY: &str = "an earlier step has panicked: go on from the last record";
 
-impl<const D: usize> Slot<D> {
-    pub(super) fn empty() -> Self {
-        Self(Arc::default())
-    }
-
+impl Slot {
     /// Does nothing where it is full.
-    pub(super) fn fill(&self, kept: WithMaster<Tensors, D>) {
+    pub(super) fn fill(&self, kept: WithMaster<Tensors>) {
         let _ = self.0.set(kept);
     }
 
-    pub(super) fn of(kept: WithMaster<Tensors, D>) -> Self {
+    pub(super) fn of(kept: WithMaster<Tensors>) -> Self {
         Self(Arc::new(kept.into()))
     }
 
-    pub(super) fn get(&self) -> &WithMaster<Tensors, D> {
+    pub(super) fn get(&self) -> &WithMaster<Tensors> {
         self.0.get().expect(HALFWAY)
     }
 
-    pub(super) fn take(self) -> WithMaster<Tensors, D> {
+    pub(super) fn take(self) -> WithMaster<Tensors> {
         let kept = Arc::try_unwrap(self.0).map(OnceLock::into_inner);
         let kept = kept.unwrap_or_else(|shared| shared.get().cloned());
         kept.expect(HALFWAY)
     }
 }
 
-impl<O: Optimizer, const D: usize> State<O, D> {
+impl<O: Optimizer> State<O> {
     pub(super) fn flatten(&self, rule: &Rule, prefix: &str, out: &mut StateSink) {
-        let kept = match self {
-            Self::Burns(_, kept) => return kept.state_flatten(prefix, out),
-            Self::Tensors(slot) => slot.get(),
-        };
-        if kept.state.time.is_fresh() {
-            if !kept.shows_master(prefix) {
-                out.push_scalar(prefix, FRESH, Scalar::from(1u64));
-            }
-            return;
+        match self {
+            Self::Burns(_, kept) => kept.state_flatten(prefix, out),
+            Self::Tensors(slot) => flatten(slot.get(), rule, prefix, out),
         }
-        kept.flatten(prefix, out, |state, prefix, out| {
-            if let Some(counter) = rule.counter() {
-                out.push_scalar(prefix, counter, Scalar::from(state.time.taken()));
-            }
-            for (name, tensor) in rule.names().iter().zip(&state.tensors) {
-                out.push_tensor(prefix, name, tensor.to_data());
-            }
-        });
     }
 
     /// As kernels take it, but as it was loaded if it was Burn's: Burn shows it to records alone. That waits for the device.
-    pub(super) fn into_tensors(self, rule: &Rule) -> Option<WithMaster<Tensors, D>> {
-        let burns = match self {
-            Self::Tensors(slot) => return Some(slot.take()),
-            Self::Burns(..) => self,
-        };
-        let mut sink = StateSink::default();
-        burns.flatten(rule, "", &mut sink);
-        let mut source = StateSource::new(sink.scalars.into_iter().collect());
-        for (name, data) in sink.tensors {
-            source.insert_tensor(name, data);
+    pub(super) fn into_tensors(self, rule: &Rule, rank: usize) -> Option<WithMaster<Tensors>> {
+        match self {
+            Self::Tensors(slot) => Some(slot.take()),
+            Self::Burns(_, kept) => {
+                let mut sink = StateSink::default();
+                kept.state_flatten("", &mut sink);
+                read_back(sink, rule, rank)
+            }
         }
-        unflatten(rule, "", &mut source)
     }
 
     /// As Burn's optimizer takes it, in `dtype` and on `device`; none if there is none yet.
     pub(super) fn into_burns<C: FusedConfig<Optim = O>>(
         self,
         rule: &Rule,
+        rank: usize,
         dtype: FloatDType,
         device: &Device,
-    ) -> Option<BurnsState<O, D>> {
-        let kept = self.into_tensors(rule)?;
+    ) -> Option<BurnsState<O, 1>> {
+        let kept = self.into_tensors(rule, rank)?;
         let on = |tensor: ParamTensor| {
             let tensor = tensor.live(device)?.cast_to(dtype, device);
-            Some(tensor.into_tensor())
+            Some(tensor.into_handle())
         };
         let time = kept.state.time;
         let tensors: Option<_> = kept.state.tensors.into_iter().map(on).collect();
@@ -170,14 +150,40 @@ impl<O: Optimizer, const D: usize> State<O, D> {
     }
 }
 
+fn flatten(kept: &WithMaster<Tensors>, rule: &Rule, prefix: &str, out: &mut StateSink) {
+    if kept.state.time.is_fresh() {
+        if !kept.shows_master(prefix) {
+            out.push_scalar(prefix, FRESH, Scalar::from(1u64));
+        }
+        return;
+    }
+    kept.flatten(prefix, out, |state, prefix, out| {
+        if let Some(counter) = rule.counter() {
+            out.push_scalar(prefix, counter, Scalar::from(state.time.taken()));
+        }
+        for (name, tensor) in rule.names().iter().zip(&state.tensors) {
+            out.push_tensor(prefix, name, tensor.to_data());
+        }
+    });
+}
+
+fn read_back(sink: StateSink, rule: &Rule, rank: usize) -> Option<WithMaster<Tensors>> {
+    let mut source = StateSource::new(sink.scalars.into_iter().collect());
+    for (name, data) in sink.tensors {
+        source.insert_tensor(name, data);
+    }
+    unflatten(rule, rank, "", &mut source)
+}
+
 /// None if a tensor or the counter is missing, or cannot be of this rule: Burn's loader then leaves it, and ours refuses the record.
-pub(super) fn unflatten<const D: usize>(
+pub(super) fn unflatten(
     rule: &Rule,
+    rank: usize,
     prefix: &str,
     src: &mut StateSource,
-) -> Option<WithMaster<Tensors, D>> {
+) -> Option<WithMaster<Tensors>> {
     if src.take_scalar(prefix, FRESH).is_some() {
-        let mut fresh = WithMaster::<Tensors, D>::default();
+        let mut fresh = WithMaster::<Tensors>::default();
         fresh.state.time.fresh = true;
         return Some(fresh);
     }
@@ -197,7 +203,7 @@ pub(super) fn unflatten<const D: usize>(
     let (tensors, master) = (&kept.state.tensors, &kept.master);
     let first = tensors.first().or(master.as_ref());
     let fits = |tensor: &ParamTensor| {
-        tensor.rank() == D && Some(tensor.shape()) == first.map(ParamTensor::shape)
+        tensor.rank() == rank && Some(tensor.shape()) == first.map(ParamTensor::shape)
     };
     let is_float = |tensor: &ParamTensor| matches!(tensor.dtype(), DType::F32 | DType::F64);
     let is_whole = tensors.iter().chain(master).all(fits)

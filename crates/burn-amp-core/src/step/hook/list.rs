@@ -10,6 +10,7 @@ use crate::{
     record::AmpRecord,
     scale::device_step::DeviceStep,
     scale::finding::Rejection,
+    values::any_tensor::AnyTensor,
     values::dtype::is_half,
     values::module_path::{Parameter, distinct_parameters, replaced},
     values::param_tensors::ParamTensors,
@@ -65,17 +66,16 @@ impl Hooks {
 
     /// Judges gradients that are finite, or the next step of a module without them: what they are multiplied by, and who has rejected the step.
     /// None if the host is to read them first.
-    pub(crate) fn judge<M: Module>(
+    pub(crate) fn judge(
         &mut self,
         grads: Option<&mut UnscaledGradients>,
         loss: Option<f64>,
-        module: &M,
+        of_module: &dyn Fn() -> Vec<Parameter>,
     ) -> Result<Option<(f64, Option<Rejection>)>, AmpError> {
-        let of_module = || distinct_parameters(module);
         let mut step = Proposed {
             grads,
             loss,
-            parameters: Parameters::new(&of_module),
+            parameters: Parameters::new(of_module),
             error: None,
         };
         let (mut smallest, mut rejected) = (1.0f64, None);
@@ -107,7 +107,7 @@ impl Hooks {
     pub(crate) fn applied<M: Module>(
         &mut self,
         module: M,
-        masters: impl Fn() -> ParamTensors,
+        masters: &dyn Fn() -> ParamTensors,
         device_step: Option<&DeviceStep>,
         resolution: &Resolution,
     ) -> M {
@@ -148,12 +148,12 @@ impl Hooks {
 /// Shows a module to `hook` after a step; the module with the values that it gives.
 pub(crate) fn applied<M: Module>(
     module: M,
-    masters: impl Fn() -> ParamTensors,
+    masters: &dyn Fn() -> ParamTensors,
     device_step: Option<&DeviceStep>,
     resolution: &Resolution,
     hook: impl FnOnce(&mut Applied<'_>),
 ) -> M {
-    let of_module = || with_masters(distinct_parameters(&module), &masters);
+    let of_module = || with_masters(distinct_parameters(&module), masters);
     let mut step = Applied {
         parameters: Parameters::new(&of_module),
         device_step,
@@ -166,21 +166,24 @@ pub(crate) fn applied<M: Module>(
         return module;
     }
     replaced(module, |id, old| {
-        let new = values.get(&id)?.clone();
-        let Parameter { path, value, .. } = old();
-        let (shape, other) = (value.shape(), new.shape());
-        if other != shape {
-            warn!("a hook gave `{path}` a value of shape {other}, but it has {shape}: it stays");
-            return None;
-        }
-        Some(new.moved_to(&value.device()).cast(value.dtype()))
+        in_place_of(old(), values.get(&id)?.clone())
     })
+}
+
+/// A value that a hook gave, as the parameter has it; none if it has another shape.
+fn in_place_of(Parameter { path, value, .. }: Parameter, new: AnyTensor) -> Option<AnyTensor> {
+    let (shape, other) = (value.shape(), new.shape());
+    if other != shape {
+        warn!("a hook gave `{path}` a value of shape {other}, but it has {shape}: it stays");
+        return None;
+    }
+    Some(new.moved_to(&value.device()).cast(value.dtype()))
 }
 
 /// Parameters with the f32 values of those in half precision, which are asked for if there is one.
 fn with_masters(
     mut parameters: Vec<Parameter>,
-    masters: impl Fn() -> ParamTensors,
+    masters: &dyn Fn() -> ParamTensors,
 ) -> Vec<Parameter> {
     let masters = LazyCell::new(masters);
     let half = |parameter: &&mut Parameter| is_half(parameter.value.dtype());

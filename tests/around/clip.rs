@@ -208,6 +208,25 @@ fn parameters_without_a_gradient_are_not_in_the_norm() {
     assert_eq!(none, [0.0]);
 }
 
+/// A fused optimizer leaves none of their digits out, where it multiplies other gradients by f32 factors.
+#[test]
+fn f64_gradients_are_clipped_in_f64() {
+    if !on_flex() {
+        return;
+    }
+    for clip in [GlobalNorm(0.3), Norm(0.3)] {
+        fn clipped<O: ModuleOptim>(optim: O, clip: GradientClip) -> Vec<f64> {
+            let scaler = at_scale(4.0).init().unwrap();
+            let optim = ScaledOptimizer::new(optim, scaler).with_clipping(clip);
+            let mut run = Trial::new(optim).with_dtype(DType::F64);
+            run.step(GRADIENT);
+            run.values()
+        }
+        let burns = clipped(SgdConfig::new().init(), clip);
+        assert_eq!(clipped(FusedSgd::new(SgdConfig::new()), clip), burns);
+    }
+}
+
 /// Finite gradients whose norm is above what f64 holds are clipped all the same. Infinity still measures and never clips.
 #[test]
 fn a_norm_beyond_f64() {

@@ -73,6 +73,10 @@ fn thresholds_in_json() {
     assert!(load(r#"{"GlobalNorm":null}"#).is_err());
     assert!(load(r#"{"GlobalNorm":"large"}"#).is_err());
 
+    let nan = EmaConfig::new().with_momentum(f64::NAN);
+    let nan = EmaConfig::load_binary(nan.to_string().as_bytes()).unwrap();
+    let error = init(&new().with_ema(Some(nan))).unwrap_err();
+    is_error(&error, "InvalidValue", ["`momentum` is NaN,"]);
     let nan = load(&GradientClip::Value(f64::NAN).to_string()).unwrap();
     let error = init(&new().with_clip(Some(nan))).unwrap_err();
     is_error(&error, "InvalidValue", ["`clip` is Value(NaN),"]);

@@ -240,7 +240,7 @@ fn every_step_that_was_not_skipped_is_an_update() {
     assert_eq!((ema.updates(), ema.parameters()), (1, 0));
 }
 
-/// Averages of another model, say because its parameters got new ids.
+/// Averages of another model, say because its parameters got new ids. No record has them from the first update on.
 #[test]
 fn averages_that_match_no_parameter_are_told_of() {
     let mut donor = ema(0.5);
@@ -253,6 +253,7 @@ fn averages_that_match_no_parameter_are_told_of() {
 
     warns_once(["2 of the 2 averages"], || {
         let other = loaded.update(other.clone());
+        assert_eq!((loaded.updates(), loaded.parameters()), (2, 2));
         loaded.update(other);
     });
 

@@ -219,6 +219,19 @@ fn records_hold_the_parts() {
     }
 }
 
+/// A factor may be below the normal numbers of f32, and scopes use 2^-126 then.
+#[test]
+fn records_hold_the_smallest_factors() {
+    for k in [-126, -127, -140] {
+        let mut run = run();
+        take(&mut run, 0, one(dynamic("low", k)));
+        let bytes = run.optim.into_bytes().unwrap();
+        let mut resumed = self::run();
+        resumed.optim.from_bytes(bytes).unwrap();
+        assert_eq!(parts(&resumed), format!("low {k}"));
+    }
+}
+
 #[test]
 fn other_settings_of_one_name_are_warned_of() {
     let mut run = run();

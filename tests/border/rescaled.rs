@@ -153,8 +153,8 @@ fn settings_outside_their_range() {
         "`underflow_share` is 0, but must be above 0 and at most 0.5",
         "`total_limit` is inf, but must be finite and at least 1",
         "`growth_factor` is 1",
-        "`with_scaler`",
-        "`with_statistics`",
+        "`with_scaler` is a setting of the factor 2^3, but must be",
+        "`with_statistics` is a setting of part `part`, but must be",
     ];
     for (result, start) in refused.into_iter().zip(starts) {
         let message = result.unwrap_err().to_string();

@@ -150,6 +150,10 @@ fn a_place_that_cannot_be_written_is_named() {
     }
     assert_eq!(names(folder.path()), ["optim.bpk"]);
     assert_eq!(fs::read_to_string(path.join("inside")).unwrap(), "kept");
+    // A path that is empty has no name to be shown.
+    for result in [adam().save(""), adam().load("")] {
+        assert_names(&result.unwrap_err(), Path::new("an empty path"));
+    }
 }
 
 /// Beside is where it is written: no reader ever sees a part of it.

@@ -95,13 +95,16 @@ fn what_is_no_state_is_refused() {
     // PyTorch: "The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler."
     let empty = "ource state is empty, possibly because it was saved from a disabled instance of GradScaler";
     refused("{}", "EmptyState", empty);
+    for text in ["null", "3", "\"scale\"", "[]"] {
+        refused(
+            text,
+            "InvalidState",
+            "expected an object with the values of PyTorch's `state_dict`",
+        );
+    }
     for text in [
         "",
         "{",
-        "null",
-        "3",
-        "\"scale\"",
-        "[]",
         "{\"scale\": \"big\"}",
         "{\"growth_interval\": 2.5}",
         "{\"_growth_tracker\": -1}",

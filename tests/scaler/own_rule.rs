@@ -266,6 +266,45 @@ fn a_name_must_be_its_own() {
     }
 }
 
+/// Asks for the same after every iteration.
+#[derive(Clone, Debug)]
+struct Asks(NextScale);
+
+impl Rule for Asks {
+    fn name(&self) -> &str {
+        "asks"
+    }
+
+    fn advance(&mut self, _scale: f32, _evidence: Evidence) -> NextScale {
+        self.0
+    }
+
+    fn state(&self) -> String {
+        "null".to_string()
+    }
+
+    fn load_state(&mut self, _state: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_scale_that_cannot_be_applied_is_told_of() {
+    use NextScale::{Exactly, UpTo};
+    for (next, asked) in [
+        (UpTo(f32::NAN), "NaN"),
+        (UpTo(-1.0), "0e0"),
+        (Exactly(f32::NAN), "NaN"),
+        (Exactly(f32::INFINITY), "inf"),
+    ] {
+        let scaler = ruled(Asks(next)).init().unwrap();
+        let mut run = Trial::new(ScaledOptimizer::new(sgd(), scaler));
+        let said = format!("the rule `asks` asks for the scale {asked}, which cannot be applied");
+        warns_once([said.as_str()], || run.step(ONES));
+        assert_eq!(run.scale(), 65536.0, "{next:?}");
+    }
+}
+
 /// The factor of the part in which a step has gradients of 2^-20.
 fn step_in(part: &Rescale, run: &mut Trial) -> f32 {
     let amp = run.optim.scaler().precision().unwrap().clone();

@@ -70,6 +70,14 @@ fn each_difference_is_named() {
         captured(Level::Warn, || scaler.load_record(saved()).unwrap())
     };
     assert_eq!(warned(stored()), [""; 0]);
+    // Nobody takes that from a record.
+    let messages = warned(stored().with_enabled(false));
+    let message = only(&messages);
+    says(
+        message,
+        ["are used: `enabled` is false here and true there."],
+    );
+    assert!(!message.contains("with_settings"), "{message}");
     let edited = stored()
         .with_growth_interval(500)
         .with_max_scale(None)

@@ -23,6 +23,7 @@ settings! {
     #[serde(default, deny_unknown_fields)]
     EmaConfig:
     /// The weight of the average so far; that of the new value is 1 less this. From 0 to 1.
+    #[serde(with = "crate::values::number")]
     momentum, with_momentum: f64 = 0.99,
     /// After this many updates, and then again, the model's parameters are replaced by their averages. None: only by
     /// [`Ema::finalize`].
@@ -134,8 +135,8 @@ impl Ema {
     ///
     /// Returns the module unchanged, or, at every `overwrite_frequency`-th update, with its parameters replaced by their
     /// averages. Every call counts, also after a step without gradients (Keras ignores such a step), or on a module without
-    /// trainable parameters. The average of a parameter whose shape has changed starts again, and averages that were loaded for other parameters
-    /// are not used: the log says both. Does not wait for the device.
+    /// trainable parameters. The average of a parameter whose shape has changed starts again, averages that were loaded for other parameters
+    /// are not used, and those of another model are dropped: the log says each. Does not wait for the device.
     ///
     /// A half-precision parameter is averaged as it is, rounded. Inside a [`ScaledOptimizer`](crate::ScaledOptimizer) with
     /// [`MasterWeights`](crate::MasterWeights), the average is that of its f32 master.
@@ -146,15 +147,31 @@ impl Ema {
         })
     }
 
-    /// Averages parameters, unless the device says that the step was skipped: it has an average of each then. How many had an average
-    /// before.
-    fn average(&mut self, parameters: &[Parameter], found_inf: Option<&Tensor<1>>) -> usize {
+    /// Drops averages that were loaded and are those of another model: later records would have them too.
+    fn check_loaded(&mut self, parameters: &[Parameter]) {
+        let is_known = |parameter: &&Parameter| self.averages.contains_key(&parameter.id);
+        let (loaded, known) = (
+            self.averages.len(),
+            parameters.iter().filter(is_known).count(),
+        );
+        if known == 0 {
+            self.averages.clear();
+        }
+        if known < loaded {
+            warn!(
+                "{} of the {loaded} averages that were loaded belong to no parameter of this module, and are not used: load \
+                 the model's own record too, which gives its parameters their ids back",
+                loaded - known
+            );
+        }
+    }
+
+    /// Averages parameters, unless the device says that the step was skipped: it has an average of each then.
+    fn average(&mut self, parameters: &[Parameter], found_inf: Option<&Tensor<1>>) {
         let (keep, add) = (self.config.momentum, 1.0 - self.config.momentum);
-        let mut known = 0;
         for parameter in parameters {
             let (path, value) = (&parameter.path, parameter.value.clone());
             let old = self.averages.remove(&parameter.id);
-            known += usize::from(old.is_some());
             // One that was frozen since is the model's.
             if !parameter.is_trained {
                 continue;
@@ -184,7 +201,6 @@ impl Ema {
             };
             self.averages.insert(parameter.id, average.into());
         }
-        known
     }
 
     /// Whether the next update needs nothing of the host: not the first one, nor one that may overwrite the parameters.
@@ -298,14 +314,10 @@ impl Hook for Ema {
         self.updates = self.updates();
         self.in_flight.retain(|step| step.is_applied().is_none());
         let skipped = step.skipped();
-        let loaded = self.averages.len();
-        let unknown = loaded - self.average(step.parameters(), skipped.as_ref());
-        if std::mem::take(&mut self.loaded) && unknown > 0 {
-            warn!(
-                "{unknown} of the {loaded} averages that were loaded belong to no parameter of this module, and are not used: load \
-                 the model's own record too, which gives its parameters their ids back"
-            );
+        if std::mem::take(&mut self.loaded) {
+            self.check_loaded(step.parameters());
         }
+        self.average(step.parameters(), skipped.as_ref());
         if skipped.is_some() {
             self.in_flight.push(step.resolution());
             return;

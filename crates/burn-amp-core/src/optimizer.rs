@@ -121,6 +121,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// Clipping that is configured on the inner optimizer comes after it. A fused optimizer that has none multiplies gradients
     /// by the coefficients while it steps, in f32 and in no pass of its own; they are f32 numbers then, within 2^-21 of what f64 gives.
+    /// f64 gradients are multiplied before, by f64 coefficients.
     ///
     /// A threshold that is zero, negative or NaN is an error of the first [`try_step`](Self::try_step).
     pub fn with_clipping(mut self, clip: GradientClip) -> Self {

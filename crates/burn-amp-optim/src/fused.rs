@@ -37,7 +37,8 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 /// Burn's own step is a dozen operations for each parameter, and each reads and writes whole tensors. Here a step reads gradient, state and
 /// parameter once, and writes state and parameter, in place where nobody else holds them, in one call of
 /// [`burn_amp_kernels::update`] for all parameters of a device.
-/// The arithmetic is Burn's, operation by operation: on Flex the results are the same bits.
+/// The arithmetic is Burn's, operation by operation: on Flex the results are the same bits. Factors of
+/// clipping by a norm are f32 numbers here.
 ///
 /// ```
 /// use burn::{

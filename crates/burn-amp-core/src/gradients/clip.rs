@@ -337,10 +337,12 @@ impl Plan {
         }
     }
 
-    /// Takes out what is a factor alone.
+    /// Takes out what is a factor alone: an f32, which would take digits from an f64 gradient.
     fn take_factors(&mut self, entries: &[Entry]) -> Factors {
         let changes = self.factors.iter_mut().zip(&self.limits).zip(entries);
-        let alone = changes.filter(|((factor, limit), _)| **factor < 1.0 && limit.is_none());
+        let alone = changes.filter(|((factor, limit), entry)| {
+            **factor < 1.0 && limit.is_none() && entry.gradient != DType::F64
+        });
         let take = |((factor, _), entry): ((&mut f64, _), &Entry)| {
             (entry.id, std::mem::replace(factor, 1.0) as f32)
         };

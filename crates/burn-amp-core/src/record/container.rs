@@ -81,7 +81,7 @@ impl Container {
     /// Reads a whole file. A path without extension gets `.bpk`.
     pub fn load(path: &Path) -> Result<Self, AmpError> {
         let path = saved_path(path);
-        let origin = path.display().to_string();
+        let origin = origin_of(&path);
         // The head alone first: what is refused for it may be large.
         match Reader::from_file_exact(&path) {
             Ok(reader) => {
@@ -238,7 +238,7 @@ impl Container {
 
     /// Writes beside the destination, checks, syncs and renames: the old file is whole until the new one is.
     pub(crate) fn save(mut self, path: &Path) -> Result<(), AmpError> {
-        let origin = path.display().to_string();
+        let origin = origin_of(path);
         self.origin.clone_from(&origin);
         let writer = self.into_writer()?.auto_extension(false);
         let target = match path.extension() {
@@ -285,6 +285,14 @@ impl Container {
             writer = writer.with_metadata(key, value);
         }
         Ok(writer)
+    }
+}
+
+/// A file's name in messages.
+fn origin_of(path: &Path) -> String {
+    match path.as_os_str().is_empty() {
+        true => "an empty path".to_string(),
+        false => path.display().to_string(),
     }
 }
 

@@ -202,8 +202,10 @@ impl LossScale {
             NextScale::Counted if is_due => self.backed_off(),
             NextScale::Counted | NextScale::Same => before,
             NextScale::Lower => self.backed_off(),
-            NextScale::UpTo(scale) => self.below_ceiling(scale.min(self.grown(used))),
-            NextScale::Exactly(scale) => self.clamped(scale),
+            NextScale::UpTo(scale) if !scale.is_nan() => {
+                self.below_ceiling(scale.min(self.grown(used)))
+            }
+            NextScale::UpTo(scale) | NextScale::Exactly(scale) => self.clamped(scale),
         };
         match next {
             NextScale::Counted if overflow && is_due && !self.state.is_counted() => {
@@ -262,11 +264,17 @@ impl LossScale {
 
     /// As [`adjust`](Self::adjust), for a scale that is applied: where it would have no inverse in f32, it stays, also below the
     /// cap of a warm-up, and so does what its rule remembers. At zero every gradient would be zero or NaN, and a rule that has come to a scale
-    /// that is NaN may never leave it.
+    /// that is NaN may never leave it. The log says it of a rule that is not one of the settings'.
     pub(crate) fn advance(self, seen: impl Into<Observation>) -> Self {
         let (scale, before) = (self.scale, self.state.clone());
         let mut next = self.adjust(seen);
         if !has_inverse(next.scale) {
+            if next.has_own_rule() {
+                let (rule, refused) = (next.rule_name(), next.scale);
+                warn!(
+                    "the rule `{rule}` asks for the scale {refused:e}, which cannot be applied: it stays at {scale:e}"
+                );
+            }
             next.scale = scale;
             if !before.is_counted() {
                 next.state = before;

@@ -163,7 +163,7 @@ impl PartState {
     /// What no run can have stored, if there is something.
     pub(crate) fn contradiction(&self) -> Option<String> {
         let mut factors = [self.schedule.scale(), self.factor()].into_iter();
-        let bad = factors.find(|factor| !factor.is_normal() || *factor < 0.0)?;
+        let bad = factors.find(|factor| !(factor.is_finite() && *factor > 0.0))?;
         Some(format!("the factor of a part is {bad}"))
     }
 

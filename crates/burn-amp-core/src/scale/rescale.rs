@@ -154,6 +154,10 @@ impl Rescale {
     }
 
     fn refused(&self, field: &'static str, allowed: &str) -> AmpError {
-        AmpError::refused(field, format!("a setting of {self:?}"), allowed)
+        let value = match &self.0 {
+            Rule::Fixed(exponent) => format!("a setting of the factor 2^{exponent}"),
+            Rule::Driven(driven) => format!("a setting of part `{}`", driven.name),
+        };
+        AmpError::refused(field, value, allowed)
     }
 }

@@ -95,9 +95,14 @@ impl ScalerState {
                     short(before.into())
                 ),
             };
+            let advice = match differences.iter().all(|one| one.starts_with("`enabled`")) {
+                true => "",
+                false => {
+                    " `AmpRecord::with_settings` takes those of the record instead, all but `enabled`; in a `Learner`, see `Resume::record`"
+                }
+            };
             warn!(
-                "{origin} was saved with other settings of the loss scale, and those of the program are used: {}.{moved} \
-                 `AmpRecord::with_settings` takes those of the record instead; in a `Learner`, see `Resume::record`",
+                "{origin} was saved with other settings of the loss scale, and those of the program are used: {}.{moved}{advice}",
                 differences.join(", ")
             );
         }

@@ -181,6 +181,7 @@ impl GradScaler {
 
 /// What PyTorch's `GradScaler.state_dict()` holds, under its names.
 #[derive(Default, PartialEq, Serialize, Deserialize)]
+#[serde(expecting = "an object with the values of PyTorch's `state_dict`")]
 struct StateDict {
     #[serde(skip_serializing_if = "Option::is_none")]
     scale: Option<f64>,

@@ -143,7 +143,8 @@ impl From<Evidence> for Observation {
     }
 }
 
-/// What a rule wants of the scale next.
+/// What a rule wants of the scale next. One that has no inverse in f32 (NaN, infinity, zero) is not applied: scale and rule stay as they
+/// were, and the log says so.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum NextScale {

@@ -54,7 +54,8 @@ pub struct ScaledOptimizer<O = ModuleOptimizer> {
     #[doc(hidden)]
     pub options: StepOptions,
     /// A loaded state, until the first step has compared it with the module.
-    loaded: Option<OptimizerState>,
+    #[doc(hidden)]
+    pub loaded: Option<OptimizerState>,
     flight: Flight,
     #[doc(hidden)]
     pub own_optimize: bool,

@@ -274,9 +274,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         events: &VecDeque<BorderEvent>,
     ) -> Option<Start> {
         let (entries, event, pass) = self.find_gradients(lr, module, grads, events).ok()?;
-        // None where a hook has to see the gradients. Those that were asked before are asked again then, as if for the first time.
-        let mut hooks = self.options.hooks.clone();
-        hooks.judge(None, None, module).ok()??;
+        // None where a hook has to see the gradients.
+        let (hooks, ..) = self.options.hooks.judge(None, None, module).ok()??;
         let device_step = self.device_step(&entries)?;
         let inspected = Inspected {
             entries,

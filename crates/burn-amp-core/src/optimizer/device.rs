@@ -158,7 +158,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             entries: inspected.entries,
             reading: inspected.status.start(crossings),
             event: inspected.event,
-            of_all: self.scaler.live().events.take_range(),
             clip: self.options.clip.clone(),
             number: run.next_number(),
             run,

@@ -312,6 +312,16 @@ fn a_hook_that_is_asked_again_has_seen_one_step() {
     assert_eq!(run.optim.hook::<Count>().unwrap().0, stepped);
 }
 
+/// Gradients that were changed after their test: whoever measures them finds it, after another has accepted the step.
+#[test]
+fn an_overflow_that_a_hook_finds_leaves_no_trace_in_the_others() {
+    let mut run = Trial::new(sgd().with_hook(Count(0)).with_hook(jump()));
+    let grads = run.unscaled(norm(1.0)).mul_scalar(f64::INFINITY);
+    run.take(grads);
+    assert_eq!(run.outcome(), Some(StepOutcome::Skipped));
+    assert_eq!(run.optim.hook::<Count>().unwrap().0, 0);
+}
+
 #[test]
 fn names_of_hooks() {
     for name in ["", "a.b", "a b", "burn_amp.x"] {
@@ -319,7 +329,16 @@ fn names_of_hooks() {
         let allowed = "letters, digits, `_` and `-` for a hook";
         assert_eq!(error, format!("`name` is `{name}`, but must be {allowed}"));
     }
-    // The later one of a name.
+    // That of another hook, whichever came first.
+    let averages = EmaConfig::new;
+    for taken in [
+        sgd().with_ema(averages()).with_hook(Halve("ema")),
+        sgd().with_hook(Halve("ema")).with_ema(averages()),
+        sgd().with_hook(Halve("jump")).with_hook(jump()),
+    ] {
+        says(&first_error(taken), ["must be the name of no other hook"]);
+    }
+    // The later one of a type.
     let later = Jump { far: 7.0, ..jump() };
     let mut optim = sgd().with_hook(jump()).with_hook(later);
     assert_eq!(optim.hook::<Jump>().unwrap().far, 7.0);

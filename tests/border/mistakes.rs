@@ -115,3 +115,22 @@ fn an_overflow_at_the_scale_of_another_handle_is_named() {
         assert!(message.contains("two `MixedPrecision`s"), "{message}");
     }
 }
+
+/// Two trainings in turn, of which one is in the middle of a window: the other's NaN is that of its own loss.
+#[test]
+fn a_bad_loss_beside_another_training_is_named() {
+    let [mut run, mut other] = [(); 2].map(|()| {
+        let amp = f16(two(9));
+        Player::new(gain(&amp), &amp)
+    });
+    other.optim = other.optim.with_accumulation(8);
+    let step = |run: &mut Player<Gain>, factor: f32| {
+        let output = run.amp.autocast(ones(), |x| run.model.forward(x));
+        run.train(0.1, output.sum() * factor);
+    };
+    for _ in 0..3 {
+        step(&mut other, 1.0);
+        step(&mut run, f32::NAN);
+    }
+    assert_eq!(run.counters().bad_losses(), 3);
+}

@@ -40,6 +40,44 @@ fn a_learner_that_cannot_be_made_returns_the_model() {
     assert_eq!(numbers(&*refused.module), numbers(&net()));
 }
 
+/// What a loop refuses in its first step.
+#[test]
+fn parameters_and_states_that_do_not_fit_are_refused_before_the_run() {
+    let launched = |model: Net, optim: fn(&MixedPrecision) -> LearnerOptimizer| {
+        let (run, folder) = (Run::of(1), temp_dir());
+        let amp = run.amp();
+        let launched = amp.launch(run.training(folder.path()), model, optim(&amp), lr());
+        launched.map(drop).unwrap_err().error
+    };
+    let half = to_half(net(), FloatDType::F16, &[]);
+    let error = launched(half, |amp| adam(amp).into());
+    is_error(&error, "HalfPrecisionLeaf", ["`GradScaler`"]);
+
+    /// Has learned from a model with the ids of the net, and other shapes.
+    fn learned<O: ModuleOptim>(optim: O, amp: &MixedPrecision) -> ScaledOptimizer<O> {
+        let linear = || LinearConfig::new(2, 2).init(&device());
+        let other = fill_with_ids((linear(), linear()), 0, 0.4);
+        let mut player = Player::with(AdamConfig::new().init(), other, &MixedPrecision::f16());
+        let input = Tensor::<2>::ones([1, 2], &device());
+        let (first, second) = &player.model;
+        player.train(0.1, second.forward(first.forward(input)).mean());
+        let mut optim = ScaledOptimizer::new(optim, amp);
+        optim
+            .from_bytes(player.optim.into_bytes().unwrap())
+            .unwrap();
+        optim
+    }
+    let optims: [fn(&MixedPrecision) -> LearnerOptimizer; 3] = [
+        |amp| learned(AdamConfig::new().init(), amp).into(),
+        |amp| learned(fused(), amp).into(),
+        |amp| pipelined(learned(fused(), amp)).into(),
+    ];
+    for optim in optims {
+        let told = "for `hidden.weight` has shape [2, 2]";
+        is_error(&launched(net(), optim), "ForeignRecord", [told]);
+    }
+}
+
 /// Burn's own failure is an error too, and nothing of it is left for the next run on the same handle.
 #[test]
 fn what_ends_a_run_in_burn_is_an_error() {

@@ -64,13 +64,20 @@ fn hooks_are_as_the_last_step_has_left_them() {
     assert_eq!((count, done.steps()), (10, (12, 2)));
 }
 
-/// Parameters that are bf16 themselves have fewer digits than their masters, which are in the checkpoint.
+fn halfs() -> PipelinedOptimizer {
+    PipelinedOptimizer::new(AdamConfig::new().init(), Device::flex()).unwrap()
+}
+
+/// Parameters that are bf16 themselves have fewer digits than their masters, which are in the checkpoint. Where no thread goes on from them,
+/// the log says so.
 #[test]
 fn half_precision_parameters_resume_from_their_masters() {
-    let launch = |run: &Run, folder: &Folder| -> Done<Model<Half>> {
+    let launch_with = |run: &Run, folder: &Folder, optim: LearnerOptimizer| {
         let amp = MixedPrecision::bf16();
-        let optim = PipelinedOptimizer::new(AdamConfig::new().init(), Device::flex()).unwrap();
         run.train(folder, &amp, amp.learner(half(), optim, lr()))
+    };
+    let launch = |run: &Run, folder: &Folder| -> Done<Model<Half>> {
+        launch_with(run, folder, halfs().into())
     };
     let [whole, first, resumed] = resumed_with(&Run::shuffled(), launch);
     let weight = &whole.model.own.net.hidden.weight;
@@ -78,4 +85,38 @@ fn half_precision_parameters_resume_from_their_masters() {
     assert_eq!(first.stored(2).masters(), 4);
     assert!(resumed.stored(4).bits() == whole.stored(4).bits());
     assert!(resumed.bits() == whole.bits());
+
+    let masters = MasterWeights::new(AdamConfig::new().build());
+    let logged = logs("master weights of 4 parameters, which only", || {
+        launch_with(&Run::of(3).resumed(2), &first.folder, masters.into()).finished();
+    });
+    assert_eq!(logged.len(), 1);
+}
+
+/// Whether the optimizer has learned them itself, or loaded them.
+#[test]
+fn masters_of_a_loop_go_into_a_learner() {
+    let train = |model: &mut Model<Half>, optim: &mut PipelinedOptimizer| {
+        let mut lr = lr();
+        for batch in batches(&Run::default().samples) {
+            let grads = TrainStep::step(&*model, batch).grads;
+            *model = optim.step(lr.step(), model.clone(), grads);
+        }
+        *model = optim.synchronize(model.clone()).unwrap();
+    };
+    let (mut model, mut optim) = (half(), halfs());
+    train(&mut model, &mut optim);
+    let mut loaded = halfs();
+    loaded.load_record(optim.to_record()).unwrap();
+    let mut by_hand = (loaded.synchronize(model.clone()).unwrap(), loaded);
+    train(&mut by_hand.0, &mut by_hand.1);
+
+    let mut loaded = halfs();
+    loaded.load_record(optim.to_record()).unwrap();
+    for optim in [loaded, optim] {
+        let amp = MixedPrecision::bf16();
+        let learner = amp.learner(model.clone(), optim, lr());
+        let done = Run::of(1).train(&temp_dir(), &amp, learner).finished();
+        assert!(values(&done.model) == values(&by_hand.0));
+    }
 }

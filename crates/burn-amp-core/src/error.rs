@@ -97,7 +97,7 @@ pub enum AmpError {
         dtype: DType,
     },
 
-    /// A half-precision parameter that requires gradients was read in a scope.
+    /// A half-precision parameter that requires gradients was read in a scope, or an f16 one is to be trained in a `Learner`.
     #[error(
         "parameter `{parameter}` is {dtype:?}: `autocast` needs f32 parameters (`to_full(model)`). To train half-precision \
          parameters, scale the loss with `GradScaler` and keep f32 copies with `MasterWeights`"

@@ -55,7 +55,8 @@ pub struct ScaledOptimizer<O = ModuleOptimizer> {
     #[doc(hidden)]
     pub options: StepOptions,
     /// A loaded state, until the first step has compared it with the module.
-    loaded: Option<OptimizerState>,
+    #[doc(hidden)]
+    pub loaded: Option<OptimizerState>,
     flight: Flight,
     #[doc(hidden)]
     pub own_optimize: bool,
@@ -158,9 +159,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self
     }
 
-    /// Adds a [hook](crate::step::hook::Hook) to the steps, in the place of one of the same name.
+    /// Adds a [hook](crate::step::hook::Hook) to the steps, in the place of one of the same type and name.
     ///
-    /// A name that has anything but letters, digits, `_` and `-` is an error of the first [`try_step`](Self::try_step).
+    /// A name that has anything but letters, digits, `_` and `-`, or that a hook of another type has (a guard has `guard`, averages `ema`), is an
+    /// error of the first [`try_step`](Self::try_step).
     pub fn with_hook(mut self, hook: impl Hook + Clone) -> Self {
         self.resolve();
         let added = self.options.hooks.add(hook);
@@ -547,7 +549,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
         let hooks = self.options.hooks.restored(&mut record)?;
         record.check_left_hooks()?;
-        record.drop_left_hooks();
+        record.drop_rest();
         let (scaler, window) = (record.scaler.take(), record.window_state());
         let origin = record.origin().to_string();
         let loaded = self.optim.load_record(record.into_optimizer()?);

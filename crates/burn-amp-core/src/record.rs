@@ -20,7 +20,7 @@ use std::{collections::BTreeMap, path::Path};
 pub use container::Container;
 use container::STATE;
 pub use file::write_whole;
-pub(crate) use optimizer_state::OptimizerState;
+pub use optimizer_state::OptimizerState;
 pub(crate) use owners::WINDOW;
 use owners::{HOOK, MASTERS};
 pub use state::State;
@@ -148,9 +148,9 @@ impl AmpRecord {
         }
     }
 
-    /// Drops the states of hooks that are not here.
+    /// Drops the states of hooks that are not here, and master weights.
     #[doc(hidden)]
-    pub fn drop_left_hooks(&mut self) {
+    pub fn drop_rest(&mut self) {
         for name in self.hooks() {
             warn!(
                 "{} holds the state of the hook `{name}`, which is not here: it is dropped",
@@ -158,6 +158,14 @@ impl AmpRecord {
             );
         }
         self.states.retain(|name, _| !name.starts_with(HOOK));
+        let masters = self.take_masters().len();
+        if masters > 0 {
+            warn!(
+                "{} holds master weights of {masters} parameters, which only a `PipelinedOptimizer` goes on from: they are dropped, and \
+                 parameters go on as they are rounded",
+                self.origin
+            );
+        }
     }
 
     /// The error for a state that its owner refuses.

@@ -150,7 +150,7 @@ where
     ///
     /// # Panics
     ///
-    /// If the closure does; also if an earlier step has panicked.
+    /// If the closure does, which loses nothing; also if the optimizer has panicked in an earlier step.
     pub fn step(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -239,9 +239,10 @@ where
 
     /// Calls the closure and steps.
     fn run(&mut self, lr: ModuleLearningRate, batch: B) -> Result<Tensor<1>, AmpError> {
+        let model = self.model.as_ref().expect(PANICKED);
+        let loss = (self.loss)(model, batch);
+        let grads = GradientsParams::from_grads(loss.clone().backward(), model);
         let model = self.model.take().expect(PANICKED);
-        let loss = (self.loss)(&model, batch);
-        let grads = GradientsParams::from_grads(loss.clone().backward(), &model);
         let stepped = self.optim.try_step(lr, model, grads);
         let (model, stepped) = StepError::split(stepped);
         self.model = Some(model);

@@ -99,6 +99,16 @@ pub struct PipelinedOptimizer<O = ModuleOptimizer> {
     calls: u64,
 }
 
+/// A pipeline taken apart.
+#[doc(hidden)]
+pub struct Parts<O> {
+    pub optim: ScaledOptimizer<O>,
+    /// What the module of the program does not hold.
+    pub masters: ParamTensors,
+    pub host: Device,
+    pub synchronous: bool,
+}
+
 /// The jobs whose results were not received, in their order.
 #[derive(Default)]
 struct InFlight(VecDeque<(What, Pending<Updated>)>);
@@ -387,20 +397,27 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// Where the module that the program holds is behind, or its parameters are in half precision, the f32 masters are in it too: a run
     /// that resumes goes on from them. After [`synchronize`](Self::synchronize), an f32 module is the masters, and the record has none.
     pub fn to_record(&mut self) -> AmpRecord {
+        let of = self.not_in_module();
+        let stored = self.stored.clone();
+        let record = (self.worker).send(move |update| {
+            let mut record = update.optim.to_record();
+            let masters = update.masters_or(stored, of.as_ref());
+            if !masters.is_empty() {
+                record.put_masters(masters);
+            }
+            record
+        });
+        record
+            .and_then(Pending::wait)
+            .unwrap_or_else(AmpRecord::refused)
+    }
+
+    /// The parameters whose masters are not what the module of the program holds: it is behind, or they are in half precision.
+    fn not_in_module(&self) -> Option<Trained> {
         let is_ahead = self.in_flight.has_update();
         let is_half = |parameter: &Parameter| is_half(parameter.value.dtype());
         let trained = self.trained.clone();
-        let trained = trained.filter(|trained| is_ahead || trained.iter().any(is_half));
-        let record = (self.worker).send(move |update| update.record(trained.as_ref()));
-        match record.and_then(Pending::wait) {
-            Ok(mut record) => {
-                if !self.stored.is_empty() {
-                    record.put_masters(self.stored.clone());
-                }
-                record
-            }
-            Err(ended) => AmpRecord::refused(ended),
-        }
+        trained.filter(|trained| is_ahead || trained.iter().any(is_half))
     }
 
     /// Takes over a stored state, as [`ScaledOptimizer::load_record`] does. What is on its way is finished, and given up.
@@ -454,7 +471,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ) -> Result<(M, ScaledOptimizer<O>), StepError<M>> {
         let module = self.synchronize(module)?;
         match self.into_parts() {
-            Ok((mut optim, ..)) => {
+            Ok(Parts { mut optim, .. }) => {
                 optim.resolve_each_step(false);
                 Ok((module, optim))
             }
@@ -464,10 +481,16 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
 
     /// The optimizer, and where it was to step: before its first step, or with all that it was given.
     #[doc(hidden)]
-    pub fn into_parts(self) -> Result<(ScaledOptimizer<O>, Device, bool), AmpError> {
+    pub fn into_parts(self) -> Result<Parts<O>, AmpError> {
+        let of = self.not_in_module();
         let mut update = self.worker.finish()?;
         *update.optim.scaler_mut() = self.scaler;
-        Ok((update.optim, update.host, self.synchronous))
+        Ok(Parts {
+            masters: update.masters_or(self.stored, of.as_ref()),
+            optim: update.optim,
+            host: update.host,
+            synchronous: self.synchronous,
+        })
     }
 
     /// What is around the steps, as all that was handed over has left it: waits for that. None where the thread has ended.

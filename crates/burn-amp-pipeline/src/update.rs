@@ -123,13 +123,14 @@ impl<O: ModuleOptim> Update<O> {
         }
     }
 
-    /// The state, with the masters of these parameters.
-    pub(super) fn record(&mut self, of: Option<&Trained>) -> AmpRecord {
-        let mut record = self.optim.to_record();
-        if let (Some(masters), Some(trained)) = (&self.masters, of) {
-            record.put_masters(values_of(masters.parameters(), trained));
+    /// The masters of these parameters; those of a record, where no module has met them yet.
+    pub(super) fn masters_or(&self, stored: ParamTensors, of: Option<&Trained>) -> ParamTensors {
+        match (&self.masters, of) {
+            (Some(masters), Some(trained)) if stored.is_empty() => {
+                values_of(masters.parameters(), trained)
+            }
+            _ => stored,
         }
-        record
     }
 
     /// Goes on from a record, the masters of which belong to the next module.

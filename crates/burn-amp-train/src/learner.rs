@@ -12,7 +12,7 @@ use super::{
 };
 use burn_amp_core::{
     AmpError, Ema, GradScaler, MasterWeights, MixedPrecision, ModuleOptim, ScaledOptimizer,
-    internal::StepOptions,
+    internal::{OptimizerState, ParamTensors, Parameter, StepOptions, parameters},
 };
 use burn_amp_optim::Fused;
 use burn_amp_pipeline::PipelinedOptimizer;
@@ -27,6 +27,15 @@ pub(super) fn learner<M: LearnerModel>(
     amp.check_devices(&model)?;
     let LearnerOptimizer(parts) = optim;
     let parts = parts?;
+    let parameters = parameters(&model);
+    let is_f16 = |found: &&Parameter| found.is_trained && found.value.dtype() == DType::F16;
+    if let Some(Parameter { path, .. }) = parameters.iter().find(is_f16) {
+        let (parameter, dtype) = (path.clone(), DType::F16);
+        return Err(AmpError::HalfPrecisionLeaf { parameter, dtype });
+    }
+    if let Some(loaded) = parts.loaded {
+        loaded.check(parameters)?;
+    }
     let mut scaler = parts.scaler.unwrap_or_else(|| amp.into());
     let is_pipelined = parts.kind.thread.is_some();
     check_options(amp, &scaler, &parts.options, is_pipelined)?;
@@ -41,7 +50,7 @@ pub(super) fn learner<M: LearnerModel>(
     // Burn clones the model: only its forks, for workers, count as optimizers of their own.
     scaler.leave();
     scaler.show_loaded();
-    let steps = Steps::new(parts.kind, scaler, parts.options);
+    let steps = Steps::new(parts.kind, scaler, parts.options, parts.masters);
     let model = Scaled::new(model, amp.clone(), steps);
     let mut optim = checkpoint::attach(parts.optim, amp);
     checkpoint::exchange(&mut optim, Some(&model.steps.shared));
@@ -89,6 +98,10 @@ struct Parts {
     /// None of an optimizer without one.
     scaler: Option<GradScaler>,
     options: StepOptions,
+    /// A state that was loaded, and compared with no model yet.
+    loaded: Option<OptimizerState>,
+    /// Masters that no model has.
+    masters: ParamTensors,
 }
 
 impl Parts {
@@ -105,6 +118,8 @@ impl Parts {
             optim: optim.try_into().map_err(Into::into)?,
             scaler: None,
             options: StepOptions::default(),
+            loaded: None,
+            masters: ParamTensors::default(),
         })
     }
 
@@ -116,11 +131,13 @@ impl Parts {
         optim.resolve();
         let scaler = Some(optim.scaler().clone());
         let (options, has_own) = (optim.options.clone(), optim.own_optimize);
+        let loaded = optim.loaded.take();
         let mut parts = Self::of(optim.into_inner())?;
         parts.kind.fused &= !has_own;
         Ok(Self {
             scaler,
             options,
+            loaded,
             ..parts
         })
     }
@@ -129,17 +146,21 @@ impl Parts {
     where
         O: ModuleOptim + TryInto<ModuleOptimizer, Error: Into<AmpError>> + Send + 'static,
     {
-        let (optim, host, synchronous) = optim.into_parts()?;
-        if optim.own_optimize {
+        let pipeline = optim.into_parts()?;
+        if pipeline.optim.own_optimize {
             return Err(not_pipelined("with_own_optimize"));
         }
-        let mut parts = Self::of_scaled(optim)?;
+        let mut parts = Self::of_scaled(pipeline.optim)?;
+        parts.masters = pipeline.masters;
         // A pipeline makes a `ScaledOptimizer` of any optimizer.
         let is_scaled = |scaler: &GradScaler| scaler.precision().is_some() || scaler.is_enabled();
         parts.scaler = parts.scaler.filter(is_scaled);
         // Its masters take f32 gradients, whatever the optimizer takes.
         parts.kind.mixed = true;
-        parts.kind.thread = Some(Place { host, synchronous });
+        parts.kind.thread = Some(Place {
+            host: pipeline.host,
+            synchronous: pipeline.synchronous,
+        });
         Ok(parts)
     }
 }

@@ -47,7 +47,7 @@ pub(super) struct State {
     optim: ScaledOptimizer<Stepper>,
     /// On a thread of its own, from the first step on.
     thread: Option<PipelinedOptimizer<Stepper>>,
-    /// Masters of a checkpoint, for a thread to begin with.
+    /// Masters of a record, for a thread to begin with.
     masters: ParamTensors,
     /// Whether parameters of a thread were received between two steps: the learner's own model does not have them yet.
     is_ahead: bool,
@@ -61,7 +61,12 @@ pub(super) struct State {
 }
 
 impl Steps {
-    pub(super) fn new(kind: Kind, scaler: GradScaler, options: StepOptions) -> Self {
+    pub(super) fn new(
+        kind: Kind,
+        scaler: GradScaler,
+        options: StepOptions,
+        masters: ParamTensors,
+    ) -> Self {
         // The learner lends its optimizer for each step.
         let stepper = Stepper {
             optim: SgdConfig::new().init(),
@@ -70,7 +75,7 @@ impl Steps {
         let state = State {
             optim: ScaledOptimizer::from_parts(stepper, scaler.clone(), options.clone()),
             thread: None,
-            masters: ParamTensors::default(),
+            masters,
             is_ahead: false,
             is_reloaded: false,
             stored_optimizer: None,
@@ -86,7 +91,8 @@ impl Steps {
 
     /// The same, shared with nobody.
     fn detached(self) -> Self {
-        Self::new(self.kind, self.scaler, self.options)
+        let masters = self.shared.lock().masters.clone();
+        Self::new(self.kind, self.scaler, self.options, masters)
     }
 
     /// Those of another device, which count as an optimizer of their own. A thread that has started steps for all.
@@ -117,7 +123,11 @@ impl Steps {
     pub(super) fn restore(&mut self, stored: Option<AmpRecord>) -> Result<(), AmpError> {
         let mut stored = stored.unwrap_or_else(|| AmpRecord::empty_of("the checkpoint"));
         self.options.hooks = self.options.hooks.restored(&mut stored)?;
-        stored.drop_left_hooks();
+        let masters = match self.kind.thread {
+            Some(_) => stored.take_masters(),
+            None => ParamTensors::default(),
+        };
+        stored.drop_rest();
         if !self.scaler.take_counters(&mut stored) {
             burn_amp_core::warn!(
                 "the checkpoint is that of a run without a loss scaler: the scaler starts fresh, at loss scale {}",
@@ -126,7 +136,7 @@ impl Steps {
         }
         self.scaler.show_loaded();
         *self = self.clone().detached();
-        self.shared.lock().masters = stored.take_masters();
+        self.shared.lock().masters = masters;
         Ok(())
     }
 

@@ -173,7 +173,7 @@ pub fn has_graphs() -> bool {
     step.shapes() > 0
 }
 
-/// After a refusal, model and optimizer are as they were, and train on.
+/// After a refusal, and where the closure panics, model and optimizer are as they were, and train on.
 #[test]
 fn a_refusal_changes_nothing() {
     let Run {
@@ -182,15 +182,19 @@ fn a_refusal_changes_nothing() {
         optim,
     } = begun();
     let before = parameters(&net);
-    let refuse = Cell::new(has_graphs());
+    let (refuse, panics) = (Cell::new(has_graphs()), Cell::new(true));
     let of = |net: &Net, batch: Batch| {
         let loss = loss(&amp, net, batch);
+        assert!(!panics.get());
         if refuse.get() {
             let _ = loss.clone().into_scalar::<f32>();
         }
         loss
     };
     let mut step = CapturedStep::new(net, optim, of).unwrap();
+    quietly(|| step.step(1e-3, here())).unwrap_err();
+    panics.set(false);
+    assert_eq!(parameters(&step.model()), before);
     if refuse.get() {
         let refused = step.step(1e-3, here()).unwrap_err();
         is_error(&refused, "CannotCapture", []);

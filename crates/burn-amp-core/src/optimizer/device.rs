@@ -159,7 +159,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             entries: inspected.entries,
             reading: inspected.status.start(crossings),
             event: inspected.event,
-            of_all: self.scaler.live().events.take_range(),
             clip: self.options.clip.clone(),
             number: run.next_number(),
             run,
@@ -275,11 +274,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         events: &VecDeque<BorderEvent>,
     ) -> Option<Start> {
         let (entries, event, pass) = self.find_gradients(lr, module, grads, events).ok()?;
-        // None where a hook has to see the gradients. Those that were asked before are asked again then, as if for the first time.
-        let mut hooks = self.options.hooks.clone();
-        hooks
-            .judge(None, None, &|| distinct_parameters(module))
-            .ok()??;
+        // None where a hook has to see the gradients.
+        let of_module = || distinct_parameters(module);
+        let (hooks, ..) = self.options.hooks.judge(None, None, &of_module).ok()??;
         let device_step = self.device_step(&entries)?;
         let inspected = Inspected {
             entries,

@@ -8,7 +8,7 @@ use crate::{error::AmpError, values::Parameter};
 
 /// The tensors of a stored state: field and shape, by parameter.
 #[derive(Clone, Debug)]
-pub(crate) struct OptimizerState {
+pub struct OptimizerState {
     origin: String,
     tensors: BTreeMap<u64, Vec<(String, Shape)>>,
     /// The rank that Burn rebuilds each state with.
@@ -72,7 +72,7 @@ impl OptimizerState {
     }
 
     /// Refuses a module whose parameters have other shapes, before Burn broadcasts them; warns of state that would be lost.
-    pub(crate) fn check(&self, parameters: Vec<Parameter>) -> Result<(), AmpError> {
+    pub fn check(&self, parameters: Vec<Parameter>) -> Result<(), AmpError> {
         let mut unknown = self.tensors.clone();
         for parameter in parameters {
             let fields = unknown.remove(&parameter.id.val()).unwrap_or_default();

@@ -14,8 +14,13 @@ use std::{
 
 use crate::{lock::locked, scale::adaloss::Statistics, scale::loss_scale::SkipCause};
 
-/// How many events there were, of all handles: their order.
+/// How many scopes were opened, and how many events there were, of all handles: their order.
 static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// The place in that order of what happens now: above 0.
+pub(crate) fn next_number() -> u64 {
+    COUNT.fetch_add(1, Ordering::Relaxed) + 1
+}
 
 /// Events that are remembered: of graphs whose gradients nobody steps on, the oldest are forgotten.
 pub(crate) const MAX_EVENTS: usize = 1024;
@@ -32,7 +37,7 @@ pub(crate) struct OpenPart {
 /// Where a gradient was measured on its way back.
 #[derive(Clone, Debug)]
 pub(crate) enum EventPlace {
-    /// Where it came to a scope, of this number and in this part.
+    /// Where it came to a scope, which was opened at this number, and in this part.
     Scope(u64, Option<Arc<OpenPart>>),
     /// Where it came to a part, out of another.
     Arrival(Arc<OpenPart>, Option<Arc<OpenPart>>),
@@ -43,7 +48,7 @@ pub(crate) enum EventPlace {
 /// A gradient that was measured.
 #[derive(Clone, Debug)]
 pub(crate) struct BorderEvent {
-    /// In the order of the backward passes.
+    /// In the order of the backward passes, and of the scopes that were opened.
     number: u64,
     place: EventPlace,
     measured: Measured,
@@ -149,12 +154,10 @@ impl BorderEvent {
 }
 
 /// The events of one handle.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct BorderEvents {
     events: Mutex<VecDeque<BorderEvent>>,
-    /// How many events of all handles there were before the last iteration ended.
-    last_iteration: AtomicU64,
-    /// How many there were when a window took its last micro-batch.
+    /// The next number when a window took its last micro-batch.
     in_window: AtomicU64,
     /// Those of other handles, whose scopes were opened on the same threads.
     neighbours: Mutex<Vec<Weak<Self>>>,
@@ -165,17 +168,6 @@ thread_local! {
     static LAST: RefCell<Weak<BorderEvents>> = const { RefCell::new(Weak::new()) };
 }
 
-impl Default for BorderEvents {
-    fn default() -> Self {
-        Self {
-            events: Mutex::default(),
-            last_iteration: AtomicU64::new(COUNT.load(Ordering::Relaxed)),
-            in_window: AtomicU64::new(0),
-            neighbours: Mutex::default(),
-        }
-    }
-}
-
 impl BorderEvents {
     /// Adds one that was measured now; how many there are.
     pub(crate) fn add(&self, place: EventPlace, crossing: Crossing) -> usize {
@@ -184,7 +176,7 @@ impl BorderEvents {
             events.pop_front();
         }
         events.push_back(BorderEvent {
-            number: COUNT.fetch_add(1, Ordering::Relaxed),
+            number: next_number(),
             place,
             measured: Measured::OnDevice(Box::new(crossing)),
             is_discarded: false,
@@ -224,21 +216,9 @@ impl BorderEvents {
         locked(&self.events).clear();
     }
 
-    /// The events of all handles since the last iteration, which ends now.
-    pub(crate) fn take_range(&self) -> Range<u64> {
-        let end = COUNT.load(Ordering::Relaxed);
-        self.last_iteration.swap(end, Ordering::Relaxed)..end
-    }
-
-    /// The events of all handles since the last iteration.
-    pub(crate) fn range(&self) -> Range<u64> {
-        self.last_iteration.load(Ordering::Relaxed)..u64::MAX
-    }
-
     /// A window has taken the gradients so far, and will be tested with them.
     pub(crate) fn take_micro_batch(&self) {
-        self.in_window
-            .store(COUNT.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.in_window.store(next_number(), Ordering::Relaxed);
     }
 
     /// An open window is thrown away.
@@ -286,14 +266,14 @@ impl BorderEvents {
         }
     }
 
-    /// Whether a gradient came to another handle's scope among these events of all handles, and the last was finite: a NaN that came here is no
-    /// fault of the loss then. Waits for the device.
-    pub(crate) fn came_finite_to_others(&self, events: &Range<u64>) -> bool {
-        let is_before = |event: &&BorderEvent| event.number < events.end && event.place.is_scope();
+    /// Whether a gradient came to another handle's scope `between` the opening of a scope here and a NaN that came to that, and the last was
+    /// finite: the NaN is no fault of the loss then. Waits for the device.
+    fn came_finite_to_others(&self, between: Range<u64>) -> bool {
+        let is_before = |event: &&BorderEvent| event.number < between.end && event.place.is_scope();
         let last = |other: Arc<Self>| {
             let others = locked(&other.events);
             let last = others.iter().rev().find(is_before)?;
-            (last.number >= events.start).then(|| last.measured.clone())
+            (last.number >= between.start).then(|| last.measured.clone())
         };
         let neighbours = locked(&self.neighbours).clone();
         let mut last = neighbours
@@ -301,53 +281,56 @@ impl BorderEvents {
             .filter_map(|other| last(other.upgrade()?)?.read());
         last.any(|status| status.gradient_finite)
     }
-}
 
-/// A cause, and the part in which it was.
-type Cause = (SkipCause, Option<Arc<str>>);
-
-/// The first event that explains an overflow, and the part in which it was; none if all that was measured was finite.
-pub(crate) fn first_cause(events: VecDeque<BorderEvent>) -> Option<Cause> {
-    let mut events = Vec::from(events);
-    events.sort_by_key(|event| event.number);
-    let read = |event: BorderEvent| Some((event.place, event.measured.read()?));
-    let events: Vec<_> = events.into_iter().filter_map(read).collect();
-    let scale = |region: Option<&Arc<OpenPart>>| {
-        let part = region.map(|region| region.part.clone());
-        Some((SkipCause::Scale, part))
-    };
-    let loss = |output_finite| Some((SkipCause::Loss { output_finite }, None));
-    // No scale is in a forward pass. An output that is infinite by design, a mask, has a finite gradient.
-    if (events.iter())
-        .any(|(place, status)| place.is_scope() && !status.output_finite && !status.gradient_finite)
-    {
-        return loss(false);
-    }
-    // A backward pass meets scopes from the last to the first: a later one is the begin of another pass.
-    let (mut first, mut last) = (0, 0);
-    for (place, status) in &events {
-        // The part that a gradient comes out of, and that which it goes into.
-        let (before, after) = match place {
-            EventPlace::Scope(scope, region) => {
-                if *scope > last {
-                    first = *scope;
-                }
-                last = *scope;
-                if !status.gradient_finite && *scope == first {
-                    return loss(true);
-                }
-                // What is not finite here has become so in a scope that was before.
-                (None, region.as_ref())
-            }
-            EventPlace::Arrival(inside, outside) => (outside.as_ref(), Some(inside)),
-            EventPlace::Departure(inside, outside) => (Some(inside), outside.as_ref()),
+    /// The first event that explains an overflow, and the part in which it was; none if all that was measured was finite. Waits for the device.
+    pub(crate) fn first_cause(
+        &self,
+        events: VecDeque<BorderEvent>,
+    ) -> Option<(SkipCause, Option<Arc<str>>)> {
+        let mut events = Vec::from(events);
+        events.sort_by_key(|event| event.number);
+        let read = |event: BorderEvent| Some((event.number, event.place, event.measured.read()?));
+        let events: Vec<_> = events.into_iter().filter_map(read).collect();
+        let scale = |region: Option<&Arc<OpenPart>>| {
+            let part = region.map(|region| region.part.clone());
+            Some((SkipCause::Scale, part))
         };
-        if !status.gradient_finite {
-            return scale(before);
+        let loss = |output_finite| Some((SkipCause::Loss { output_finite }, None));
+        // No scale is in a forward pass. An output that is infinite by design, a mask, has a finite gradient.
+        if events.iter().any(|(_, place, status)| {
+            place.is_scope() && !status.output_finite && !status.gradient_finite
+        }) {
+            return loss(false);
         }
-        if status.overflow {
-            return scale(after);
+        // A backward pass meets scopes from the last to the first: a later one is the begin of another pass.
+        let (mut first, mut last) = (0, 0);
+        for (number, place, status) in &events {
+            // The part that a gradient comes out of, and that which it goes into.
+            let (before, after) = match place {
+                EventPlace::Scope(opened, region) => {
+                    if *opened > last {
+                        first = *opened;
+                    }
+                    last = *opened;
+                    if !status.gradient_finite && *opened == first {
+                        return match self.came_finite_to_others(*opened..*number) {
+                            true => Some((SkipCause::OtherScale, None)),
+                            false => loss(true),
+                        };
+                    }
+                    // What is not finite here has become so in a scope that was before.
+                    (None, region.as_ref())
+                }
+                EventPlace::Arrival(inside, outside) => (outside.as_ref(), Some(inside)),
+                EventPlace::Departure(inside, outside) => (Some(inside), outside.as_ref()),
+            };
+            if !status.gradient_finite {
+                return scale(before);
+            }
+            if status.overflow {
+                return scale(after);
+            }
         }
+        None
     }
-    None
 }

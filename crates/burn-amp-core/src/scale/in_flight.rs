@@ -3,10 +3,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc, Mutex, OnceLock, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, OnceLock, Weak},
 };
 
 use crate::{lock::locked, scale::border_events::BorderEvents, scale::device_step::DeviceStep};
@@ -26,8 +23,6 @@ pub(crate) trait Pending: std::fmt::Debug + Send {
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     steps: Mutex<VecDeque<Box<dyn Pending>>>,
-    /// Whether they are being resolved: the iterations that end then are over for long.
-    is_resolving: AtomicBool,
     device_step: Mutex<Option<Arc<DeviceStep>>>,
 }
 
@@ -45,7 +40,6 @@ impl InFlight {
             return;
         }
         let of_next = events.take();
-        self.is_resolving.store(true, Ordering::Relaxed);
         loop {
             let waits = waits || steps.len() > MAX_IN_FLIGHT;
             match steps.pop_front_if(|step| waits || step.is_known()) {
@@ -53,12 +47,7 @@ impl InFlight {
                 None => break,
             }
         }
-        self.is_resolving.store(false, Ordering::Relaxed);
         events.restore(of_next);
-    }
-
-    pub(crate) fn is_resolving(&self) -> bool {
-        self.is_resolving.load(Ordering::Relaxed)
     }
 
     /// The scale as the device moves it; none where the host does, or its optimizer is gone.

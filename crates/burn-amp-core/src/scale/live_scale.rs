@@ -3,7 +3,6 @@
 use burn_amp_kernels::{Crossing, ScaleState};
 use std::{
     collections::{HashMap, VecDeque},
-    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -13,7 +12,7 @@ use std::{
 use crate::{
     lock::locked,
     scale::border_events::{
-        BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, OpenPart, first_cause,
+        BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, OpenPart, next_number,
     },
     scale::in_flight::InFlight,
     scale::loss_scale::{Evidence, GradScalerConfig, LossScale, SkipCause},
@@ -149,7 +148,8 @@ impl LiveScale {
 
     /// Counts a scope, and gives it its number.
     pub(crate) fn open(&self) -> u64 {
-        self.opened.fetch_add(1, Ordering::Relaxed) + 1
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        next_number()
     }
 
     /// How many scopes were opened so far.
@@ -232,9 +232,6 @@ impl LiveScale {
             self.advance(state, seen);
         }
         self.parts().end_iteration(finite.is_some());
-        if !self.in_flight.is_resolving() {
-            self.events.take_range();
-        }
         self.events.clear();
     }
 
@@ -276,23 +273,19 @@ impl LiveScale {
         match before.filter(|_| events.is_empty()) {
             // Another optimizer's skip has read them: both backward passes were over before it.
             Some(cause) => cause,
-            None => self.cause_among(events, overflows, self.events.range()),
+            None => self.cause_among(events, overflows),
         }
     }
 
-    /// As [`cause_of_skip`](Self::cause_of_skip), of these events, which are `of_all` those of all handles.
+    /// As [`cause_of_skip`](Self::cause_of_skip), of these events.
     pub(crate) fn cause_among<'a>(
         &self,
         events: VecDeque<BorderEvent>,
         overflows: impl Iterator<Item = &'a str>,
-        of_all: Range<u64>,
     ) -> SkipCause {
-        let first = first_cause(events);
-        let is_nan = matches!(first, Some((SkipCause::NAN_LOSS, _)));
-        let is_of_others = is_nan && self.events.came_finite_to_others(&of_all);
+        let first = self.events.first_cause(events);
         let mut state = locked(&self.state);
         let (cause, parts) = match first {
-            Some(_) if is_of_others => (SkipCause::OtherScale, Vec::new()),
             Some((cause, part)) => (cause, part.into_iter().collect()),
             None => (SkipCause::Scale, self.parts().of_parameters(overflows)),
         };

@@ -70,7 +70,7 @@ pub(crate) use list::{Hooks, applied};
 /// A hook sees the host's values, and tensors that it must not wait for. A step that overflows is shown to no hook. A clone of the optimizer
 /// has clones of its hooks.
 pub trait Hook: Debug + Send + Sync + 'static {
-    /// Its name among the hooks of an optimizer, and that of its state in records.
+    /// Its name, which no other hook of an optimizer has, and that of its state in records.
     fn name(&self) -> &str;
 
     /// Judges a step whose gradients are finite, before they are clipped. What it changes in itself is undone if the step is refused with an

@@ -134,16 +134,10 @@ impl StepOptions {
                 scaler.check_accepted(optim, &entries)?;
             }
         }
-        let Some(grads) = scaler.inspect(self.window.as_mut(), grads, entries)? else {
-            return Ok(None);
-        };
-        let hooks = self.hooks.clone();
-        let ended = self.end_step(scaler, optim, module, grads, loss);
-        if ended.is_err() {
-            // What is refused leaves no trace.
-            self.hooks = hooks;
+        match scaler.inspect(self.window.as_mut(), grads, entries)? {
+            Some(grads) => self.end_step(scaler, optim, module, grads, loss),
+            None => Ok(None),
         }
-        ended
     }
 
     /// Ends the step. The gradients, unless they overflow or a hook rejects them.
@@ -162,7 +156,7 @@ impl StepOptions {
         }
         // A hook may have found an overflow.
         let judged = judged.filter(|_| !grads.has_overflow());
-        let (factor, rejected) = judged.unwrap_or((1.0, None));
+        let (hooks, factor, rejected) = judged.unwrap_or_else(|| (self.hooks.clone(), 1.0, None));
         let mut factors = Factors::new();
         // A loss that is not finite may come of a forward pass that has spoilt the buffers.
         let spoilt = rejected.is_some()
@@ -177,6 +171,7 @@ impl StepOptions {
             scaler.update()?;
         }
         let grads = counted?;
+        self.hooks = hooks;
         if spoilt {
             scaler.buffers.suspect();
         }

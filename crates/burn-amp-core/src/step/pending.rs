@@ -3,10 +3,7 @@
 
 use burn::optim::GradientsParams;
 use burn_amp_kernels::Reading;
-use std::{
-    ops::Range,
-    sync::{Arc, Weak},
-};
+use std::sync::{Arc, Weak};
 
 #[cfg(any(test, feature = "counts"))]
 use crate::gradients::pass::READS;
@@ -30,8 +27,6 @@ pub(crate) struct PendingStep {
     pub(crate) reading: Reading,
     /// Where they came to the border.
     pub(crate) event: Option<BorderEvent>,
-    /// The events of all handles in its iteration.
-    pub(crate) of_all: Range<u64>,
     /// By which they were clipped.
     pub(crate) clip: ClipRules,
     pub(crate) run: Arc<Run>,
@@ -70,7 +65,7 @@ impl Pending for PendingStep {
         let mut grads = UnscaledGradients::new(GradientsParams::new(), entries, true);
         let arrived = events.iter().any(BorderEvent::has_arrived);
         if grads.has_overflow() {
-            grads.finding.cause = live.cause_among(events, grads.overflows(), self.of_all);
+            grads.finding.cause = live.cause_among(events, grads.overflows());
         }
         self.resolution.resolve(!grads.has_overflow());
         if !self.clip.is_empty() {

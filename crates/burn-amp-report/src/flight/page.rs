@@ -172,7 +172,7 @@ fn advice(steps: &[Step], first: Option<&First>) -> String {
         ),
         None if last.is("guarded") => {
             let norm = last.host.norm.map(page::tiny).unwrap_or_default();
-            format!("All is finite. The guard held the step back, with a gradient norm of {norm}: look at the batch and the learning rate.")
+            format!("All is finite. A hook (a guard, as a rule) rejected the step, with a gradient norm of {norm}: look at the batch and the learning rate.")
         }
         None if last.host.blamed_loss == Some(false) => {
             "The model's output is infinite or NaN: the loss scale is not the cause. Name the layers by `probed` to see where it begins.".to_string()

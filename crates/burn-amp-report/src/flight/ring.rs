@@ -214,7 +214,7 @@ impl State {
             return is_new.then(|| format!("the run cannot go on: {error}"));
         }
         match last.host.outcome.as_str() {
-            "guarded" if !is(before, "guarded") => Some("the guard held a step back".to_string()),
+            "guarded" if !is(before, "guarded") => Some("a hook rejected a step".to_string()),
             "skipped" if is(before, "skipped") && !is(earlier, "skipped") => {
                 Some("two steps in a row were skipped".to_string())
             }

@@ -140,7 +140,7 @@ fn a_step_that_the_guard_holds_back_is_written() {
     step(&mut training, 1.0, factor * 50.0).unwrap();
     assert_eq!(training.optim.scaler().counters().guarded(), 1);
     let flight = json(&recorder.written()[0]);
-    assert_eq!(flight["why"], "the guard held a step back");
+    assert_eq!(flight["why"], "a hook rejected a step");
     says(&flight["advice"], ["gradient norm"]);
 }
 

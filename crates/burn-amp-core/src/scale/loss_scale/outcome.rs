@@ -72,10 +72,3 @@ pub(crate) enum SkipCause {
     /// The gradient became infinite or NaN in a scope of another handle, whose loss scale this one's optimizers do not move.
     OtherScale,
 }
-
-impl SkipCause {
-    /// The loss, or its gradient, is infinite or NaN, and the model's output is not.
-    pub(crate) const NAN_LOSS: Self = Self::Loss {
-        output_finite: true,
-    };
-}

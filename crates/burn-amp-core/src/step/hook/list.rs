@@ -37,9 +37,12 @@ impl Clone for Box<dyn AnyHook> {
 #[derive(Clone, Debug, Default)]
 pub struct Hooks(Vec<Box<dyn AnyHook>>);
 
+/// The hooks as they are if the step is made, what its gradients are multiplied by, and who has rejected it.
+type Judged = (Hooks, f64, Option<Rejection>);
+
 impl Hooks {
-    /// Adds a hook, in the place of one of the same name.
-    pub(crate) fn add(&mut self, hook: impl Hook + Clone) -> Result<(), AmpError> {
+    /// Adds a hook, in the place of one of the same type and name.
+    pub(crate) fn add<H: Hook + Clone>(&mut self, hook: H) -> Result<(), AmpError> {
         let name = hook.name().to_string();
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
         if name.is_empty() || !name.chars().all(is_plain) {
@@ -47,7 +50,11 @@ impl Hooks {
             return Err(AmpError::refused("name", format!("`{name}`"), allowed));
         }
         match self.0.iter_mut().find(|other| other.name() == name) {
-            Some(place) => *place = Box::new(hook),
+            Some(place) if (&**place as &dyn Any).is::<H>() => *place = Box::new(hook),
+            Some(_) => {
+                let allowed = "the name of no other hook here";
+                return Err(AmpError::refused("name", format!("`{name}`"), allowed));
+            }
             None => self.0.push(Box::new(hook)),
         }
         Ok(())
@@ -64,14 +71,14 @@ impl Hooks {
         self.0.first().map(|hook| hook.name())
     }
 
-    /// Judges gradients that are finite, or the next step of a module without them: what they are multiplied by, and who has rejected the step.
-    /// None if the host is to read them first.
+    /// Judges gradients that are finite, or the next step of a module without them; none if the host is to read them first. It changes
+    /// nothing here: a step that is judged may be refused, or judged again.
     pub(crate) fn judge(
-        &mut self,
+        &self,
         grads: Option<&mut UnscaledGradients>,
         loss: Option<f64>,
         of_module: &dyn Fn() -> Vec<Parameter>,
-    ) -> Result<Option<(f64, Option<Rejection>)>, AmpError> {
+    ) -> Result<Option<Judged>, AmpError> {
         let mut step = Proposed {
             grads,
             loss,
@@ -79,7 +86,8 @@ impl Hooks {
             error: None,
         };
         let (mut smallest, mut rejected) = (1.0f64, None);
-        for hook in &mut self.0 {
+        let mut hooks = self.clone();
+        for hook in &mut hooks.0 {
             match hook.judge(&mut step) {
                 Verdict::Apply => {}
                 _ if step.is_on_device() => return Ok(None),
@@ -100,7 +108,7 @@ impl Hooks {
                 }
             }
         }
-        step.error.map_or(Ok(Some((smallest, rejected))), Err)
+        (step.error).map_or(Ok(Some((hooks, smallest, rejected))), Err)
     }
 
     /// After the update. `masters` are those of the optimizer; `device_step` decides the step, if the device does.

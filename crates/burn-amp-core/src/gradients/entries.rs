@@ -160,7 +160,9 @@ fn check_sums(sums: &ParamTensors, parameters: &[Parameter]) -> Result<(), AmpEr
             sums.len()
         ),
     };
-    let reason = format!("{reason}: the window belongs to another model");
+    let reason = format!(
+        "{reason}: the window belongs to another model; `drop_window` of the optimizer, or `clear` of the window, empties it"
+    );
     Err(AmpError::foreign("the accumulation window", reason))
 }
 

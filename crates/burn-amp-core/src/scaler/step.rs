@@ -94,7 +94,11 @@ impl GradScaler {
     ) -> Result<Option<GradientsParams>, AmpError> {
         let optimizer = std::ptr::from_ref(optim).addr();
         self.iteration.check(&grads, optimizer)?;
-        check_accepted(optim, grads.entries(), |entry| entry.gradient)?;
+        check_accepted(optim, grads.entries(), |entry| {
+            // They may have been changed since they were tested.
+            let now = entry.get(grads.params());
+            now.map_or(entry.gradient, |gradient| gradient.dtype())
+        })?;
         let is_applied = !grads.has_overflow() && rejected.is_none();
         self.count_for(&grads, rejected, optimizer)?;
         Ok(is_applied.then(|| grads.into_tested()))

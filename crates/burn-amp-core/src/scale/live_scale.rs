@@ -193,7 +193,10 @@ impl LiveScale {
     /// An overflow lowers the scale at once, the first of an iteration alone. A finite iteration counts when all optimizers
     /// have stepped, or when one steps again: as one, with the measures of all their gradients.
     pub(crate) fn report(&self, member: &Weak<()>, seen: Option<Evidence>) -> [f32; 2] {
-        self.in_flight.leave_device_to(member);
+        // Of a step that the host has decided, the device knows nothing.
+        if !self.in_flight.is_resolving() {
+            self.in_flight.set_device_step(None);
+        }
         let mut state = locked(&self.state);
         let before = state.schedule.scale();
         let id = member.as_ptr() as usize;

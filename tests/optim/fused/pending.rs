@@ -51,6 +51,32 @@ fn a_clone_whose_steps_the_host_decides_uses_the_scale_that_it_moves() {
     assert_eq!(amp.loss_scale(), 32768.0);
 }
 
+/// The steps of another optimizer that is gone belong to an iteration: the host ends it, and the device goes on from there.
+#[test]
+fn an_iteration_that_was_shared_ends_before_the_device_goes_on() {
+    fn run<O: ModuleOptim>(make: impl Fn() -> O) -> (StepCounters, f32, Vec<f64>) {
+        let config = at_scale(8192.0).with_growth_interval(2);
+        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+        let [first, mut run] = [(); 2].map(|()| {
+            let (model, optim) = amp.prepare(Pair::of(0.0), make());
+            Trial { optim, model }
+        });
+        let mut step = || {
+            let loss = amp.autocast((), |()| run.model.bias.val()).sum();
+            run.take(GradientsParams::from_grads(loss.backward(), &run.model));
+        };
+        (0..2).for_each(|_| step());
+        drop(first);
+        // Up to 2^16, at which f16 overflows, and again.
+        (0..8).for_each(|_| step());
+        run.optim.synchronize().unwrap();
+        (run.counters(), amp.loss_scale(), run.values())
+    }
+    let host = run(|| SgdConfig::new().init());
+    assert_eq!(host.0.skipped(), 2);
+    assert_eq!(run(|| FusedSgd::new(SgdConfig::new())), host);
+}
+
 /// The same numbers for the same seed.
 struct Draws(u64);
 

@@ -121,6 +121,21 @@ fn a_gradient_of_a_parameter_that_had_none_is_not_stepped_on() {
     assert_eq!(run.model.values()[6..], [0.0; 4]);
 }
 
+/// One that is replaced by another of a dtype that the optimizer cannot combine with the parameter.
+#[test]
+fn a_gradient_that_has_become_of_another_dtype_is_refused() {
+    for dtype in [FloatDType::F16, FloatDType::BF16] {
+        let (mut run, mut grads) = (by_hand(), unscaled(1.0));
+        let (params, id) = (grads.params_mut(), run.model.bias.id);
+        let gradient = params.remove::<1>(id).unwrap();
+        params.register(id, gradient.cast(dtype));
+        let error = run.take(grads).unwrap_err();
+        is_error(&error, "HalfPrecisionParameter", ["`bias` is F32"]);
+        assert_eq!(run.model.values(), [0.0; 10]);
+        assert_eq!(run.counters(), StepCounters::default());
+    }
+}
+
 /// Gradients that a program makes with autodiff and registers itself are those of any other loss.
 #[test]
 fn gradients_registered_by_hand_may_be_on_an_autodiff_device() {

@@ -219,6 +219,15 @@ fn records_hold_the_parts() {
     }
 }
 
+#[test]
+fn a_part_that_is_not_enabled_has_no_factor() {
+    let off = GradScalerConfig::new().with_init_scale(8.0);
+    let off = Rescale::dynamic("off").with_scaler(off.with_enabled(false));
+    let mut run = run();
+    // The gradient in the part is 2^15 times that of the loss, and would overflow at 8 times that.
+    assert_eq!(take(&mut run, 5, one(off.unwrap())), "+10: ");
+}
+
 /// A factor may be below the normal numbers of f32, and scopes use 2^-126 then.
 #[test]
 fn records_hold_the_smallest_factors() {

@@ -133,6 +133,8 @@ fn a_learning_rate_that_is_no_number() {
         (f64::NAN, "NaN"),
         (f64::INFINITY, "inf"),
         (f64::NEG_INFINITY, "-inf"),
+        // An f32 has no such number.
+        (1e39, "1e39"),
     ] {
         let mut optim = optimizer(true);
         let before = optim.into_bytes().unwrap();

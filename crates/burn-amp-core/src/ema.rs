@@ -149,11 +149,9 @@ impl Ema {
 
     /// Drops averages that were loaded and are those of another model: later records would have them too.
     fn check_loaded(&mut self, parameters: &[Parameter]) {
+        let loaded = self.averages.len();
         let is_known = |parameter: &&Parameter| self.averages.contains_key(&parameter.id);
-        let (loaded, known) = (
-            self.averages.len(),
-            parameters.iter().filter(is_known).count(),
-        );
+        let known = parameters.iter().filter(is_known).count();
         if known == 0 {
             self.averages.clear();
         }

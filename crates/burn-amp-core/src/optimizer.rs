@@ -317,7 +317,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// skips in a row, or where the scale cannot go lower if `raise_error_at_min_scale` is set, [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer
     /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
     /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient does not have its parameter's shape,
-    /// [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN, and for a setting of this or of a fused optimizer that is out of
+    /// [`AmpError::InvalidValue`] for a learning rate that is NaN, or infinite as an f32, and for a setting of this or of a fused optimizer that is out of
     /// its range. [`AmpError::ForeignRecord`] if an open window belongs
     /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if the guard rejects one step too many.
     pub fn try_step<M: Module>(

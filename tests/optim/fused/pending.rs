@@ -5,6 +5,7 @@ use super::{
     run::{Event, Run, Values, adam, begun, nesterov, step},
 };
 use crate::support::*;
+use burn_amp_tests::trial::{Pair, Trial};
 
 fn config() -> GradScalerConfig {
     at_scale(1024.0)
@@ -26,6 +27,54 @@ fn the_host_hears_of_a_step_with_the_next_one() {
     let (counters, outcome) = (scaler.counters(), scaler.last_outcome());
     assert_eq!((counters.steps(), counters.skipped()), (2, 1));
     assert_eq!((outcome, scale), (Some(StepOutcome::Stepped), 32768.0));
+}
+
+/// The host decides the steps of a clone that accumulates. Scopes take the scale from it then, and not from the device, where the optimizer
+/// that was cloned has left it.
+#[test]
+fn a_clone_whose_steps_the_host_decides_uses_the_scale_that_it_moves() {
+    let config = at_scale(16384.0).with_growth_interval(1);
+    let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+    let (model, optim) = amp.prepare(Pair::of(0.0), FusedSgd::new(SgdConfig::new()));
+    let mut run = Trial { optim, model };
+    let step = |run: &mut Trial<FusedSgd>| {
+        let loss = amp.autocast((), |()| run.model.bias.val()).sum();
+        run.take(GradientsParams::from_grads(loss.backward(), &run.model));
+        run.outcome()
+    };
+    step(&mut run);
+    let mut clone = run.clone();
+    clone.optim = clone.optim.with_accumulation(1);
+    // At 2^15, and at 2^16, which f16 does not hold.
+    assert_eq!(step(&mut clone), Some(StepOutcome::Stepped));
+    assert_eq!(step(&mut clone), Some(StepOutcome::Skipped));
+    assert_eq!(amp.loss_scale(), 32768.0);
+}
+
+/// The steps of another optimizer that is gone belong to an iteration: the host ends it, and the device goes on from there.
+#[test]
+fn an_iteration_that_was_shared_ends_before_the_device_goes_on() {
+    fn run<O: ModuleOptim>(make: impl Fn() -> O) -> (StepCounters, f32, Vec<f64>) {
+        let config = at_scale(8192.0).with_growth_interval(2);
+        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+        let [first, mut run] = [(); 2].map(|()| {
+            let (model, optim) = amp.prepare(Pair::of(0.0), make());
+            Trial { optim, model }
+        });
+        let mut step = || {
+            let loss = amp.autocast((), |()| run.model.bias.val()).sum();
+            run.take(GradientsParams::from_grads(loss.backward(), &run.model));
+        };
+        (0..2).for_each(|_| step());
+        drop(first);
+        // Up to 2^16, at which f16 overflows, and again.
+        (0..8).for_each(|_| step());
+        run.optim.synchronize().unwrap();
+        (run.counters(), amp.loss_scale(), run.values())
+    }
+    let host = run(|| SgdConfig::new().init());
+    assert_eq!(host.0.skipped(), 2);
+    assert_eq!(run(|| FusedSgd::new(SgdConfig::new())), host);
 }
 
 /// The same numbers for the same seed.

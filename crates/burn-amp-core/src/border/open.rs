@@ -103,7 +103,7 @@ impl Open {
         let mut region = self.region.clone();
         let mut factor = match &rescale.0 {
             Rule::Fixed(exponent) => self.power_of_two(*exponent),
-            Rule::Driven(driven) if self.amp.is_scaled() => {
+            Rule::Driven(driven) if self.amp.is_scaled() && driven.schedule.config().enabled => {
                 let factor = self.amp.live().parts().enter(driven, self.dry.is_some());
                 region = Some(Arc::new(OpenPart {
                     part: driven.name.clone(),

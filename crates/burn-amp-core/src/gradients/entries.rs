@@ -93,7 +93,7 @@ impl Entries {
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`] if a parameter's learning rate is infinite or NaN: all parameters would be lost at once.
+    /// [`AmpError::InvalidValue`] if a parameter's learning rate is NaN, or infinite as an f32: all parameters would be lost at once.
     /// [`AmpError::GradientShape`] if a gradient has not its parameter's shape. [`AmpError::ForeignRecord`] if a sum is of no
     /// parameter here, or has another shape or dtype than the sum of its gradients would have.
     pub fn find(
@@ -159,7 +159,9 @@ fn check_sums(sums: &ParamTensors, parameters: &[Parameter]) -> Result<(), AmpEr
             sums.len()
         ),
     };
-    let reason = format!("{reason}: the window belongs to another model");
+    let reason = format!(
+        "{reason}: the window belongs to another model; `drop_window` of the optimizer, or `clear` of the window, empties it"
+    );
     Err(AmpError::foreign("the accumulation window", reason))
 }
 
@@ -177,13 +179,13 @@ fn misfit_of(sums: &ParamTensors, parameter: &Parameter) -> Option<String> {
     Some(format!("the sum for `{}` {what}", parameter.path))
 }
 
-/// An error if a parameter's learning rate is infinite or NaN: it would take all parameters with it.
+/// An error if a parameter's learning rate is NaN, or infinite in f32: it would take all parameters with it.
 pub(crate) fn check_rate(lr: &ModuleLearningRate, id: ParamId, path: &str) -> Result<(), AmpError> {
     let rate = lr.lr_from_param(id, Some(path));
-    match rate.is_finite() {
+    match (rate as f32).is_finite() {
         true => Ok(()),
         false => {
-            let allowed = format!("finite (it is that of `{path}`)");
+            let allowed = format!("finite as an f32 (it is that of `{path}`)");
             Err(AmpError::invalid("lr", rate, allowed))
         }
     }

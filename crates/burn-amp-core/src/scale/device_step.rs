@@ -84,10 +84,6 @@ impl DeviceStep {
         self.owner.strong_count() > 0
     }
 
-    pub(crate) fn is_of(&self, owner: &Weak<()>) -> bool {
-        self.owner.ptr_eq(owner)
-    }
-
     /// After a step with gradients of this status, which came to the border like this.
     pub(crate) fn advance(&self, status: &Status, crossing: Option<&Crossing>) -> Self {
         let scale = self.scale.clone().advance(status, crossing);

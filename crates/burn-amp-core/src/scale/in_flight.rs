@@ -3,7 +3,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, OnceLock, Weak},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use crate::{lock::locked, scale::border_events::BorderEvents, scale::device_step::DeviceStep};
@@ -60,11 +60,6 @@ impl InFlight {
     /// From now on scopes take the scale from the device, or no longer.
     pub(crate) fn set_device_step(&self, device_step: Option<Arc<DeviceStep>>) {
         *locked(&self.device_step) = device_step;
-    }
-
-    /// An optimizer has stepped: of the steps of another one, the device knows nothing.
-    pub(crate) fn leave_device_to(&self, member: &Weak<()>) {
-        locked(&self.device_step).take_if(|device_step| !device_step.is_of(member));
     }
 }
 

@@ -136,10 +136,13 @@ impl LiveScale {
         self.in_flight.resolve(&self.events, waits);
     }
 
-    /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped.
+    /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped, or where optimizers that
+    /// are gone have left an iteration that is to be ended.
     pub(crate) fn on_device(&self) -> Option<ScaleState> {
         let has_parts = !self.parts().is_empty();
-        let state = self.schedule().on_device().filter(|_| !has_parts)?;
+        let is_ended = locked(&self.state).iteration.reported.is_empty();
+        let state = self.schedule().on_device();
+        let state = state.filter(|_| !has_parts && is_ended)?;
         Some(ScaleState {
             max_scale: state.max_scale.min(MAX_SCALE),
             ..state
@@ -193,7 +196,10 @@ impl LiveScale {
     /// An overflow lowers the scale at once, the first of an iteration alone. A finite iteration counts when all optimizers
     /// have stepped, or when one steps again: as one, with the measures of all their gradients.
     pub(crate) fn report(&self, member: &Weak<()>, seen: Option<Evidence>) -> [f32; 2] {
-        self.in_flight.leave_device_to(member);
+        // Of a step that the host has decided, the device knows nothing.
+        if !self.in_flight.is_resolving() {
+            self.in_flight.set_device_step(None);
+        }
         let mut state = locked(&self.state);
         let before = state.schedule.scale();
         let id = member.as_ptr() as usize;

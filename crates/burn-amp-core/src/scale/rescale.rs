@@ -52,8 +52,8 @@ impl Rescale {
 
     /// A factor that moves by a schedule of its own, from 1: PyTorch's, or another by [`with_scaler`](Self::with_scaler). Layer by layer, that is FairScale's `LayerwiseGradientScaler`.
     ///
-    /// It backs off where the gradient overflows in this part first, and grows after finite steps. Where no loss scale is in use
-    /// ([`enabled`](GradScalerConfig::enabled)) it is 1.
+    /// It backs off where the gradient overflows in this part first, and grows after finite steps. Where no loss scale is in use, or its own
+    /// settings are not [`enabled`](GradScalerConfig::enabled), it is 1.
     pub fn dynamic(part: impl Into<Arc<str>>) -> Self {
         let config = GradScalerConfig::new().with_init_scale(1.0);
         Self::driven(part.into(), config, None)

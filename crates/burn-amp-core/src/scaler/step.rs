@@ -55,7 +55,7 @@ impl GradScaler {
     /// ([`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch)) only the former: its sum overflows by itself.
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
     /// [`AmpError::UpdateMissing`] if these parameters were stepped already, [`AmpError::GradientShape`] if a gradient does not have
-    /// its parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN; nothing is counted then. Neither
+    /// its parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is NaN, or infinite as an f32; nothing is counted then. Neither
     /// parameters, optimizer state nor loss scale change on any of them.
     pub fn try_step<O: ModuleOptim, M: Module>(
         &mut self,
@@ -96,7 +96,11 @@ impl GradScaler {
     ) -> Result<Option<GradientsParams>, AmpError> {
         let optimizer = std::ptr::from_ref(optim).addr();
         self.iteration.check(&grads, optimizer)?;
-        check_accepted(optim, grads.entries(), |entry| entry.gradient)?;
+        check_accepted(optim, grads.entries(), |entry| {
+            // They may have been changed since they were tested.
+            let now = entry.get(grads.params());
+            now.map_or(entry.gradient, |gradient| gradient.dtype())
+        })?;
         let is_applied = !grads.has_overflow() && rejected.is_none();
         self.count_for(&grads, rejected, optimizer)?;
         Ok(is_applied.then(|| grads.into_tested()))

@@ -179,11 +179,10 @@ fn wide(tensor: AnyTensor, master: Option<ParamTensor>, device: &Device) -> AnyT
     let master = master.filter(|master| master.rank() == tensor.rank());
     match master.and_then(|master| master.live(device)) {
         // As it is where the parameter is its rounded image, and the parameter where that was changed elsewhere.
-        Some(master) => {
-            let changed =
-                (master.clone().cast(dtype).into_handle()).not_equal(tensor.into_handle());
-            master.map(|master| master.mask_where(changed, wide.into_handle()))
-        }
+        Some(master) => master.map(|master| {
+            let changed = master.clone().cast(dtype).not_equal(tensor.into_handle());
+            master.mask_where(changed, wide.into_handle())
+        }),
         None => wide,
     }
 }

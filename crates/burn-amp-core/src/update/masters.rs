@@ -186,3 +186,23 @@ fn wide(tensor: AnyTensor, master: Option<ParamTensor>, device: &Device) -> AnyT
         None => wide,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::optim::{Sgd, SgdConfig};
+
+    use super::*;
+
+    /// Our loader refuses the record, Burn's does not.
+    #[test]
+    fn a_master_of_another_rank_counts_for_nothing() {
+        let device = Device::flex();
+        let mut source = StateSource::default();
+        source.insert_tensor("master".into(), TensorData::from([[2.0f32]]));
+        let kept = BurnsState::<Sgd, 1>::state_unflatten("", &mut source, &device);
+        let one = |dtype| Tensor::<1>::ones([1], (&device, dtype));
+        let masters = Masters::new(SgdConfig::new().build(), true);
+        let (stepped, _) = masters.step(0.5, one(DType::F16), one(DType::F32), Some(kept.unwrap()));
+        assert_eq!(stepped.into_scalar::<f32>(), 0.5);
+    }
+}

@@ -178,10 +178,12 @@ impl ModuleVisitor for WithGradient<'_> {
     }
 }
 
+type NewValue<'a> = dyn FnMut(ParamId, &dyn Fn() -> Parameter) -> Option<AnyTensor> + 'a;
+
+/// Knows no type of a function, so that programs have its code once.
 struct Replace<'a> {
     path: ModulePath,
-    /// Its type is forgotten: programs have the walk once.
-    value: &'a mut dyn FnMut(ParamId, &dyn Fn() -> Parameter) -> Option<AnyTensor>,
+    value: &'a mut NewValue<'a>,
 }
 
 impl ModuleMapper for Replace<'_> {

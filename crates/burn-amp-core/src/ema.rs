@@ -142,9 +142,8 @@ impl Ema {
     /// [`MasterWeights`](crate::MasterWeights), the average is that of its f32 master.
     pub fn update<M: Module>(&mut self, module: M) -> M {
         let resolution = Resolution::applied();
-        hook::applied(module, &ParamTensors::default, None, &resolution, |step| {
-            self.applied(step);
-        })
+        let hook = &mut |step: &mut Applied<'_>| self.applied(step);
+        hook::applied(module, &ParamTensors::default, None, &resolution, hook)
     }
 
     /// Drops averages that were loaded and are those of another model: later records would have them too.

@@ -142,26 +142,17 @@ impl std::fmt::Debug for Scope {
 }
 
 /// What a panic inside was about, if it is a clash of dtypes or follows from what was refused; others go on.
-fn explain<R>(
-    amp: &MixedPrecision,
-    open: &Open,
-    panic: Box<dyn Any + Send>,
-) -> Result<R, AmpError> {
+fn explain(amp: &MixedPrecision, open: &Open, panic: Box<dyn Any + Send>) -> AmpError {
     if let Some(refused) = open.take_refused() {
-        return Err(refused);
+        return refused;
     }
     // A scope inside this one has said already what is wrong.
     let message = panic_message(&*panic);
     if let Some(error) = REFUSED.take().filter(|error| error.to_string() == message) {
-        return Err(error);
+        return error;
     }
     let last = locked(&open.notes).last_read.clone();
-    Err(dtype_clash(
-        panic,
-        open.side.dtype.into(),
-        last,
-        amp.is_attached(),
-    ))
+    dtype_clash(panic, open.side.dtype.into(), last, amp.is_attached())
 }
 
 /// A panic of Burn's because of two dtypes; others go on.
@@ -270,7 +261,7 @@ impl MixedPrecision {
         };
         let result = frame.run(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
         locked(&open.notes).is_closed = true;
-        let output = result.or_else(|panic| explain(self, &open, panic))?;
+        let output = result.map_err(|panic| explain(self, &open, panic))?;
         let is_watched = self.is_scaled() && !is_inside && open.dry.is_none();
         let watch = is_watched.then(|| open.watch_scope());
         let around = outer.as_ref().unwrap_or(&Side::OUTSIDE);

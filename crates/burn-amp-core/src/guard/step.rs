@@ -1,7 +1,7 @@
 //! A guard as a hook of an optimizer.
 
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use super::{Guard, GuardState};
 use crate::{
@@ -40,7 +40,7 @@ impl Hook for GuardState {
     }
 
     fn state(&self) -> Option<State> {
-        let stored = BTreeMap::from([("state", self)]);
+        let stored = HashMap::from([("state", self)]);
         Some(State::of(&stored).expect("numbers are plain data"))
     }
 

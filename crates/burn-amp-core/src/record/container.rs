@@ -158,10 +158,8 @@ impl Container {
 
     /// Takes out the tensors with such a name.
     pub fn split_tensors(&mut self, chosen: impl Fn(&str) -> bool) -> Vec<Tensor> {
-        let all = std::mem::take(&mut self.tensors).into_iter();
-        let (taken, kept): (BTreeMap<_, _>, _) = all.partition(|(name, _)| chosen(name));
-        self.tensors = kept;
-        taken.into_values().collect()
+        let taken = self.tensors.extract_if(.., |name, _| chosen(name));
+        taken.map(|(_, tensor)| tensor).collect()
     }
 
     /// The error for contents that contradict each other.

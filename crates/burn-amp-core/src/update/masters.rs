@@ -179,11 +179,30 @@ fn wide(tensor: AnyTensor, master: Option<ParamTensor>, device: &Device) -> AnyT
     let master = master.filter(|master| master.rank() == tensor.rank());
     match master.and_then(|master| master.live(device)) {
         // As it is where the parameter is its rounded image, and the parameter where that was changed elsewhere.
-        Some(master) => {
-            let changed =
-                (master.clone().cast(dtype).into_handle()).not_equal(tensor.into_handle());
-            master.map(|master| master.mask_where(changed, wide.into_handle()))
-        }
+        Some(master) => master.map(|master| {
+            let changed = master.clone().cast(dtype).not_equal(tensor.into_handle());
+            master.mask_where(changed, wide.into_handle())
+        }),
         None => wide,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::optim::{Sgd, SgdConfig};
+
+    use super::*;
+
+    /// Our loader refuses the record, Burn's does not.
+    #[test]
+    fn a_master_of_another_rank_counts_for_nothing() {
+        let device = Device::flex();
+        let mut source = StateSource::default();
+        source.insert_tensor("master".into(), TensorData::from([[2.0f32]]));
+        let kept = BurnsState::<Sgd, 1>::state_unflatten("", &mut source, &device);
+        let one = |dtype| Tensor::<1>::ones([1], (&device, dtype));
+        let masters = Masters::new(SgdConfig::new().build(), true);
+        let (stepped, _) = masters.step(0.5, one(DType::F16), one(DType::F32), Some(kept.unwrap()));
+        assert_eq!(stepped.into_scalar::<f32>(), 0.5);
     }
 }

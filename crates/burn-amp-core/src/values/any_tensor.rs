@@ -13,7 +13,7 @@ use crate::{values::dtype::is_half, values::rank::with_rank};
 ///
 /// Burn's types have a rank, its operations on each value by itself do not look at it: they are done to a handle of rank 1, whatever the shape.
 #[derive(Clone, Debug)]
-pub struct AnyTensor(Tensor<1>);
+pub struct AnyTensor(pub(super) Tensor<1>);
 
 impl AnyTensor {
     /// Of a tensor without its autodiff.
@@ -86,7 +86,6 @@ impl AnyTensor {
     }
 
     /// The same values on another device.
-    #[inline]
     pub fn moved_to(mut self, device: &Device) -> Self {
         if self.device() != *device {
             self.0 = self.0.to_device(device);

@@ -61,12 +61,11 @@ impl Parameter {
     }
 
     fn of(path: &ModulePath, id: ParamId, value: AnyTensor) -> Self {
-        let value: Tensor<1> = value.into_handle();
         Self {
             id,
             path: path.as_str().to_string(),
-            is_trained: value.is_require_grad(),
-            value: AnyTensor::new(value),
+            is_trained: value.0.is_require_grad(),
+            value: AnyTensor::new(value.0),
             attached: None,
         }
     }
@@ -102,8 +101,7 @@ pub fn replaced<M: Module>(
     module: M,
     mut value: impl FnMut(ParamId, &dyn Fn() -> Parameter) -> Option<AnyTensor>,
 ) -> M {
-    let path = ModulePath::default();
-    let value = &mut value;
+    let (path, value) = (ModulePath::default(), &mut value);
     module.map(&mut Replace { path, value })
 }
 
@@ -180,10 +178,12 @@ impl ModuleVisitor for WithGradient<'_> {
     }
 }
 
+type NewValue<'a> = dyn FnMut(ParamId, &dyn Fn() -> Parameter) -> Option<AnyTensor> + 'a;
+
+/// Knows no type of a function, so that programs have its code once.
 struct Replace<'a> {
     path: ModulePath,
-    /// Its type is forgotten: programs have the walk once.
-    value: &'a mut dyn FnMut(ParamId, &dyn Fn() -> Parameter) -> Option<AnyTensor>,
+    value: &'a mut NewValue<'a>,
 }
 
 impl ModuleMapper for Replace<'_> {
@@ -210,11 +210,10 @@ impl ModuleMapper for Replace<'_> {
 
 /// Puts a new value in the place of a parameter's: a leaf with all that the old one carried for autodiff.
 fn replace_value(old: AnyTensor, new: AnyTensor, id: ParamId) -> AnyTensor {
-    let old: Tensor<1> = old.into_handle();
+    let (AnyTensor(old), AnyTensor(mut leaf)) = (old, new);
     let require_grad = old.is_require_grad();
     let checkpointing = old.gradient_checkpointing_strategy();
     let distributed = old.is_autodiff() && old.is_distributed();
-    let mut leaf: Tensor<1> = new.into_handle();
     if let Some(strategy) = checkpointing {
         leaf = Tensor::from_inner(leaf).with_gradient_checkpointing_strategy(strategy);
     }
@@ -224,5 +223,5 @@ fn replace_value(old: AnyTensor, new: AnyTensor, id: ParamId) -> AnyTensor {
     if distributed {
         leaf = leaf.set_distributed(id);
     }
-    AnyTensor::with_graph(leaf)
+    AnyTensor(leaf)
 }

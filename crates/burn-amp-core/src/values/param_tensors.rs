@@ -45,7 +45,6 @@ impl ParamTensor {
 
     /// The tensor on `device`; none if it was loaded, in a rank that Burn's tensors cannot have. Nothing here holds its memory, unless a clone
     /// of this does.
-    #[inline]
     pub fn live(self, device: &Device) -> Option<AnyTensor> {
         match self {
             Self::Live(tensor) => Some(tensor.moved_to(device)),
@@ -72,7 +71,6 @@ impl ParamTensor {
 }
 
 impl From<AnyTensor> for ParamTensor {
-    #[inline]
     fn from(tensor: AnyTensor) -> Self {
         Self::Live(tensor)
     }

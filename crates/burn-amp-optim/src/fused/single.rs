@@ -166,6 +166,7 @@ mod tests {
     use burn::{
         backend::{BackendTensor, DispatchTensorKind},
         optim::{AdamConfig, AdamWConfig, SgdConfig, momentum::MomentumConfig},
+        tensor::TensorData,
     };
 
     use super::*;
@@ -225,10 +226,11 @@ mod tests {
         let single = Single::new(&config, config.settings().unwrap().0);
         let values = |factor: f32| {
             let values = (0..50).map(|i| (i as f32 * factor).sin());
-            Tensor::<1>::from_floats(values.collect::<Vec<f32>>().as_slice(), &Device::flex())
+            let values = TensorData::new(values.collect::<Vec<_>>(), [5, 10]);
+            AnyTensor::with_graph(Tensor::<2>::from_data(values, &Device::flex())).into_handle()
         };
         for dtype in [FloatDType::F16, FloatDType::F32] {
-            let mut fused = values(0.7).cast(dtype);
+            let mut fused: Tensor<1> = values(0.7).cast(dtype);
             let (mut burns, mut state, mut burns_state) = (fused.clone(), None, None);
             for step in 1..7 {
                 let grad = values(step as f32);

@@ -10,7 +10,6 @@ use crate::{
     record::AmpRecord,
     scale::device_step::DeviceStep,
     scale::finding::Rejection,
-    values::any_tensor::AnyTensor,
     values::dtype::is_half,
     values::module_path::{Parameter, distinct_parameters, replaced},
     values::param_tensors::ParamTensors,
@@ -119,12 +118,12 @@ impl Hooks {
         device_step: Option<&DeviceStep>,
         resolution: &Resolution,
     ) -> M {
-        let each = |step: &mut Applied<'_>| {
+        let mut each = |step: &mut Applied<'_>| {
             for hook in &mut self.0 {
                 hook.applied(step);
             }
         };
-        applied(module, masters, device_step, resolution, each)
+        applied(module, masters, device_step, resolution, &mut each)
     }
 
     /// What a record stores of each.
@@ -159,7 +158,7 @@ pub(crate) fn applied<M: Module>(
     masters: &dyn Fn() -> ParamTensors,
     device_step: Option<&DeviceStep>,
     resolution: &Resolution,
-    hook: impl FnOnce(&mut Applied<'_>),
+    hook: &mut dyn FnMut(&mut Applied<'_>),
 ) -> M {
     let of_module = || with_masters(distinct_parameters(&module), masters);
     let mut step = Applied {
@@ -174,18 +173,15 @@ pub(crate) fn applied<M: Module>(
         return module;
     }
     replaced(module, |id, old| {
-        in_place_of(old(), values.get(&id)?.clone())
+        let new = values.get(&id)?.clone();
+        let Parameter { path, value, .. } = old();
+        let (shape, other) = (value.shape(), new.shape());
+        if other != shape {
+            warn!("a hook gave `{path}` a value of shape {other}, but it has {shape}: it stays");
+            return None;
+        }
+        Some(new.moved_to(&value.device()).cast(value.dtype()))
     })
-}
-
-/// A value that a hook gave, as the parameter has it; none if it has another shape.
-fn in_place_of(Parameter { path, value, .. }: Parameter, new: AnyTensor) -> Option<AnyTensor> {
-    let (shape, other) = (value.shape(), new.shape());
-    if other != shape {
-        warn!("a hook gave `{path}` a value of shape {other}, but it has {shape}: it stays");
-        return None;
-    }
-    Some(new.moved_to(&value.device()).cast(value.dtype()))
 }
 
 /// Parameters with the f32 values of those in half precision, which are asked for if there is one.

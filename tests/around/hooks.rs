@@ -322,6 +322,31 @@ fn an_overflow_that_a_hook_finds_leaves_no_trace_in_the_others() {
     assert_eq!(run.optim.hook::<Count>().unwrap().0, 0);
 }
 
+/// It is empty then: no loss of it is left for the next one.
+#[test]
+fn a_window_that_is_refused_leaves_no_trace_in_the_next() {
+    let wrong = Jump {
+        factor: 2.0,
+        ..jump()
+    };
+    let mut run = Trial::new(sgd().with_accumulation(2).with_hook(wrong));
+    let window = |run: &mut Trial, loss: f64, length: f64| {
+        run.optim.set_loss(loss);
+        run.step(norm(length));
+        run.optim.set_loss(loss);
+        run.scaled(norm(length))
+    };
+    let full = window(&mut run, 1.0, 1.0);
+    run.take(full);
+    let refused = window(&mut run, 8.0, 5.0);
+    let model = run.model.clone();
+    run.optim.try_step(1.0, model, refused).unwrap_err();
+    assert_eq!((run.outcome(), run.window()), (None, 0));
+    let full = window(&mut run, 2.0, 1.0);
+    run.take(full);
+    assert_eq!(jump_of(&run).losses, [1.0, 2.0].map(Some));
+}
+
 #[test]
 fn names_of_hooks() {
     for name in ["", "a.b", "a b", "burn_amp.x"] {

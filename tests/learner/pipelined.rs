@@ -41,6 +41,19 @@ fn a_synchronous_run_is_the_one_without_a_pipeline() {
     assert_same(&run.launch(), &run.launch_with(synchronous));
 }
 
+/// Two workers, wherever Burn would step: one thread steps for both, in every epoch, and is one update behind whatever steps.
+#[test]
+fn one_thread_steps_for_all_workers() {
+    let run = Run::of(3).poisoned([24 + 9]);
+    let synchronous = with(|amp| pipelined(adam(amp)).with_synchronous(true));
+    for way in WAYS {
+        let run = run.clone().with_workers(way);
+        assert!(run.launch_with(&synchronous).bits() == run.launch().bits());
+        let fused = run.launch_with(crate::fused::in_a_pipeline);
+        assert!(fused.bits() == run.launch_with(learner).bits());
+    }
+}
+
 /// Counts the steps that are applied.
 #[derive(Clone, Debug)]
 struct Count(u64);

@@ -66,6 +66,40 @@ fn plain_and_scaled_learners_resume_from_each_other() {
     }
 }
 
+/// The rest of the run is bit for bit that of the Learner.
+#[test]
+fn a_loop_goes_on_from_a_checkpoint() {
+    let run = Run::default().poisoned([20]);
+    let whole = run.launch();
+    let learners: [fn(&MixedPrecision) -> Made; 3] = [burns, crate::fused::learner, |amp| {
+        amp.learner(net(), pipelined(adam(amp)).with_synchronous(true), lr())
+    }];
+    for learner in learners {
+        let folder = run.clone().until(2).launch_with(learner).folder;
+        let amp = run.amp();
+        let (net, mut optim) = amp.prepare(net(), AdamConfig::new().init());
+        let file = |name: &str| folder.path().join(format!("checkpoint/{name}-2.bpk"));
+        let mut net = net.try_load_file(file("model")).unwrap();
+        optim.load(file("optim")).unwrap();
+        let mut lr = lr();
+        for (step, batch) in [(); 4]
+            .iter()
+            .flat_map(|()| batches(&run.samples))
+            .enumerate()
+        {
+            let rate = lr.step();
+            if step < 12 {
+                continue;
+            }
+            let logits = amp.autocast(batch.features.clone(), |x| net.forward(x));
+            let loss = net.output(logits, batch).loss;
+            let grads = GradientsParams::from_grads(loss.backward(), &net);
+            net = optim.step(rate, net, grads);
+        }
+        assert!((values(&net), optim.scaler().bits()) == whole.bits());
+    }
+}
+
 /// The first forward pass of a resumed run has the scale of the checkpoint already.
 #[test]
 fn the_loss_scale_is_there_as_soon_as_the_checkpoint_is_read() {

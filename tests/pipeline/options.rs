@@ -160,6 +160,10 @@ fn a_learning_rate_schedule_holds_after_a_skip() {
     let halvings: Vec<_> = rates.windows(2).map(|pair| pair[1] / pair[0]).collect();
     // Step 2 is skipped; step 3 sees it, and step 4 has the rate of step 3.
     assert_eq!(halvings, [0.5, 0.5, 0.5, 1.0, 0.5]);
+    // An empty window takes no step with its rate.
+    let rate = schedule.step().base();
+    trial.net = trial.optim.flush(rate, trial.net);
+    assert_eq!(schedule.step().base(), rate);
 }
 
 /// `update(new_scale)` replaces what the update makes of the scale, an overflow too. What cannot be set is told at once, or where both

@@ -10,7 +10,7 @@ pub use crate::{
     journal::StepEntry,
     lock::locked,
     optimizer::{Found, Stage, refused},
-    record::{Container, OptimizerState},
+    record::{Container, OptimizerState, checkpoint},
     scale::device_step::{DeviceStep, Run},
     scale::rehearsal::{Rehearsal, Rehearses},
     scaler::HandedOver,

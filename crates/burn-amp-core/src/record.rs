@@ -4,6 +4,7 @@
 //! everything in the container (tensors, scalars, metadata). Burn's readers ignore all four, so an optimizer's record with such
 //! a section is still an optimizer's record.
 
+pub mod checkpoint;
 mod checksum;
 pub(crate) mod container;
 mod file;
@@ -253,7 +254,7 @@ impl AmpRecord {
         self.into_container()?.save(path.as_ref())
     }
 
-    /// Reads a file that [`save`](Self::save), or a plain Burn optimizer, has written. All of it, into memory.
+    /// Reads a file that [`save`](Self::save), a plain Burn optimizer, or a `Learner` as a checkpoint has written. All of it, into memory.
     ///
     /// # Errors
     ///
@@ -346,6 +347,11 @@ impl AmpRecord {
 
     #[doc(hidden)]
     pub fn from_container(mut container: Container) -> Result<Self, AmpError> {
+        if let Some(mut record) = container.take_checkpoint()? {
+            OptimizerState::of(&container)?;
+            record.optimizer = Some(container);
+            return Ok(record);
+        }
         let mut record = Self::empty_of(container.origin());
         let kind = container.take_kind();
         if let Some(kind) = &kind {

@@ -287,6 +287,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         module: M,
     ) -> Result<M, StepError<M>> {
         if self.window.sent == 0 {
+            self.scaler.flush_nothing();
             return Ok(module);
         }
         // A window of a record may be flushed before any step.

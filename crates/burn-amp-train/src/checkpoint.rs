@@ -1,5 +1,4 @@
-//! Where a `Learner`'s checkpoints keep the scaler's state: in the optimizer's record, as the state of a parameter that no
-//! model has. Burn's Learner stores nothing else, and asks nobody.
+//! How the record of a `Learner`'s checkpoint gets into the optimizer's record, and out of it.
 
 use burn::{
     module::{Param, ParamGroup, ParamId},
@@ -7,7 +6,7 @@ use burn::{
         DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, StateSink,
         StateSource,
     },
-    tensor::{Bytes, DType, Device, Tensor, TensorData, kind::BridgeTensor},
+    tensor::{DType, Device, Tensor, TensorData, kind::BridgeTensor},
 };
 use std::{
     cell::RefCell,
@@ -16,15 +15,13 @@ use std::{
 
 use super::steps::Shared;
 use burn_amp_core::{
-    AmpError, AmpRecord, MixedPrecision,
-    internal::{Beside, Container, during},
+    AmpRecord, MixedPrecision,
+    internal::{
+        Beside,
+        checkpoint::{ID, TENSOR},
+        during,
+    },
 };
-
-/// The parameter that no model has.
-const ID: u64 = u64::from_le_bytes(*b"burn_amp");
-/// The name of its only tensor: the bytes of a burnpack, with a version and a checksum, each inverted, so that nothing in them is
-/// taken for a section of the file around them.
-const TENSOR: &str = "scaler";
 
 /// What the optimizer keeps for the parameter.
 #[derive(Clone)]
@@ -107,10 +104,9 @@ impl DynOptimizer for Carrier {
         };
         if let Some(record) = record {
             self.recorded.store(true, Ordering::Relaxed);
-            let bytes = record.into_bytes().unwrap_or_else(|error| {
+            let bytes = record.into_checkpoint().unwrap_or_else(|error| {
                 panic!("the loss scaler's state cannot be written: {error}")
             });
-            let bytes = inverted(&bytes);
             let shape = [bytes.len()];
             out.push_tensor(
                 prefix,
@@ -130,33 +126,11 @@ impl DynOptimizer for Carrier {
         let (bytes, ..) = src.take_tensor(prefix, TENSOR)?.into_parts();
         // Burn has no errors here.
         let origin = "the loss scaler's state in the optimizer's record";
-        let state = from_bytes(inverted(&bytes), origin).unwrap_or_else(|error| {
+        let state = AmpRecord::from_checkpoint(&bytes, origin).unwrap_or_else(|error| {
             panic!("{error}; `Resume::check` makes this an error that names the file")
         });
         let resumed = state.resume_scale(&self.amp, "the checkpoint");
         resumed.unwrap_or_else(|error| panic!("{error}"));
         Some(DynState::create(Entry::Loaded(Some(Box::new(state))), rank))
     }
-}
-
-fn from_bytes(bytes: Bytes, origin: &str) -> Result<AmpRecord, AmpError> {
-    let record = AmpRecord::from_container(Container::from_bytes(bytes, origin)?)?;
-    match record.counters() {
-        Some(_) => Ok(record),
-        None => Err(record.foreign("no state of a loss scaler")),
-    }
-}
-
-/// The state in the file of an optimizer; none if it is that of a run without scaler.
-pub(super) fn state_in_file(container: &mut Container) -> Result<Option<AmpRecord>, AmpError> {
-    let name = format!("{ID}.{TENSOR}");
-    let Some(tensor) = container.split_tensors(|other| other == name).pop() else {
-        return Ok(None);
-    };
-    let bytes = container.bytes_of(&tensor)?;
-    from_bytes(inverted(&bytes), container.origin()).map(Some)
-}
-
-fn inverted(bytes: &[u8]) -> Bytes {
-    Bytes::from_bytes_vec(bytes.iter().map(|byte| !byte).collect())
 }

@@ -6,7 +6,7 @@ use burn::{
     tensor::Device,
 };
 
-use super::Scaled;
+use super::{Scaled, stepper::Kind};
 
 impl<M: Module + 'static> Module for Scaled<M> {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
@@ -25,9 +25,14 @@ impl<M: Module + 'static> Module for Scaled<M> {
 
     /// As the model's. Each fork counts as an optimizer of its own: that of a worker of `ddp` steps by itself.
     fn fork(self, device: &Device) -> Self {
-        let mut fork = match self.steps.kind.fused {
-            true => self.newest(),
-            false => self,
+        let mut fork = match self.steps.kind {
+            // Steps in flight are those of the one that is forked. A thread stays one update behind.
+            Kind {
+                fused: true,
+                thread: None,
+                ..
+            } => self.newest(),
+            _ => self,
         };
         fork.inner = fork.inner.fork(device);
         fork.trained = fork.trained.map(|trained| trained.fork(device));

@@ -10,8 +10,7 @@ use std::{
     sync::{Arc, Once},
 };
 
-use super::checkpoint;
-use burn_amp_core::{AmpError, AmpRecord, internal::Container};
+use burn_amp_core::{AmpError, AmpRecord};
 
 /// A checkpoint that was read and found complete, to resume from.
 ///
@@ -66,8 +65,9 @@ impl Resume {
         }
         head(file("model"), ModuleRecord::load)?;
         head(file("scheduler"), LrSchedulerRecord::load)?;
-        let mut optim = Container::load(&file("optim"))?;
-        let state = checkpoint::state_in_file(&mut optim)?;
+        let mut record = AmpRecord::load(file("optim"))?;
+        record.optimizer = None;
+        let state = record.counters().is_some().then_some(record);
         Ok(Self { epoch, state })
     }
 

@@ -97,12 +97,11 @@ impl Steps {
 
     /// Those of another device, which count as an optimizer of their own. A thread that has started steps for all.
     pub(super) fn fork(mut self) -> Self {
-        self.scaler.join();
-        let has_started = self.shared.lock().thread.is_some();
-        match has_started {
-            true => self,
-            false => self.detached(),
+        if self.shared.lock().thread.is_some() {
+            return self;
         }
+        self.scaler.join();
+        self.detached()
     }
 
     /// Those of a copy for validation, which makes none and holds no thread.

@@ -168,7 +168,7 @@ impl Container {
     }
 
     /// Where the container came from, for messages.
-    pub fn origin(&self) -> &str {
+    pub(crate) fn origin(&self) -> &str {
         &self.origin
     }
 
@@ -177,7 +177,7 @@ impl Container {
     }
 
     /// The bytes of a tensor of this.
-    pub fn bytes_of(&self, tensor: &Tensor) -> Result<Bytes, AmpError> {
+    pub(super) fn bytes_of(&self, tensor: &Tensor) -> Result<Bytes, AmpError> {
         let bytes = tensor.to_bytes();
         bytes.map_err(|error| self.damaged(error.to_string()))
     }

@@ -158,14 +158,20 @@ impl GradScaler {
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
         if window.is_empty() {
-            self.account().begin_call();
-            self.account().outcome = Some(StepOutcome::NoGradients);
-            self.enter();
+            self.flush_nothing();
             return Ok(None);
         }
         let grads = self.fill(window, None, module)?;
         self.account().outcome = Some(StepOutcome::Accumulated);
         Ok(grads)
+    }
+
+    /// A call that has found an empty window: nothing is stepped with its learning rate.
+    #[doc(hidden)]
+    pub fn flush_nothing(&self) {
+        self.account().begin_call();
+        self.account().outcome = Some(StepOutcome::NoGradients);
+        self.enter();
     }
 
     /// Empties a window into the gradients to step with.

@@ -134,10 +134,12 @@ impl StepOptions {
                 scaler.check_accepted(optim, &entries)?;
             }
         }
-        match scaler.inspect(self.window.as_mut(), grads, entries)? {
-            Some(grads) => self.end_step(scaler, optim, module, grads, loss),
-            None => Ok(None),
-        }
+        let Some(grads) = scaler.inspect(self.window.as_mut(), grads, entries)? else {
+            return Ok(None);
+        };
+        // A window is empty now: it accumulates no longer, whatever comes of its gradients.
+        scaler.account().outcome = None;
+        self.end_step(scaler, optim, module, grads, loss)
     }
 
     /// Ends the step. The gradients, unless they overflow or a hook rejects them.

@@ -18,7 +18,7 @@ use burn::tensor::{Device, Tensor};
 use cubecl::prelude::*;
 use std::collections::HashMap;
 
-use crate::{Status, status::FIELDS, words::upload};
+use crate::{status::FIELDS, words::upload};
 
 /// How one gradient is clipped by a norm. Thresholds are above 0; an infinite one never clips, and one below 2^-126 is taken as that.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -70,7 +70,7 @@ impl NormClip {
 
 /// How the gradients of a list are clipped, on the device: uploaded once for many steps.
 #[derive(Clone, Debug)]
-pub struct ClipTable(Tensor<1>);
+pub struct ClipTable(pub(crate) Tensor<1>);
 
 impl ClipTable {
     /// Of each gradient, in the order of the list that is measured: at most 65,536, so that the sum of the squares is in 64 bits. Does not
@@ -78,11 +78,6 @@ impl ClipTable {
     pub fn upload(clips: &[NormClip], device: &Device) -> Self {
         let words = clips.iter().flat_map(|clip| clip.words());
         Self(upload(words, [clips.len() * WORDS], device))
-    }
-
-    /// With the norms, what an update needs of them; none of an empty list.
-    pub(crate) fn with(&self, status: &Status) -> Option<[Tensor<1>; 2]> {
-        Some([self.0.clone(), status.rows.clone()?])
     }
 }
 
@@ -127,7 +122,8 @@ pub(crate) fn clip_factor(table: &[u32], rows: &[u32], gradient: usize) -> f32 {
         let mut exponent = 0u32;
         for row in 0..table.len() / WORDS {
             if belongs(table, row, kind, gradient) {
-                exponent = exponent.max(exponent_of(rows, row));
+                let (own, _mantissa) = norm_of(rows, row);
+                exponent = exponent.max(own);
             }
         }
         // The sum of the squares, in units of the largest exponent and words of 24 bits.
@@ -136,8 +132,9 @@ pub(crate) fn clip_factor(table: &[u32], rows: &[u32], gradient: usize) -> f32 {
         let mut low = 0u32;
         for row in 0..table.len() / WORDS {
             if belongs(table, row, kind, gradient) {
-                let shift = (exponent - exponent_of(rows, row)).min(25u32);
-                let value = (mantissa_of(rows, row) + ((1u32 << shift) >> 1u32)) >> shift;
+                let (own, mantissa) = norm_of(rows, row);
+                let shift = (exponent - own).min(25u32);
+                let value = (mantissa + ((1u32 << shift) >> 1u32)) >> shift;
                 let upper = value >> 12u32;
                 let lower = value % 4096u32;
                 let cross = 2u32 * upper * lower;
@@ -195,23 +192,17 @@ fn belongs(table: &[u32], row: usize, kind: u32, gradient: usize) -> bool {
     table[row * WORDS] == kind && (kind > OWN || row == gradient)
 }
 
-/// Of a norm, which is the product of a power of two and a float; 0 if the norm is.
+/// Exponent and mantissa of a norm, which is the product of a power of two and a float; zeros if the norm is.
 #[cfg_attr(feature = "cubecl", cube)]
-fn exponent_of(rows: &[u32], row: usize) -> u32 {
-    let mut exponent = rows[row * FIELDS + 10] >> 23u32;
+fn norm_of(rows: &[u32], row: usize) -> (u32, u32) {
+    let bits = rows[row * FIELDS + 10];
+    let mut exponent = bits >> 23u32;
+    let mut mantissa = 0u32;
     if exponent > 0u32 {
         exponent += rows[row * FIELDS + 9] >> 23u32;
+        mantissa = bits % HALF + HALF;
     }
-    exponent
-}
-
-#[cfg_attr(feature = "cubecl", cube)]
-fn mantissa_of(rows: &[u32], row: usize) -> u32 {
-    let mut mantissa = 0u32;
-    if exponent_of(rows, row) > 0u32 {
-        mantissa = rows[row * FIELDS + 10] % HALF + HALF;
-    }
-    mantissa
+    (exponent, mantissa)
 }
 
 /// A threshold over a norm, as the nearest f32, if that is below 1.

@@ -1,4 +1,4 @@
-use burn::{backend::DispatchTensor, tensor::Tensor};
+use burn::tensor::Tensor;
 use std::ops::{Add, RangeInclusive};
 
 use crate::status::decode_count;
@@ -47,9 +47,8 @@ impl ExponentHistogram {
 
     /// Values of an exponent; none if it has no count of its own.
     pub fn count(&self, exponent: i32) -> Option<u64> {
-        let index = exponent.checked_sub(Self::MIN_EXPONENT)?;
-        let bins = &self.bins[3..BINS - 1];
-        bins.get(usize::try_from(index).ok()?).copied()
+        let count = |(own, count)| (own == exponent).then_some(count);
+        self.iter().find_map(count)
     }
 
     /// Exponents and their counts, ascending.
@@ -95,15 +94,10 @@ impl Add for ExponentHistogram {
 #[derive(Clone, Debug, Default)]
 pub struct Histogram {
     /// None if the list was empty.
-    counts: Option<Tensor<1>>,
+    pub(crate) counts: Option<Tensor<1>>,
 }
 
 impl Histogram {
-    pub(crate) fn new(counts: Option<DispatchTensor>) -> Self {
-        let counts = counts.map(Tensor::from_dispatch);
-        Self { counts }
-    }
-
     /// Reads the counts of all tensors together.
     ///
     /// Waits for the device, for one small transfer: 488 bytes from kernels.

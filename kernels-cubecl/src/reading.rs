@@ -1,7 +1,7 @@
 use burn::tensor::{Tensor, TensorData};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 use std::thread;
 
 use crate::status::{FIELDS, decode};
@@ -14,11 +14,12 @@ use crate::{Crossing, CrossingStatus, Status, TensorStatus, backends::is_cube, p
 pub struct Reading {
     crossings: Vec<Crossing>,
     /// Of each crossing, and then of the list; or what reading them has panicked with.
-    rows: Arc<OnceLock<Found>>,
+    rows: Arc<Later>,
 }
 
 type Rows = Vec<Vec<TensorStatus>>;
-type Found = Result<Rows, String>;
+/// What is read by whoever looks at it first.
+type Later = LazyLock<Result<Rows, String>, Box<dyn FnOnce() -> Result<Rows, String> + Send>>;
 
 impl Status {
     /// Reads the status, a row for each tensor, in the order of the list.
@@ -51,23 +52,28 @@ impl Reading {
     fn new(status: Status, crossings: Vec<Crossing>, waits: bool) -> Self {
         let crossed = crossings.iter().map(|crossing| crossing.status.clone());
         let statuses: Vec<Status> = crossed.chain([status]).collect();
-        let is_cube = |status: &Status| {
-            let rows = status.rows.clone().map(Tensor::into_dispatch);
-            rows.is_some_and(|rows| is_cube(&rows))
-        };
-        let elsewhere = !waits && statuses.iter().any(is_cube);
+        let mut rows = statuses.iter().filter_map(|status| status.rows.clone());
+        let elsewhere = !waits && rows.any(|rows| is_cube(&rows.into_dispatch()));
         // Launched here, in the order of this thread's work; what is left is the copy.
-        let read = rows_later(statuses);
-        let rows = match elsewhere {
-            true => read_elsewhere(read),
-            false => Arc::new(OnceLock::from(Ok(read()))),
-        };
-        Self { crossings, rows }
+        let read = AssertUnwindSafe(rows_later(statuses));
+        let read = move || catch_unwind(read).map_err(|panic| panic_message(&*panic).to_string());
+        let rows = Arc::new(Later::new(Box::new(read)));
+        let reading = Self { crossings, rows };
+        match elsewhere {
+            true => read_elsewhere(reading.rows.clone()),
+            false => _ = reading.rows(),
+        }
+        reading
+    }
+
+    fn rows(&self) -> &Rows {
+        let rows = (**self.rows).as_ref();
+        rows.unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Whether it is there. Does not wait.
     pub fn is_there(&self) -> bool {
-        self.rows.get().is_some()
+        LazyLock::get(&self.rows).is_some()
     }
 
     /// What was found: a row for each tensor, and for each crossing. Waits for it, if it is not there. `scale` is the value that the tensor of the
@@ -77,31 +83,25 @@ impl Reading {
     ///
     /// If the device has failed.
     pub fn wait(&self, scale: f64) -> (Vec<TensorStatus>, Vec<Option<CrossingStatus>>) {
-        let rows = self.rows.wait().as_ref();
-        let rows = rows.unwrap_or_else(|error| panic!("{error}"));
+        let rows = self.rows();
         let crossed = self.crossings.iter().zip(rows);
         let crossed = crossed.map(|(crossing, rows)| crossing.status(rows, scale));
         (rows.last().cloned().unwrap_or_default(), crossed.collect())
     }
 }
 
-/// Reads rows on the thread for it.
-fn read_elsewhere(read: impl FnOnce() -> Rows + Send + 'static) -> Arc<OnceLock<Found>> {
-    type Work = Box<dyn FnOnce() + Send>;
-    static READER: OnceLock<Sender<Work>> = OnceLock::new();
-    let reader = READER.get_or_init(|| {
-        let (sender, receiver) = channel::<Work>();
-        thread::spawn(move || receiver.into_iter().for_each(|work| work()));
+/// Has the thread for it read rows.
+fn read_elsewhere(rows: Arc<Later>) {
+    static READER: LazyLock<Sender<Arc<Later>>> = LazyLock::new(|| {
+        let (sender, receiver) = channel::<Arc<Later>>();
+        thread::spawn(move || {
+            receiver
+                .into_iter()
+                .for_each(|rows| _ = LazyLock::force(&rows))
+        });
         sender
     });
-    let rows = Arc::new(OnceLock::new());
-    let there = rows.clone();
-    let work: Work = Box::new(move || {
-        let read = catch_unwind(AssertUnwindSafe(read));
-        let _ = there.set(read.map_err(|panic| panic_message(&*panic).to_string()));
-    });
-    reader.send(work).expect("the thread that reads never ends");
-    rows
+    READER.send(rows).expect("the thread that reads never ends");
 }
 
 /// Launches what is to be read, in one transfer where all rows are of one dtype on one device, and gives what looks at it, on any

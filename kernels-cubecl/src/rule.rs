@@ -134,13 +134,11 @@ pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, at_border:
     }
     if state[word::DYNAMIC] > 0u32 && !(skipped && at_border) {
         let moves = count(state, next, skipped);
-        if moves {
-            if skipped {
-                let lowered = capped(state) * f32::from_bits(state[word::BACKOFF]);
-                next[word::SCALE] = lowered.max(f32::from_bits(state[word::MIN])).to_bits();
-            } else {
-                grow(state, next);
-            }
+        if moves && skipped {
+            let lowered = capped(state) * f32::from_bits(state[word::BACKOFF]);
+            next[word::SCALE] = lowered.max(f32::from_bits(state[word::MIN])).to_bits();
+        } else if moves {
+            grow(state, next);
         }
         if capped(&*next).to_bits() < SMALLEST {
             next[word::SCALE] = state[word::SCALE];
@@ -158,10 +156,19 @@ pub(crate) fn count(state: &[u32], next: &mut [u32], skipped: bool) -> bool {
     let tracker = state[word::TRACKER].min(0xFFFF_FFFEu32) + 1u32;
     let is_due = tracker >= state[word::INTERVAL];
     let is_last = state[word::TOLERATED] <= 1u32;
+    next[word::TRACKER] = select(skipped || is_due, 0u32, tracker);
     if skipped {
-        overflow(state, next);
-    } else {
-        clean(state, next, tracker, is_due);
+        next[word::GROWTHS] = 0u32;
+        let longest = state[word::LONGEST];
+        if longest > 0u32 {
+            let interval = state[word::INTERVAL].min(longest);
+            next[word::INTERVAL] = interval + interval.min(longest - interval);
+        }
+        if !is_last {
+            next[word::TOLERATED] = state[word::TOLERATED] - 1u32;
+        }
+    } else if is_due || state[word::CONSECUTIVE] > 0u32 {
+        next[word::TOLERATED] = state[word::HYSTERESIS];
     }
     (skipped && is_last) || (is_due && !skipped)
 }
@@ -187,33 +194,6 @@ pub(crate) fn capped(state: &[u32]) -> f32 {
         capped = capped.min(f32::from_bits(state[word::FIRST]) * power);
     }
     capped
-}
-
-#[cfg_attr(feature = "cubecl", cube)]
-fn overflow(state: &[u32], next: &mut [u32]) {
-    next[word::TRACKER] = 0u32;
-    next[word::GROWTHS] = 0u32;
-    let (longest, interval) = (state[word::LONGEST], state[word::INTERVAL]);
-    if longest > 0u32 {
-        next[word::INTERVAL] = interval.min(longest / 2u32) * 2u32;
-        if interval > longest / 2u32 {
-            next[word::INTERVAL] = longest;
-        }
-    }
-    if state[word::TOLERATED] > 1u32 {
-        next[word::TOLERATED] = state[word::TOLERATED] - 1u32;
-    }
-}
-
-#[cfg_attr(feature = "cubecl", cube)]
-fn clean(state: &[u32], next: &mut [u32], tracker: u32, is_due: bool) {
-    next[word::TRACKER] = tracker;
-    if is_due {
-        next[word::TRACKER] = 0u32;
-    }
-    if is_due || state[word::CONSECUTIVE] > 0u32 {
-        next[word::TOLERATED] = state[word::HYSTERESIS];
-    }
 }
 
 #[cfg_attr(feature = "cubecl", cube)]

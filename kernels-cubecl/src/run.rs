@@ -97,7 +97,8 @@ pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
 /// If not all tensors are on one device.
 pub fn histogram(list: TensorList) -> Result<Histogram, UnsupportedDType> {
     let (mut counts, _) = run_list(list, None, Job::Histogram)?;
-    Ok(Histogram::new(counts.pop()))
+    let counts = counts.pop().map(Tensor::from_dispatch);
+    Ok(Histogram { counts })
 }
 
 /// Does a job to a list, and to one more tensor behind it if there is one. Gives what the job does, and the device of the list if it was done

@@ -88,10 +88,11 @@ impl DeviceScale {
         sent: Tensor<1>,
         clip: Option<(&ClipTable, &Status)>,
     ) -> Tensor<2> {
-        let clip = clip.and_then(|(table, status)| table.with(status));
-        let clip = clip.into_iter().flatten().map(Tensor::into_dispatch);
-        let tensors = [sent, self.0.clone()].map(Tensor::into_dispatch);
-        let tensors = tensors.into_iter().chain(clip);
+        // Of an empty list there are no norms.
+        let clip = clip.and_then(|(table, status)| Some([table.0.clone(), status.rows.clone()?]));
+        let clip = clip.into_iter().flatten();
+        let tensors = [sent, self.0.clone()].into_iter().chain(clip);
+        let tensors = tensors.map(Tensor::into_dispatch);
         Tensor::from_dispatch(first::<Dispatch>(tensors, Job::Decide { rule }))
     }
 

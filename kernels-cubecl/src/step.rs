@@ -206,6 +206,6 @@ fn moments(row: &[f32], gradient: f32, values: &mut [f32], amsgrad: bool) -> f32
 
 /// As CubeCL's.
 #[cfg(not(feature = "cubecl"))]
-fn select<T>(condition: bool, then: T, or_else: T) -> T {
+pub(crate) fn select<T>(condition: bool, then: T, or_else: T) -> T {
     if condition { then } else { or_else }
 }

@@ -1,4 +1,4 @@
-use burn::tensor::FloatDType;
+use burn::tensor::{FloatDType, bf16, f16};
 use std::sync::Arc;
 
 use crate::{Status, TensorStatus, status::decode};
@@ -93,24 +93,20 @@ impl Crossing {
         let (gradient, output) = (rows.first()?, rows.get(1));
         let scale = if self.is_ratio { scale } else { 1.0 };
         let factor = (self.factor * scale).abs();
-        // Rounded as the backward pass has rounded it: half a unit decides.
+        // Rounded as the backward pass has rounded it.
         let product = gradient.max_abs as f32 * factor as f32;
+        let overflow = match self.dtype {
+            FloatDType::F16 => f16::from_f32(product).is_infinite(),
+            FloatDType::BF16 => bf16::from_f32(product).is_infinite(),
+            _ => product.is_infinite(),
+        };
         Some(CrossingStatus {
             output_finite: output.is_none_or(|output| output.non_finite == 0),
             gradient_finite: gradient.non_finite == 0,
-            overflow: f64::from(product) >= overflow_from(self.dtype),
+            overflow,
             max_abs: gradient.max_abs * factor,
             norm: gradient.norm * factor,
             elements: gradient.elements,
         })
-    }
-}
-
-/// The smallest magnitude that rounds to infinity: half a unit above the largest finite value.
-fn overflow_from(dtype: FloatDType) -> f64 {
-    match dtype {
-        FloatDType::F16 => 65520.0,
-        FloatDType::BF16 => (2.0 - 2f64.powi(-8)) * 2f64.powi(127),
-        _ => (2.0 - 2f64.powi(-24)) * 2f64.powi(127),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use burn::tensor::{DType, bf16, f16};
+use burn::{backend::cubecl::dtype_to_storage_type, tensor::DType};
 use burn_amp_kernels::{
     UpdateRule,
     kernel::{
@@ -289,48 +289,46 @@ impl Shape {
     }
 
     pub(crate) fn kernel(&self) -> Box<dyn CubeKernel> {
-        match self.input {
-            DType::F16 => self.to::<f16>(),
-            DType::BF16 => self.to::<bf16>(),
-            _ => self.to::<f32>(),
-        }
-    }
-
-    fn to<I: Float + CubeElement>(&self) -> Box<dyn CubeKernel> {
-        match self.output {
-            DType::F16 => self.kernel_of::<I, f16>(),
-            DType::BF16 => self.kernel_of::<I, bf16>(),
-            _ => self.kernel_of::<I, f32>(),
-        }
-    }
-
-    fn kernel_of<I: Float + CubeElement, O: Float + CubeElement>(&self) -> Box<dyn CubeKernel> {
         let (tensors, width) = (self.tensors, self.width);
+        let dtypes = [self.input, self.output].map(dtype_to_storage_type);
         match self.kernel {
             Kernel::Pass { mode, padded } => {
-                let form = Form::new::<I>(mode, UNITS, self.target.plane, width, padded);
+                let form = Form {
+                    mode,
+                    units: UNITS,
+                    plane: self.target.plane,
+                    padded,
+                };
                 let products = tensors * usize::from(mode == Mode::Write);
                 let factors = usize::from(mode != Mode::Inspect);
                 kernel!(
-                    measure::Measure::<I, O>, UNITS;
-                    buffers(tensors), buffers(products), buffers(factors), buffer(), buffer(), (), (), (), width, form
+                    measure::Measure, UNITS;
+                    buffers(tensors), buffers(products), buffers(factors), buffer(), buffer(), (), (), (), width, form, dtypes
                 )
             }
-            Kernel::MulCast { on_device } => {
-                elementwise::<I, O>(width, 0, 1, usize::from(on_device))
+            Kernel::MulCast { on_device } => kernel!(
+                weigh::Weigh, UNITS;
+                buffer(), buffers(0), buffer(), (), (), buffers(usize::from(on_device)), buffers(0), width, dtypes
+            ),
+            Kernel::Blend { in_place } => {
+                // The target is the second buffer.
+                let inplace = in_place.then_some(1);
+                kernel!(
+                    weigh::Weigh, UNITS;
+                    buffer(), buffers(1), BufferCompilationArg { inplace }, (), (), buffers(0), buffers(0), width, dtypes
+                )
             }
-            Kernel::Blend { in_place } => elementwise::<I, O>(width, 1, usize::from(!in_place), 0),
             Kernel::Histogram => kernel!(
-                histogram::histogram_many::HistogramMany::<I>, histogram::UNITS;
-                buffers(tensors), buffer(), (), (), buffer(), (), width, histogram::UNITS
+                histogram::histogram_many::HistogramMany, histogram::UNITS;
+                buffers(tensors), buffer(), (), (), buffer(), (), width, histogram::UNITS, dtypes[0]
             ),
             Kernel::Update { rule } => {
                 let images = usize::from(self.output != DType::F32) * tensors;
                 let wide = tensors * (1 + rule.states());
                 let units = update::units(tensors + images + wide);
                 kernel!(
-                    update::update_many::UpdateMany::<I, O>, units;
-                    buffers(tensors), buffers(images), buffers(wide), buffer(), (), buffer(), (), (), width, rule, units
+                    update::update_many::UpdateMany, units;
+                    buffers(tensors), buffers(images), buffers(wide), buffer(), (), buffer(), (), (), width, rule, units, dtypes
                 )
             }
             Kernel::Advance { at_border } => kernel!(
@@ -351,18 +349,6 @@ impl Shape {
             ),
         }
     }
-}
-
-fn elementwise<I: Float + CubeElement, O: Float + CubeElement>(
-    width: usize,
-    targets: usize,
-    outputs: usize,
-    scales: usize,
-) -> Box<dyn CubeKernel> {
-    kernel!(
-        weigh::Weigh::<I, O>, UNITS;
-        buffer(), buffers(targets), buffers(outputs), (), (), buffers(scales), buffers(0), width
-    )
 }
 
 /// As `launch_unchecked` has it: no bound checks.

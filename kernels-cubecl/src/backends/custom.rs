@@ -10,7 +10,7 @@ use crate::{UpdateRule, histogram::BINS, status::FIELDS};
 
 impl Job {
     /// How it is noted: its name and its numbers.
-    fn encoded(self) -> (&'static str, [f64; 2]) {
+    pub(super) fn encoded(self) -> (&'static str, [f64; 2]) {
         match self {
             Self::Unscale { keep_dtype, edge } => {
                 ("amp::unscale", [keep_dtype.into(), edge.into()])
@@ -26,7 +26,7 @@ impl Job {
     }
 
     /// One of each, with these numbers. Where a job has a dtype, it is that of its first output.
-    fn all(dtype: FloatDType, [first, second]: [f64; 2]) -> [Self; 8] {
+    pub(super) fn all(dtype: FloatDType, [first, second]: [f64; 2]) -> [Self; 8] {
         let (keep_dtype, edge) = (first != 0.0, second as f32);
         let (keep, add, factor) = (first, second, first);
         let rule = UpdateRule::of_number(first as u8);
@@ -42,18 +42,11 @@ impl Job {
         ]
     }
 
-    /// The names of all jobs, for a registry.
-    #[cfg(feature = "router")]
-    pub(super) fn names() -> [&'static str; 8] {
-        Self::all(FloatDType::F32, [0.0; 2]).map(|job| job.encoded().0)
-    }
-
     fn of(desc: &CustomOpIr) -> Option<Self> {
-        let &[first, second] = desc.scalars.as_slice() else {
-            return None;
-        };
+        let mut numbers = desc.scalars.iter().map(|number| number.elem());
+        let numbers = [numbers.next()?, numbers.next()?];
         let dtype = desc.outputs.first()?.dtype.into();
-        let jobs = Self::all(dtype, [first.elem(), second.elem()]);
+        let jobs = Self::all(dtype, numbers);
         jobs.into_iter().find(|job| job.encoded().0 == desc.id)
     }
 

@@ -1,9 +1,8 @@
 //! Fusion: the pass as one lazy custom operation with any number of tensors. Nothing waits.
 
-use burn::backend::{ir::CustomOpIr, tensor::FloatTensor};
-use burn_fusion::custom::{HandleContainer, Operation, OperationIr, StreamId};
-use burn_fusion::{ExecutionError, Fusion, FusionBackend, FusionRuntime};
-use std::marker::PhantomData;
+use burn::backend::tensor::FloatTensor;
+use burn_fusion::custom::{OperationFn, OperationIr, StreamId};
+use burn_fusion::{Fusion, FusionBackend};
 
 use super::compose::by_burn;
 use super::custom::{execute, note};
@@ -20,8 +19,12 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
         }
         let inputs: Vec<_> = tensors.0.into_iter().map(|t| t.into_ir()).collect();
         let desc = note(job, &inputs, || client.create_empty_handle());
-        let operation = Custom::<B>(desc.clone(), PhantomData);
-        TensorVec(client.register(StreamId::current(), OperationIr::Custom(desc), operation))
+        let ir = OperationIr::Custom(desc.clone());
+        let work = OperationFn(move |handles: &mut _| {
+            execute::<B>(handles, &desc);
+            Ok(())
+        });
+        TensorVec(client.register(StreamId::current(), ir, work))
     }
 }
 
@@ -34,18 +37,5 @@ impl<B: FusionBackend + Located> Located for Fusion<B> {
     fn place(tensor: FloatTensor<Self>) -> Place {
         let client = tensor.client.clone();
         B::place(client.resolve_tensor_float::<B>(tensor))
-    }
-}
-
-#[derive(Debug)]
-struct Custom<B>(CustomOpIr, PhantomData<B>);
-
-impl<B: FusionBackend + AmpOps> Operation<B::FusionRuntime> for Custom<B> {
-    fn execute(
-        &self,
-        handles: &mut HandleContainer<<B::FusionRuntime as FusionRuntime>::FusionHandle>,
-    ) -> Result<(), ExecutionError> {
-        execute::<B>(handles, &self.0);
-        Ok(())
     }
 }

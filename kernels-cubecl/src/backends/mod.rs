@@ -1,5 +1,5 @@
 /// With the type of a float dtype as `T`; f64 is none of the narrow ones.
-#[cfg(any(feature = "cubecl", feature = "flex"))]
+#[cfg(feature = "flex")]
 macro_rules! by_dtype {
     (narrow $dtype:expr, $T:ident => $body:expr) => {
         by_dtype!($dtype, $T => $body; F16 burn::tensor::f16, BF16 burn::tensor::bf16, F32 f32)
@@ -48,7 +48,11 @@ pub(crate) fn has_kernels(tensor: &DispatchTensor) -> bool {
     let narrow = tensor.dtype() != DType::F64;
     #[allow(unreachable_patterns)]
     // which backends there are beside these depends on Burn's features
-    match plain(&tensor.kind) {
+    let kind = match &tensor.kind {
+        DispatchTensorKind::Autodiff(inner) => inner,
+        kind => kind,
+    };
+    match kind {
         #[cfg(feature = "flex")]
         DispatchTensorKind::Flex(_) => true,
         // Most of their runtimes have no f64.
@@ -62,10 +66,10 @@ pub(crate) fn has_kernels(tensor: &DispatchTensor) -> bool {
     }
 }
 
-/// Whether a tensor is on one of CubeCL's devices.
+/// Whether a tensor, without autodiff, is on one of CubeCL's devices.
 pub(crate) fn is_cube(tensor: &DispatchTensor) -> bool {
     #[allow(unreachable_patterns)]
-    match plain(&tensor.kind) {
+    match tensor.kind {
         #[cfg(feature = "cubecl")]
         DispatchTensorKind::Cube(_) => true,
         _ => false,
@@ -85,12 +89,5 @@ impl Place {
             }
             _ => None,
         }
-    }
-}
-
-fn plain(kind: &DispatchTensorKind) -> &DispatchTensorKind {
-    match kind {
-        DispatchTensorKind::Autodiff(inner) => inner,
-        kind => kind,
     }
 }

@@ -1,6 +1,7 @@
 //! Routers: remote devices and capture. Operations are noted and run elsewhere, by a backend with kernels.
 
 use burn::backend::ir::{BackendIr, OperationIr};
+use burn::tensor::FloatDType;
 use burn_router::{BackendRouter, CustomOpRegistry, RouterChannel, RouterClient};
 
 use super::custom::{execute, note};
@@ -11,7 +12,8 @@ use crate::{AmpOps, CastOps, Job, TensorVec};
 /// For `BackendServer::with_custom_ops` and `TensorInterpreter::with_custom_ops`, on the machine that has backend `B`. Clients
 /// need feature `remote` (or `capture`) of this crate, the server `router` and the backend's feature.
 pub fn register_amp_ops<B: BackendIr + AmpOps>(registry: &mut CustomOpRegistry<B>) {
-    for name in Job::names() {
+    for job in Job::all(FloatDType::F32, [0.0; 2]) {
+        let (name, _) = job.encoded();
         registry.register(name, |handles, desc, _| execute::<B>(handles, desc));
     }
 }

@@ -1,21 +1,21 @@
 //! What is done value by value, and measures nothing.
 
-use cubecl::prelude::*;
+use cubecl::{ir::ElemType, prelude::*};
 
-/// `keep * target + add * source`, computed in f32; `add * source` if there is no target. In `output`, or in place of the
-/// target if there is none. With a `scale`, `add` is what it says times that. Where there is a `found_inf` above 0, it is the target.
+/// `keep * target + add * source`, computed in f32; `add * source` if there is no target, which may be the output. With a `scale`, `add` is what it says times that. Where there is a `found_inf` above 0, it is the target.
 ///
 /// WGSL does not say what becomes of values beyond f16; `tests/cast` does: they are infinite.
 #[cube(launch_unchecked)]
 #[allow(clippy::len_zero)]
 pub fn weigh<S: Float, O: Float, N: Size>(
     source: &[Vector<S, N>],
-    target: &mut Sequence<Box<[Vector<O, N>]>>,
-    output: &mut Sequence<Box<[Vector<O, N>]>>,
+    target: &Sequence<Box<[Vector<O, N>]>>,
+    output: &mut [Vector<O, N>],
     keep: f32,
     add: f32,
     scale: &Sequence<Box<[f32]>>,
     found_inf: &Sequence<Box<[f32]>>,
+    #[define(S, O)] _dtypes: [ElemType; 2],
 ) {
     let mut weight = add;
     if comptime!(scale.len() > 0) {
@@ -33,13 +33,7 @@ pub fn weigh<S: Float, O: Float, N: Size>(
                 sum = select(found_inf[0][0] > 0.0f32, before, sum);
             }
         }
-        if comptime!(output.len() == 0) {
-            let target = &mut target[0];
-            target[position] = Vector::cast_from(sum);
-        } else {
-            let output = &mut output[0];
-            output[position] = Vector::cast_from(sum);
-        }
+        output[position] = Vector::cast_from(sum);
         position += CUBE_COUNT * CUBE_DIM as usize;
     }
 }

@@ -8,7 +8,7 @@ use crate::status::{COUNT_BASE, FIELDS};
 /// Units of a cube.
 pub const UNITS: u32 = 64;
 
-/// Bits of a count that are added up apart from the others: neither sum wraps below 2^44 values and 2^20 rows.
+/// Bits of a count that are left out of its high part: below 2^44 values and 2^20 rows, neither these nor the high parts wrap when they are added up.
 pub const LOW: u32 = 12;
 
 /// One cube for each tensor, from the tensor at place `first` on. Its first row and how many it has are words of the
@@ -30,14 +30,11 @@ pub fn finish_status(
     let mut row = table[entry] + UNIT_POS;
     while row < end {
         let one = Measures::read(partials, row as usize * ROW);
-        add_count(&mut measures.above, &mut high.above, one.above);
-        add_count(&mut measures.before, &mut high.before, one.before);
-        add_count(&mut measures.after, &mut high.after, one.after);
-        add_count(&mut measures.zeros, &mut high.zeros, one.zeros);
-        measures.max = max(measures.max, one.max);
-        measures.small += one.small;
-        measures.medium += one.medium;
-        measures.big += one.big;
+        measures.add(&one);
+        high.above += one.above >> LOW;
+        high.before += one.before >> LOW;
+        high.after += one.after >> LOW;
+        high.zeros += one.zeros >> LOW;
         row += units;
     }
     reduce(&mut measures, units, 1u32);
@@ -72,15 +69,11 @@ fn power(exponent: u32) -> f32 {
     f32::reinterpret(exponent << 23u32)
 }
 
+/// Writes a sum of counts as multiples of `COUNT_BASE` and the rest: of the sum, which may have wrapped, and of that of the counts' high parts.
 #[cube]
-pub fn add_count(low: &mut u32, high: &mut u32, count: u32) {
-    *low += count & comptime!((1u32 << LOW) - 1);
-    *high += count >> LOW;
-}
-
-/// Writes a count as multiples of `COUNT_BASE` and the rest.
-#[cube]
-pub fn put_count(fields: &mut [f32], at: usize, low: u32, high: u32) {
+pub fn put_count(fields: &mut [f32], at: usize, sum: u32, high: u32) {
+    // Wraps back to the sum of the low parts.
+    let low = sum - (high << LOW);
     let high = high + (low >> LOW);
     let bits = comptime!(COUNT_BASE.ilog2() - LOW);
     let rest = (high & comptime!((1u32 << bits) - 1)) << LOW | (low & comptime!((1u32 << LOW) - 1));

@@ -1,8 +1,8 @@
 //! Counts by binary exponent: a table for each unit, which needs no atomics, and the sum of the tables.
 
-use cubecl::prelude::*;
+use cubecl::{ir::ElemType, prelude::*};
 
-use super::finish::{add_count, put_count};
+use super::finish::{LOW, put_count};
 use super::share::{Share, get};
 use crate::ExponentHistogram;
 
@@ -39,6 +39,7 @@ pub fn histogram_many<I: Float, N: Size>(
     rows: &mut [u32],
     row: u32,
     #[comptime] units: u32,
+    #[define(I)] _dtype: ElemType,
 ) {
     let unit = UNIT_POS;
     let count = comptime!(tensors.len());
@@ -84,23 +85,25 @@ pub fn histogram_many<I: Float, N: Size>(
 #[cube(launch_unchecked)]
 pub fn finish_histogram(rows: &[u32], counts: &mut [f32], count: u32, #[comptime] units: u32) {
     let bin = CUBE_POS as u32;
-    let mut low = 0u32;
+    let mut sum = 0u32;
     let mut high = 0u32;
     let mut row = UNIT_POS;
     while row < count {
-        add_count(&mut low, &mut high, rows[(row * BINS + bin) as usize]);
+        let one = rows[(row * BINS + bin) as usize];
+        sum += one;
+        high += one >> LOW;
         row += units;
     }
-    let mut lows = Shared::<[u32]>::new_slice(comptime!(units as usize));
+    let mut sums = Shared::<[u32]>::new_slice(comptime!(units as usize));
     let mut highs = Shared::<[u32]>::new_slice(comptime!(units as usize));
-    lows[UNIT_POS as usize] = low;
+    sums[UNIT_POS as usize] = sum;
     highs[UNIT_POS as usize] = high;
     sync_cube();
     if UNIT_POS == 0u32 {
         for other in 1..units {
-            low += lows[other as usize];
+            sum += sums[other as usize];
             high += highs[other as usize];
         }
-        put_count(counts, (2u32 * bin) as usize, low, high);
+        put_count(counts, (2u32 * bin) as usize, sum, high);
     }
 }

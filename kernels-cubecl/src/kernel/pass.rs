@@ -26,31 +26,17 @@ pub struct Form {
     pub units: u32,
     /// Units of a plane, or 1 where the device has none of one size.
     pub plane: u32,
-    /// Vectors that a unit loads before it looks at the first of them.
-    pub loads: u32,
     /// Whether rows of the tensors are padded.
     pub padded: bool,
-    /// What a loaded vector is held as, and how many of them it is: itself, or words of two halves. Where the ways from several tensors
-    /// meet, compilers move each of them on its own.
-    held: (ElemType, usize),
 }
 
-impl Form {
-    /// Of a pass over vectors of so many `I`.
-    pub fn new<I: Float>(mode: Mode, units: u32, plane: u32, vector: usize, padded: bool) -> Self {
-        let size = I::elem_type_native().size();
-        Self {
-            mode,
-            units,
-            plane,
-            loads: loads(mode, vector),
-            padded,
-            // WGSL has no such conversion, and no such vectors.
-            held: match vector > 4 {
-                true => (u32::elem_type_native(), vector * size / size_of::<u32>()),
-                false => (I::elem_type_native(), vector),
-            },
-        }
+/// What a loaded vector is held as, and how many of them it is: itself, or words of two halves. Where the ways from several tensors
+/// meet, compilers move each of them on its own.
+fn held(input: ElemType, vector: usize) -> (ElemType, usize) {
+    match vector > 4 {
+        // WGSL has no such conversion, and no such vectors.
+        true => (u32::elem_type_native(), vector * input.size() / 4),
+        false => (input, vector),
     }
 }
 
@@ -59,7 +45,7 @@ pub const fn rows(units: u32, plane: u32) -> u32 {
     if plane > 1 { units / plane } else { 1 }
 }
 
-/// Vectors that a unit loads at once: as many as leave an NVIDIA multiprocessor the registers for half of its units.
+/// Vectors that a unit loads before it looks at the first of them: as many as leave an NVIDIA multiprocessor the registers for half of its units.
 pub fn loads(mode: Mode, vector: usize) -> u32 {
     match mode {
         Mode::InPlace | Mode::Write if vector > 4 => 2,
@@ -86,14 +72,16 @@ pub fn measure<I: Float, O: Float, N: Size>(
     shift: u32,
     limit: u32,
     #[comptime] form: Form,
+    #[define(I, O)] dtypes: [ElemType; 2],
 ) {
     let width = N::value();
     let mode = comptime!(form.mode);
     let units = comptime!(form.units);
-    let loads = comptime!(form.loads);
+    let loads = comptime!(loads(mode, width));
     let count = comptime!(tensors.len());
-    let define!(H) = comptime!(form.held.0);
-    let size!(M) = comptime!(form.held.1);
+    let held = comptime!(held(dtypes[0], width));
+    let define!(H) = comptime!(held.0);
+    let size!(M) = comptime!(held.1);
     let edge = from as usize + comptime!(count * ENTRY);
     let mut multiplier = 1.0f32;
     if comptime!(mode != Mode::Inspect) {
@@ -108,8 +96,7 @@ pub fn measure<I: Float, O: Float, N: Size>(
         if begin >= share.length {
             break;
         }
-        let row =
-            share.row(table) + (chunk - share.start) * comptime!(rows(form.units, form.plane));
+        let row = share.row + (chunk - share.start) * comptime!(rows(form.units, form.plane));
         let mut measures = Measures::new();
         // All chunks of this tensor that are the cube's own.
         while begin < share.length {
@@ -125,14 +112,21 @@ pub fn measure<I: Float, O: Float, N: Size>(
                 let mut raw = Array::<Vector<H, M>>::new(comptime!(loads as usize));
                 load(&*tensors, tensor, &places, &mut raw, loads, 0usize, count);
                 if comptime!(form.padded) {
-                    let (pitch, columns) = (share.pitch(table), share.columns(table));
                     #[unroll]
                     for i in 0..loads {
-                        let column = (places[i as usize] % pitch) * comptime!(width as u32);
-                        if column + comptime!(width as u32) > columns && position + i * units < end
+                        let column = (places[i as usize] % share.pitch) * comptime!(width as u32);
+                        if column + comptime!(width as u32) > share.columns
+                            && position + i * units < end
                         {
                             let mut vector = Vector::<I, N>::reinterpret(raw[i as usize]);
-                            blank(&mut vector, column, columns, &mut measures, table, edge);
+                            blank(
+                                &mut vector,
+                                column,
+                                share.columns,
+                                &mut measures,
+                                table,
+                                edge,
+                            );
                             raw[i as usize] = Vector::reinterpret(vector);
                         }
                     }
@@ -147,16 +141,25 @@ pub fn measure<I: Float, O: Float, N: Size>(
                     }
                 }
                 let mut out = Array::<Vector<O, N>>::new(comptime!(loads as usize));
-                let mut summary = Summary {
-                    max: 0u32.runtime(),
-                    squares: 0.0f32.runtime(),
-                };
                 #[unroll]
                 for i in 0..loads {
                     let before = Vector::<I, N>::reinterpret(raw[i as usize]);
                     out[i as usize] = product(before, multiplier, mode);
                 }
-                summarize(&out, &mut measures, &mut summary, loads);
+                let mut largest = 0u32;
+                let mut squares = 0.0f32;
+                #[unroll]
+                for i in 0..loads {
+                    let values = Vector::<f32, N>::cast_from(out[i as usize]);
+                    #[unroll]
+                    for lane in 0..N::value() {
+                        let value = values.extract(lane);
+                        let bits = magnitude(value);
+                        largest = max(largest, bits);
+                        measures.zeros += select(bits == 0u32, 1u32, 0u32);
+                        squares += value * value;
+                    }
+                }
                 if comptime!(mode == Mode::InPlace) {
                     let mut same = Array::<Vector<I, N>>::new(comptime!(loads as usize));
                     #[unroll]
@@ -167,7 +170,7 @@ pub fn measure<I: Float, O: Float, N: Size>(
                         tensors, tensor, position, end, &same, units, loads, 0usize, count,
                     );
                 }
-                if is_special(summary.max, limit) {
+                if is_special(largest, limit) {
                     let bits = table[edge];
                     let mut again = 1.0f32;
                     if comptime!(mode != Mode::Inspect) {
@@ -181,8 +184,8 @@ pub fn measure<I: Float, O: Float, N: Size>(
                         look_again::<I, O, N>(&mut measures, before, again, bits, mode);
                     }
                 } else {
-                    measures.max = max(measures.max, summary.max);
-                    medium += summary.squares;
+                    measures.max = max(measures.max, largest);
+                    medium += squares;
                 }
                 if comptime!(mode == Mode::Write) {
                     store(
@@ -224,35 +227,6 @@ fn blank<I: Float, N: Size>(
 fn uncount(measures: &mut Measures, table: &[u32], edge: usize, #[comptime] zeros: u32) {
     measures.zeros -= zeros;
     measures.above -= select(table[edge] == 0u32, zeros, 0u32);
-}
-
-/// What vectors show at the first look.
-#[derive(CubeType)]
-struct Summary {
-    max: u32,
-    squares: f32,
-}
-
-/// Takes the largest magnitude and the sum of the squares, and counts zeros.
-#[cube]
-fn summarize<O: Float, N: Size>(
-    vectors: &Array<Vector<O, N>>,
-    measures: &mut Measures,
-    summary: &mut Summary,
-    #[comptime] loads: u32,
-) {
-    #[unroll]
-    for i in 0..loads {
-        let values = Vector::<f32, N>::cast_from(vectors[i as usize]);
-        #[unroll]
-        for lane in 0..N::value() {
-            let value = values.extract(lane);
-            let bits = magnitude(value);
-            summary.max = max(summary.max, bits);
-            measures.zeros += select(bits == 0u32, 1u32, 0u32);
-            summary.squares += value * value;
-        }
-    }
 }
 
 /// Looks at the values of a vector one by one.

@@ -21,8 +21,12 @@ pub struct Share {
     pub start: u32,
     /// Its vectors.
     pub length: u32,
-    /// Where the rest of its entry is.
-    entry: usize,
+    /// Its first row of partial results, or of what belongs to it.
+    pub row: u32,
+    /// Vectors from one padded row to the next.
+    pub pitch: u32,
+    /// Values of a row.
+    pub columns: u32,
 }
 
 #[cube]
@@ -44,20 +48,10 @@ impl Share {
             tensor: low,
             start: table[entry],
             length: table[entry + 1],
-            entry,
+            row: table[entry + 2],
+            pitch: table[entry + 3],
+            columns: table[entry + 4],
         }
-    }
-
-    pub fn row(&self, table: &[u32]) -> u32 {
-        table[self.entry + 2]
-    }
-
-    pub fn pitch(&self, table: &[u32]) -> u32 {
-        table[self.entry + 3]
-    }
-
-    pub fn columns(&self, table: &[u32]) -> u32 {
-        table[self.entry + 4]
     }
 }
 

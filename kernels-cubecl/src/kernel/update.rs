@@ -1,6 +1,6 @@
 //! The step of an optimizer, over many parameters of one dtype and all that belongs to them.
 
-use cubecl::prelude::*;
+use cubecl::{ir::ElemType, prelude::*};
 
 use super::share::{Share, get, put};
 use crate::UpdateRule;
@@ -38,6 +38,7 @@ pub fn update_many<G: Float, P: Float, N: Size>(
     shift: u32,
     #[comptime] rule: UpdateRule,
     #[comptime] units: u32,
+    #[define(G, P)] _dtypes: [ElemType; 2],
 ) {
     let count = comptime!(gradients.len());
     let kept = comptime!(1 + rule.states());
@@ -49,7 +50,7 @@ pub fn update_many<G: Float, P: Float, N: Size>(
         if begin >= share.length {
             break;
         }
-        let at = (share.row(table) * pitch) as usize;
+        let at = (share.row * pitch) as usize;
         if rows[at + column::TAKEN] != 0.0f32 {
             let mut row = Array::<f32>::new(ROW);
             #[unroll]

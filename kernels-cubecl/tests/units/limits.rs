@@ -209,6 +209,8 @@ fn padded_rows_are_taken_as_they_lie() {
 
 #[test]
 fn only_rows_are_padded() {
+    let padding =
+        |shape: &[usize], strides: &[usize]| padding(&Shape::from(shape), &Strides::from(strides));
     assert_eq!(padding(&[3, 5], &[8, 1]), Some((8, 5)));
     assert_eq!(padding(&[2, 3, 5], &[24, 8, 1]), Some((8, 5)));
     assert_eq!(padding(&[3, 5], &[5, 1]), None);

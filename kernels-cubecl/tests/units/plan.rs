@@ -21,20 +21,20 @@ const SOFTWARE: Limits = Limits {
     ..LIMITS
 };
 
-fn extent(span: usize, vector: usize) -> Extent<usize> {
+fn extent(span: usize, vector: usize) -> Extent {
+    let padding = None;
     Extent {
-        kind: vector,
-        buffers: 2,
+        dtypes: vec!["f32"; 2],
         run: Run {
             span,
             vector,
-            padding: None,
+            padding,
         },
     }
 }
 
 /// Every value is in one part, no numbers leave their words, no rows overlap.
-fn check(limits: &Limits, extents: &[Extent<usize>]) -> Plan {
+fn check(limits: &Limits, extents: &[Extent]) -> Plan {
     let plan = Plan::new(extents, limits, 8, 0);
     let mut values = vec![0; extents.len()];
     let mut rows = Vec::new();
@@ -69,10 +69,8 @@ fn check(limits: &Limits, extents: &[Extent<usize>]) -> Plan {
 
 #[test]
 fn large_tensors_are_split_over_launches() {
-    assert_eq!(
-        check(&LIMITS, &[extent(200_000_001, 1); 28]).launches.len(),
-        3
-    );
+    let plan = check(&LIMITS, &vec![extent(200_000_001, 1); 28]);
+    assert_eq!(plan.launches.len(), 3);
     let plan = check(&LIMITS, &[extent((1 << 32) + 1, 1)]);
     let parts = plan.launches.iter().map(|launch| launch.parts[0].values);
     assert_eq!(parts.collect::<Vec<_>>(), [1 << 31, 1 << 31, 1]);
@@ -129,7 +127,9 @@ fn a_step_over_gpt2_is_six_launches_of_cubes_that_do_not_spill() {
         sizes.extend([768 * 3072, 768, 768, 768, 768, 768]);
     }
     let mut extents: Vec<_> = sizes.iter().map(|size| extent(*size, 4)).collect();
-    extents.iter_mut().for_each(|extent| extent.buffers = 4);
+    extents
+        .iter_mut()
+        .for_each(|extent| extent.dtypes = vec!["f32"; 4]);
     let buffers = 1024 - OTHER_BINDINGS;
     let limits = Limits { buffers, ..LIMITS };
     let plan = Plan::new(&extents, &limits, 0, 0);

@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{CubeDevice, kernel::into_contiguous, tensor::CubeTensor};
-use burn_std::{id::StreamId, is_dense};
+use burn_std::{Strides, id::StreamId, is_dense};
+use cubecl::zspace::striding::try_check_pitched_row_major_strides;
 use cubecl::{prelude::*, server::Handle};
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -73,38 +74,25 @@ impl Laid {
     /// A part of it, as the kernels read it, in vectors.
     pub(super) fn part(&self, first: usize, values: usize) -> BufferArg {
         let size = self.tensor.elem_size();
-        let used = self.tensor.handle.size_in_used();
         let handle = self.tensor.handle.clone();
-        let handle = match values == self.run.span {
-            true => handle,
-            false => handle
-                .offset_start((first * size) as u64)
-                .offset_end(used - ((first + values) * size) as u64),
-        };
+        let handle = handle.offset_start((first * size) as u64);
+        // Of rows that are padded, the last may have no padding.
+        let behind = handle.size_in_used().saturating_sub((values * size) as u64);
+        let handle = handle.offset_end(behind);
         // SAFETY: the run is the tensor's own memory, and this is its length in vectors.
         unsafe { BufferArg::from_raw_parts(handle, values / self.run.vector) }
-    }
-
-    pub(super) fn whole(&self) -> BufferArg {
-        self.part(0, self.run.span)
     }
 }
 
 /// The stride of rows and their values, if there is padding between rows and nowhere else.
-pub(super) fn padding(shape: &[usize], strides: &[usize]) -> Option<(usize, usize)> {
+pub(super) fn padding(shape: &Shape, strides: &Strides) -> Option<(usize, usize)> {
     let rank = shape.len();
-    if rank < 2 || strides.len() != rank || strides[rank - 1] != 1 {
+    if rank < 2 || shape.contains(&0) {
         return None;
     }
+    try_check_pitched_row_major_strides(shape, strides).ok()?;
     let (pitch, columns) = (strides[rank - 2], shape[rank - 1]);
-    let mut expected = pitch;
-    for (dim, stride) in shape[..rank - 1].iter().zip(&strides[..rank - 1]).rev() {
-        if *stride != expected {
-            return None;
-        }
-        expected *= dim;
-    }
-    (pitch > columns && expected > 0 && columns > 0).then_some((pitch, columns))
+    (pitch > columns).then_some((pitch, columns))
 }
 
 /// The widest vector that the device loads at once and that divides this length and where the tensor begins.
@@ -187,15 +175,11 @@ impl Batch {
     }
 }
 
-/// Items share a launch whose tensors have the same dtypes and width of vectors, and are all padded or none.
-fn extent(item: &Item) -> Extent<impl Ord + use<>> {
-    let run = item[0].run;
+/// What a plan has to know of an item.
+fn extent(item: &Item) -> Extent {
     let dtypes = item.iter().map(|laid| laid.tensor.dtype.name());
-    Extent {
-        kind: (Vec::from_iter(dtypes), run.vector, run.padding.is_some()),
-        buffers: item.len(),
-        run,
-    }
+    let (dtypes, run) = (dtypes.collect(), item[0].run);
+    Extent { dtypes, run }
 }
 
 /// A plan's table on the device: from step to step the same, so it is sent once.

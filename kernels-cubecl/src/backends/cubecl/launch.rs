@@ -1,5 +1,6 @@
 //! The launches of all kernels.
 
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, FloatDType};
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::{prelude::*, std::tensor::into_contiguous as copied};
@@ -36,93 +37,76 @@ pub(super) fn pass(
     let items = tensors.into_iter().map(|one| item(one, &factor));
     let planes = pass::rows(limits.units, limits.plane);
     let batch = Batch::new(items.collect(), limits, planes as usize, edge.to_bits());
-    let pass = Pass {
-        partials: floats(batch.like(), [batch.plan.rows.max(1) * ROW]),
-        batch,
-        factor: factor.map(|(factor, _)| factor),
-        limit: edge.to_bits().min(BIG),
-        limits,
-    };
-    for launch in &pass.batch.plan.launches {
-        let item = pass.batch.item(launch);
-        let product = item.get(1).map(|product| product.tensor.dtype);
-        by_dtype!(narrow item[0].tensor.dtype, I => match (&pass.factor, product) {
-            (None, _) => pass.launch::<I, f32>(launch, Mode::Inspect),
-            (_, None) => pass.launch::<I, I>(launch, Mode::InPlace),
-            (_, Some(DType::F32)) => pass.launch::<I, f32>(launch, Mode::Write),
-            (_, Some(_)) => pass.launch::<I, I>(launch, Mode::Write),
-        });
-    }
-    let status = pass.finish();
-    let (items, made) = (pass.batch.items.into_iter(), pass.factor.is_some());
-    let products = items.filter_map(|mut item| item.pop().filter(|_| made));
-    products.map(|laid| laid.tensor).chain([status]).collect()
-}
-
-struct Pass<'a> {
-    batch: Batch,
-    partials: CubeTensor,
-    factor: Option<CubeTensor>,
-    /// Bits of magnitudes that are looked at twice.
-    limit: u32,
-    limits: &'a Limits,
-}
-
-impl Pass<'_> {
-    fn launch<I: Float, O: Float>(&self, launch: &Launch, mode: Mode) {
-        let laid = &self.batch.item(launch)[0];
-        let (units, plane, run) = (self.limits.units, self.limits.plane, laid.run);
-        let form = Form::new::<I>(mode, units, plane, run.vector, run.padding.is_some());
-        let products = match mode {
-            Mode::Write => self.batch.args(launch, 1).collect(),
-            _ => SequenceArg::new(),
+    let partials = floats(batch.like(), [batch.plan.rows.max(1) * ROW]);
+    let factor = factor.map(|(factor, _)| factor);
+    // From here on, in bits, magnitudes are looked at twice.
+    let limit = edge.to_bits().min(BIG);
+    for launch in &batch.plan.launches {
+        let item = batch.item(launch);
+        let input = item[0].tensor.dtype;
+        let (mode, output) = match (&factor, item.get(1)) {
+            (None, _) => (Mode::Inspect, DType::F32),
+            (_, None) => (Mode::InPlace, input),
+            (_, Some(product)) => (Mode::Write, product.tensor.dtype),
         };
+        let form = Form {
+            mode,
+            units: limits.units,
+            plane: limits.plane,
+            padded: item[0].run.padding.is_some(),
+        };
+        let all = |of: usize| batch.args(launch, of);
         // SAFETY: runs of tensors and products are exact, and the table says how long they are; units beyond neither
         // read nor write. Nobody else holds what is overwritten (`may_overwrite`).
         // `partials` has a row wherever the table says.
         unsafe {
-            pass::measure::launch_unchecked::<I, O>(
-                &laid.tensor.client,
+            pass::measure::launch_unchecked(
+                &partials.client,
                 cubes(launch.cubes),
                 CubeDim::new_1d(form.units),
                 launch.vector,
-                self.batch.args(launch, 0).collect(),
-                products,
-                args(self.factor.clone()),
-                arg(&self.partials),
-                self.batch.table(),
+                all(0).collect(),
+                (1..item.len()).flat_map(all).collect(),
+                args(factor.clone()),
+                arg(&partials),
+                batch.table(),
                 launch.from,
                 launch.shift,
-                self.limit,
+                limit,
                 form,
+                [input, output].map(dtype_to_storage_type),
             );
         }
     }
+    let status = finish(&batch, &partials);
+    let (items, made) = (batch.items.into_iter(), factor.is_some());
+    let products = items.filter_map(|mut item| item.pop().filter(|_| made));
+    products.map(|laid| laid.tensor).chain([status]).collect()
+}
 
-    /// The status, of what all launches have found.
-    fn finish(&self) -> CubeTensor {
-        let (client, count) = (&self.partials.client, self.batch.items.len());
-        let units = units(client, finish::UNITS);
-        let status = floats(&self.partials, [count * FIELDS]);
-        for first in (0..count).step_by(MAX_COUNT) {
-            // SAFETY: the table says which rows of `partials` a tensor has, and all were written; `status` has `FIELDS`
-            // floats for each tensor; every tensor has a cube.
-            unsafe {
-                finish::finish_status::launch_unchecked(
-                    client,
-                    cubes((count - first).min(MAX_COUNT)),
-                    CubeDim::new_1d(units),
-                    arg(&self.partials),
-                    arg(&status),
-                    self.batch.table(),
-                    self.batch.plan.last,
-                    first as u32,
-                    units,
-                );
-            }
+/// The status, of what all launches have found.
+fn finish(batch: &Batch, partials: &CubeTensor) -> CubeTensor {
+    let (client, count) = (&partials.client, batch.items.len());
+    let units = units(client, finish::UNITS);
+    let status = floats(partials, [count * FIELDS]);
+    for first in (0..count).step_by(MAX_COUNT) {
+        // SAFETY: the table says which rows of `partials` a tensor has, and all were written; `status` has `FIELDS`
+        // floats for each tensor; every tensor has a cube.
+        unsafe {
+            finish::finish_status::launch_unchecked(
+                client,
+                cubes((count - first).min(MAX_COUNT)),
+                CubeDim::new_1d(units),
+                arg(partials),
+                arg(&status),
+                batch.table(),
+                batch.plan.last,
+                first as u32,
+                units,
+            );
         }
-        status
     }
+    status
 }
 
 /// The state of a loss scale after a step.
@@ -180,8 +164,8 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>) -> CubeTensor {
     for launch in &batch.plan.launches {
         // SAFETY: runs of tensors are exact, and the table says how long they are; units beyond read nothing. There is
         // a row for each cube.
-        by_dtype!(narrow batch.item(launch)[0].tensor.dtype, I => unsafe {
-            histogram::histogram_many::launch_unchecked::<I>(
+        unsafe {
+            histogram::histogram_many::launch_unchecked(
                 &rows.client,
                 cubes(launch.cubes),
                 CubeDim::new_1d(units),
@@ -193,8 +177,9 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>) -> CubeTensor {
                 arg(&rows),
                 row,
                 units,
-            )
-        });
+                dtype_to_storage_type(batch.item(launch)[0].tensor.dtype),
+            );
+        }
         row += launch.cubes as u32;
     }
     let sums = floats(&rows, [2 * bins]);
@@ -246,32 +231,31 @@ pub(super) fn update(
 fn launch_step(batch: &Batch, launch: &Launch, rows: &CubeTensor, rule: UpdateRule, most: u32) {
     let all = |of: usize| batch.args(launch, of);
     let first = batch.item(launch);
-    let [gradient, parameter] = [0, 1].map(|of: usize| first[of].tensor.dtype);
+    let dtypes = [0, 1].map(|of: usize| first[of].tensor.dtype);
     // In f32, the parameter is the first of what is kept in f32.
-    let wide = 1 + usize::from(step::has_master(parameter));
+    let wide = 1 + usize::from(step::has_master(dtypes[1]));
     let units = update::units(launch.slots * first.len()).min(most);
-    by_dtype!(narrow gradient, G => by_dtype!(narrow parameter, P => {
-        // SAFETY: all of a parameter's runs are of one length, which the table has; units beyond neither read nor write.
-        // Nobody else holds what is overwritten (`contiguous`). There is a row for each parameter.
-        unsafe {
-            update::update_many::launch_unchecked::<G, P>(
-                &rows.client,
-                cubes(launch.cubes),
-                CubeDim::new_1d(units),
-                launch.vector,
-                all(0).collect(),
-                (1..wide).flat_map(all).collect(),
-                (wide..first.len()).flat_map(all).collect(),
-                arg(rows),
-                rows.meta.strides()[0] as u32,
-                batch.table(),
-                launch.from,
-                launch.shift,
-                rule,
-                units,
-            );
-        }
-    }));
+    // SAFETY: all of a parameter's runs are of one length, which the table has; units beyond neither read nor write.
+    // Nobody else holds what is overwritten (`contiguous`). There is a row for each parameter.
+    unsafe {
+        update::update_many::launch_unchecked(
+            &rows.client,
+            cubes(launch.cubes),
+            CubeDim::new_1d(units),
+            launch.vector,
+            all(0).collect(),
+            (1..wide).flat_map(all).collect(),
+            (wide..first.len()).flat_map(all).collect(),
+            arg(rows),
+            rows.meta.strides()[0] as u32,
+            batch.table(),
+            launch.from,
+            launch.shift,
+            rule,
+            units,
+            dtypes.map(dtype_to_storage_type),
+        );
+    }
 }
 
 /// Gradient, parameter, master if there is one, and states: in vectors of 16 bytes of f32, or of what divides all of them.
@@ -293,8 +277,7 @@ fn contiguous(tensor: CubeTensor, written: bool) -> CubeTensor {
         return tensor;
     }
     let (client, device, dtype) = (tensor.client.clone(), tensor.device.clone(), tensor.dtype);
-    let element = by_dtype!(narrow dtype, I => I::elem_type_native());
-    let copy = copied(&client, tensor.binding(), element);
+    let copy = copied(&client, tensor.binding(), dtype_to_storage_type(dtype));
     CubeTensor::new(client, copy.handle, *copy.metadata, device, dtype)
 }
 
@@ -309,7 +292,7 @@ pub(super) fn mul_cast(tensor: CubeTensor, dtype: FloatDType, by: Scale<CubeTens
     }
     let source = Laid::dense(tensor);
     let product = source.product(dtype.into());
-    weigh(&source, [None, Some(&product)], by, (0.0, None));
+    weigh(&source, None, Some(&product), by, (0.0, None));
     product.tensor
 }
 
@@ -326,8 +309,8 @@ pub(super) fn blend(
     let vector = target.run.vector.min(source.run.vector);
     (target.run.vector, source.run.vector) = (vector, vector);
     let sum = (!may_overwrite(&target.tensor)).then(|| target.product(DType::F32));
-    let written = [Some(&target), sum.as_ref()];
-    weigh(&source, written, (add, None), (keep, found_inf));
+    let kept = (keep, found_inf);
+    weigh(&source, Some(&target), sum.as_ref(), (add, None), kept);
     sum.unwrap_or(target).tensor
 }
 
@@ -335,7 +318,8 @@ pub(super) fn blend(
 /// one order and have vectors of one width; without an output, nobody else holds the target.
 fn weigh(
     source: &Laid,
-    [target, output]: [Option<&Laid>; 2],
+    target: Option<&Laid>,
+    output: Option<&Laid>,
     (add, scale): Scale<CubeTensor>,
     (keep, found_inf): Scale<CubeTensor>,
 ) {
@@ -344,22 +328,24 @@ fn weigh(
     let vectors = source.run.span / source.run.vector;
     let count = vectors.div_ceil(limits.units as usize * VECTORS_PER_UNIT);
     let made = output.or(target).expect("an output, or a target");
-    by_dtype!(narrow source.tensor.dtype, S => by_dtype!(narrow made.tensor.dtype, O => {
-        // SAFETY: all are of one length, beyond which units do nothing; nobody else holds what is overwritten.
-        unsafe {
-            elementwise::weigh::launch_unchecked::<S, O>(
-                client,
-                cubes(count.clamp(1, limits.cubes())),
-                CubeDim::new_1d(limits.units),
-                source.run.vector,
-                source.whole(),
-                target.map(Laid::whole).into_iter().collect(),
-                output.map(Laid::whole).into_iter().collect(),
-                keep as f32,
-                add as f32,
-                args(scale),
-                args(found_inf),
-            );
-        }
-    }))
+    let whole = |laid: &Laid| laid.part(0, laid.run.span);
+    // The target's place among the buffers.
+    let in_place = || BufferArg::alias(1, vectors);
+    // SAFETY: all are of one length, beyond which units do nothing; nobody else holds what is overwritten.
+    unsafe {
+        elementwise::weigh::launch_unchecked(
+            client,
+            cubes(count.clamp(1, limits.cubes())),
+            CubeDim::new_1d(limits.units),
+            source.run.vector,
+            whole(source),
+            target.map(whole).into_iter().collect(),
+            output.map_or_else(in_place, whole),
+            keep as f32,
+            add as f32,
+            args(scale),
+            args(found_inf),
+            [source, made].map(|laid| dtype_to_storage_type(laid.tensor.dtype)),
+        );
+    }
 }

@@ -112,13 +112,20 @@ pub(super) struct Run {
     pub(super) padding: Option<(usize, usize)>,
 }
 
-/// What a plan has to know of a tensor. Tensors of one kind `K` may share a launch.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Extent<K> {
-    pub(super) kind: K,
-    /// Buffers that it takes: its own, and its product's.
-    pub(super) buffers: usize,
+/// What a plan has to know of a tensor.
+#[derive(Clone, Debug)]
+pub(super) struct Extent {
+    /// Of its buffer, and of those beside it: its product's, or those of an optimizer's state.
+    pub(super) dtypes: Vec<&'static str>,
     pub(super) run: Run,
+}
+
+impl Extent {
+    /// Tensors of one kind share a launch: of the same dtypes and width of vectors, and all padded or none.
+    fn kind(&self) -> impl Ord {
+        let run = self.run;
+        (&self.dtypes, run.vector, run.padding.is_some())
+    }
 }
 
 /// A run of one tensor's values: all of them, unless there are too many for a launch.
@@ -156,12 +163,7 @@ pub(super) struct Plan {
 impl Plan {
     /// `rows` are those that a cube writes of a tensor; values from `edge` on, in bits, are counted. Without any, the row of a
     /// tensor is its number.
-    pub(super) fn new<K: Ord>(
-        extents: &[Extent<K>],
-        limits: &Limits,
-        rows: usize,
-        edge: u32,
-    ) -> Self {
+    pub(super) fn new(extents: &[Extent], limits: &Limits, rows: usize, edge: u32) -> Self {
         let launch = |parts| Launch::new(parts, extents, limits);
         let mut launches: Vec<Launch> = groups(extents, limits).into_iter().map(launch).collect();
         let (mut table, mut total) = (Vec::new(), 0);
@@ -200,9 +202,9 @@ impl Plan {
 }
 
 impl Launch {
-    fn new<K>(parts: Vec<Part>, extents: &[Extent<K>], limits: &Limits) -> Self {
+    fn new(parts: Vec<Part>, extents: &[Extent], limits: &Limits) -> Self {
         let extent = &extents[parts[0].tensor];
-        let most = limits.tensors(extent.buffers);
+        let most = limits.tensors(extent.dtypes.len());
         let slots = SLOTS.into_iter().find(|slots| parts.len() <= *slots);
         let total: usize = parts.iter().map(|part| part.values).sum();
         let chunk = total.div_ceil(CHUNKS * limits.multiprocessors);
@@ -232,37 +234,33 @@ fn word(word: usize) -> u32 {
 }
 
 /// Neighbours of one kind, as many as fit into a launch. Tensors without values are in none.
-fn groups<K: Ord>(extents: &[Extent<K>], limits: &Limits) -> Vec<Vec<Part>> {
+fn groups(extents: &[Extent], limits: &Limits) -> Vec<Vec<Part>> {
     let mut order: Vec<usize> = (0..extents.len()).collect();
-    order.retain(|tensor| extents[*tensor].run.span > 0);
     // Stable: tensors of one kind stay in the order of the list.
-    order.sort_by(|a, b| extents[*a].kind.cmp(&extents[*b].kind));
+    order.sort_by_key(|tensor| extents[*tensor].kind());
+    let parts = order.into_iter().flat_map(|tensor| {
+        let span = extents[tensor].run.span;
+        (0..span).step_by(limits.max_values).map(move |first| Part {
+            tensor,
+            first,
+            values: (span - first).min(limits.max_values),
+        })
+    });
     let mut groups: Vec<Vec<Part>> = Vec::new();
     let mut values = 0;
-    for tensor in order {
-        let extent = &extents[tensor];
+    for part in parts {
+        let extent = &extents[part.tensor];
         let fits = groups.last().is_some_and(|group| {
-            group.len() < limits.tensors(extent.buffers)
-                && extents[group[0].tensor].kind == extent.kind
-                && values + extent.run.span <= limits.max_values.min(limits.max_shared)
+            group.len() < limits.tensors(extent.dtypes.len())
+                && extents[group[0].tensor].kind() == extent.kind()
+                && values + part.values <= limits.max_values.min(limits.max_shared)
         });
         if !fits {
             values = 0;
             groups.push(Vec::new());
         }
-        for first in (0..extent.run.span).step_by(limits.max_values) {
-            let part = Part {
-                tensor,
-                first,
-                values: (extent.run.span - first).min(limits.max_values),
-            };
-            if first > 0 {
-                groups.push(Vec::new());
-            }
-            groups.last_mut().expect("a group").push(part);
-        }
-        // Behind a part there is no room.
-        values += extent.run.span;
+        values += part.values;
+        groups.last_mut().expect("a group").push(part);
     }
     groups
 }

@@ -9,11 +9,32 @@ use std::ops::{Add, AddAssign, Mul, RangeInclusive};
 /// does not.
 pub(super) const LANES: usize = 16;
 
-/// What not every CPU has, and the compiler does not find by itself.
+/// What not every CPU has, and the compiler does not find by itself: as any CPU does it, and by instructions that one has.
 pub(super) trait Cpu: Copy {
-    fn widen_f16(self, halves: &[f16; LANES]) -> [f32; LANES];
+    #[inline(always)]
+    fn widen_f16(self, halves: &[f16; LANES]) -> [f32; LANES] {
+        // The exponent's bias is 15 in f16 and 127 in f32.
+        const BIAS: u32 = (127 - 15) << 23;
+        const ONE: u32 = 1 << 23;
+        halves.map(|half| {
+            let magnitude = u32::from(half.to_bits() & 0x7FFF) << 13;
+            let bits = if magnitude < ONE {
+                // Subnormal: as if there were a leading one, which is then subtracted.
+                let one = f32::from_bits(ONE + BIAS);
+                (f32::from_bits(magnitude + ONE + BIAS) - one).to_bits()
+            } else if magnitude < 31 * ONE {
+                magnitude + BIAS
+            } else {
+                magnitude + 2 * BIAS
+            };
+            f32::from_bits(bits | u32::from(half.to_bits() & 0x8000) << 16)
+        })
+    }
 
-    fn narrow_f16(self, values: [f32; LANES]) -> [f16; LANES];
+    #[inline(always)]
+    fn narrow_f16(self, values: [f32; LANES]) -> [f16; LANES] {
+        values.map(f16::from_f32)
+    }
 
     #[inline(always)]
     fn widen_bf16(self, halves: &[bf16; LANES]) -> [f32; LANES] {
@@ -27,7 +48,7 @@ pub(super) trait Cpu: Copy {
 
     /// Adds the squares, each sum rounded once or twice.
     #[inline(always)]
-    fn add_squares(self, sums: &mut [f32; LANES], values: [f32; LANES]) {
+    fn add_squares<R: Real>(self, sums: &mut [R; LANES], values: [R; LANES]) {
         for (sum, value) in sums.iter_mut().zip(values) {
             *sum += value * value;
         }
@@ -66,32 +87,7 @@ pub(super) fn run<W: Work>(work: W) -> W::Output {
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
-impl Cpu for Portable {
-    #[inline(always)]
-    fn widen_f16(self, halves: &[f16; LANES]) -> [f32; LANES] {
-        // The exponent's bias is 15 in f16 and 127 in f32.
-        const BIAS: u32 = (127 - 15) << 23;
-        const ONE: u32 = 1 << 23;
-        halves.map(|half| {
-            let magnitude = u32::from(half.to_bits() & 0x7FFF) << 13;
-            let bits = if magnitude < ONE {
-                // Subnormal: as if there were a leading one, which is then subtracted.
-                let one = f32::from_bits(ONE + BIAS);
-                (f32::from_bits(magnitude + ONE + BIAS) - one).to_bits()
-            } else if magnitude < 31 * ONE {
-                magnitude + BIAS
-            } else {
-                magnitude + 2 * BIAS
-            };
-            f32::from_bits(bits | u32::from(half.to_bits() & 0x8000) << 16)
-        })
-    }
-
-    #[inline(always)]
-    fn narrow_f16(self, values: [f32; LANES]) -> [f16; LANES] {
-        values.map(f16::from_f32)
-    }
-}
+impl Cpu for Portable {}
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -100,7 +96,7 @@ mod x86 {
     use bytemuck::Pod;
     use half::{bf16, f16};
 
-    use super::{Cpu, LANES, Work};
+    use super::{Cpu, LANES, Portable, Real, Work};
 
     /// Proof that the CPU has AVX2, FMA and F16C.
     #[derive(Clone, Copy)]
@@ -164,8 +160,10 @@ mod x86 {
 
         /// By name: of `mul_add` the compiler makes half as wide instructions, in some loops.
         #[inline(always)]
-        fn add_squares(self, sums: &mut [f32; LANES], values: [f32; LANES]) {
-            let values: [__m256; LANES / 8] = bytemuck::cast(values);
+        fn add_squares<R: Real>(self, sums: &mut [R; LANES], values: [R; LANES]) {
+            let Ok(values) = bytemuck::try_cast::<_, [__m256; LANES / 8]>(values) else {
+                return Portable.add_squares(sums, values);
+            };
             let mut all: [__m256; LANES / 8] = bytemuck::cast(*sums);
             for (sum, value) in all.iter_mut().zip(values) {
                 // SAFETY: the CPU has FMA, or there were no `self`.
@@ -222,21 +220,9 @@ pub(super) trait Value: Element + Pod + Default + Into<f64> {
 pub(super) trait Real:
     Value<Real = Self> + Add<Output = Self> + AddAssign + Mul<Output = Self>
 {
-    /// Adds the squares of a group.
-    #[inline(always)]
-    fn add_squares<C: Cpu>(_: C, sums: &mut [Self; LANES], values: [Self; LANES]) {
-        for (sum, value) in sums.iter_mut().zip(values) {
-            *sum += value * value;
-        }
-    }
 }
 
-impl Real for f32 {
-    #[inline(always)]
-    fn add_squares<C: Cpu>(cpu: C, sums: &mut [f32; LANES], values: [f32; LANES]) {
-        cpu.add_squares(sums, values);
-    }
-}
+impl Real for f32 {}
 
 impl Real for f64 {}
 

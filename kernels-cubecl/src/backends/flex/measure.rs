@@ -2,7 +2,7 @@
 
 use burn::tensor::ElementConversion;
 
-use super::cpu::{Cpu, LANES, Real, Value};
+use super::cpu::{Cpu, LANES, Value};
 use crate::{TensorStatus, status::COUNT_BASE};
 
 /// Groups whose squares are summed apart, so that no sum waits for the one before it.
@@ -36,7 +36,7 @@ impl<T: Value> Sums<T> {
             self.zeros[i] += (b == zero).into();
         }
         for (squares, group) in self.squares.iter_mut().zip([a, b]) {
-            T::Real::add_squares(cpu, squares, T::widen(cpu, group));
+            cpu.add_squares(squares, T::widen(cpu, group));
         }
     }
 }

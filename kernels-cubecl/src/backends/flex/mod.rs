@@ -65,19 +65,21 @@ fn floats(floats: impl Iterator<Item = f64>) -> FlexTensor {
 
 /// Works on each tensor of the list, and in the order of the list on the results.
 fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Sync) -> Vec<R> {
-    let elements = |tensor: &FlexTensor| tensor.layout().num_elements();
-    if tensors.iter().map(elements).sum::<usize>() < PARALLEL {
-        return tensors.into_iter().map(work).collect();
-    }
-    shared(tensors.into_iter(), work)
+    let elements = tensors.iter().map(|tensor| tensor.layout().num_elements());
+    let values = elements.sum();
+    shared(tensors.into_iter(), values, work)
 }
 
-/// Several threads work on the parts; the results are in their order. Each part is boxed, so that Rayon is compiled once for each result and not for
-/// each dtype and formula, which was most of what this crate took to build.
+/// Works on parts that have so many values together, by several threads if that pays; the results are in their order. Each part is boxed, so that
+/// Rayon is compiled once for each result and not for each dtype and formula, which was most of what this crate took to build.
 fn shared<T: Send, R: Send>(
     parts: impl Iterator<Item = T>,
+    values: usize,
     work: impl Fn(T) -> R + Sync,
 ) -> Vec<R> {
+    if values < PARALLEL {
+        return parts.map(work).collect();
+    }
     type Share<'a, R> = Box<dyn FnOnce() -> R + Send + 'a>;
     let work = &work;
     let share = |part| -> Share<'_, R> { Box::new(move || work(part)) };
@@ -87,15 +89,13 @@ fn shared<T: Send, R: Send>(
 
 fn pass(tensors: Vec<FlexTensor>, factor: Scaling<FlexTensor>, edge: f32) -> Vec<FlexTensor> {
     let factor = factor.map(|(factor, keep_dtype)| (value(factor), keep_dtype));
+    let made = |(product, found)| (Some(product), found);
     let measured = each(tensors, |tensor| {
         by_dtype!(tensor.dtype(), T => match factor {
             None => (None, inspect::<T>(tensor, edge)),
-            Some((factor, keep_dtype)) => {
-                let (product, found) = match keep_dtype {
-                    true => product::<T, T, true>(tensor, factor, edge),
-                    false => product::<T, <T as Value>::Real, true>(tensor, factor, edge),
-                };
-                (Some(product), found)
+            Some((factor, true)) => made(product::<T, T, true>(tensor, factor, edge)),
+            Some((factor, false)) => {
+                made(product::<T, <T as Value>::Real, true>(tensor, factor, edge))
             }
         })
     });
@@ -143,15 +143,15 @@ fn decide(both: [FlexTensor; 2], clip: Vec<FlexTensor>, rule: UpdateRule) -> Fle
         let norms: Vec<f64> = rows.chunks_exact(FIELDS).map(row_norm).collect();
         factors(&words(table), &norms)
     });
-    let rows = undecided.chunks_exact(UNDECIDED).flat_map(|words| {
+    let undecided = undecided.chunks_exact(UNDECIDED);
+    let parameters = undecided.len();
+    let rows = undecided.flat_map(|words| {
         let mut row: [f32; ROW] = std::array::from_fn(|i| f32::from_bits(words[i]));
         rule::decide(&mut row, 0, &state, words[ROW], rule);
         if let Some(factors) = &factors {
             row[column::SCALE] *= factors[words[ROW + 1] as usize];
         }
-        row.map(f32::to_bits)
+        row
     });
-    let rows: Vec<u32> = rows.collect();
-    let parameters = rows.len() / ROW;
-    FlexTensor::from_data(data_of(rows, [parameters, ROW]))
+    FlexTensor::from_data(TensorData::new(rows.collect(), [parameters, ROW]))
 }

@@ -115,12 +115,6 @@ impl<R: Real, const MEASURED: bool, const BLENDED: bool> Formula<R, MEASURED, BL
             }
         }
     }
-
-    /// Whether it may make something infinite of something finite.
-    fn overflows(self) -> bool {
-        let factor: f64 = self.factor.into();
-        factor.is_nan() || factor.abs() > 1.0
-    }
 }
 
 /// What one thread measures at a time.
@@ -159,7 +153,9 @@ impl<S: Value, T: Value, const M: bool, const K: bool> Work for Make<'_, S, T, M
     #[inline(always)]
     fn run<C: Cpu>(self, cpu: C) -> TensorStatus {
         let formula = self.formula;
-        let overflows = M && formula.overflows();
+        let factor: f64 = formula.factor.into();
+        // What is finite may become infinite.
+        let overflows = M && (factor.is_nan() || factor.abs() > 1.0);
         let mut found = Found::new(formula.edge);
         let mut before = 0;
         for (at, target) in self.target.chunks_mut(BLOCK).enumerate() {
@@ -207,7 +203,7 @@ fn by_chunk<T: Value, R: Send>(mut tensor: FlexTensor, work: impl Fn(&[T]) -> R 
     if values.len() <= CHUNK {
         return vec![work(values)];
     }
-    shared(values.chunks(CHUNK), work)
+    shared(values.chunks(CHUNK), values.len(), work)
 }
 
 /// In the order of the chunks: the same sum on every run, whichever thread was first.
@@ -236,10 +232,11 @@ fn make<S: Value, T: Value, const MEASURED: bool, const BLENDED: bool>(
             streams,
         })
     };
-    if target.len() <= CHUNK {
+    let values = target.len();
+    if values <= CHUNK {
         return chunk((0, target));
     }
-    joined(shared(target.chunks_mut(CHUNK).enumerate(), chunk))
+    joined(shared(target.chunks_mut(CHUNK).enumerate(), values, chunk))
 }
 
 /// The product with a factor: in place where the dtype stays and nobody else holds the buffer, and else in new memory, in

@@ -60,6 +60,10 @@ fn blended<const D: usize>(
 ) -> Tensor<D> {
     let (one, other) = (target.shape(), source.shape());
     assert_eq!(one, other, "only tensors of one shape can be blended");
+    if one.num_elements() == 0 {
+        // Burn 0.22.1's fusion would run what follows over as many values (docs/upstream/fused-with-nothing.md).
+        return target.inner();
+    }
     let is_wide = matches!(target.dtype(), DType::F32 | DType::F64);
     let tensors = [target, source].map(|tensor| tensor.inner().into_dispatch());
     let has_kernels = is_wide && tensors.iter().all(has_kernels);

@@ -39,7 +39,8 @@ impl InFlight {
         if steps.is_empty() {
             return;
         }
-        let of_next = events.take();
+        // The device is ahead of what ends here.
+        let (of_next, device_step) = (events.take(), self.device_step());
         loop {
             let waits = waits || steps.len() > MAX_IN_FLIGHT;
             match steps.pop_front_if(|step| waits || step.is_known()) {
@@ -47,6 +48,7 @@ impl InFlight {
                 None => break,
             }
         }
+        self.set_device_step(device_step);
         events.restore(of_next);
     }
 

@@ -197,9 +197,7 @@ impl LiveScale {
     /// have stepped, or when one steps again: as one, with the measures of all their gradients.
     pub(crate) fn report(&self, member: &Weak<()>, seen: Option<Evidence>) -> [f32; 2] {
         // Of a step that the host has decided, the device knows nothing.
-        if !self.in_flight.is_resolving() {
-            self.in_flight.set_device_step(None);
-        }
+        self.in_flight.set_device_step(None);
         let mut state = locked(&self.state);
         let before = state.schedule.scale();
         let id = member.as_ptr() as usize;

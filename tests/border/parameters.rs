@@ -1,9 +1,7 @@
 //! Parameters that are neither f32 nor half precision, and those of low-rank adapters.
 
-use burn::{
-    module::{QLora, Quantizer},
-    tensor::quantization::{Calibration, QuantScheme, QuantValue},
-};
+use burn::module::{QLora, Quantizer};
+use burn::tensor::quantization::{Calibration, QuantScheme, QuantValue};
 
 use crate::support::*;
 

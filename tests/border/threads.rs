@@ -1,11 +1,8 @@
 //! Scopes are of their thread, and of their handle: pools put other work on a thread that waits inside one.
 
 use rayon::{ThreadPoolBuilder, prelude::*};
-use std::{
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
-    time::Duration,
-};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{thread, time::Duration};
 
 use crate::support::*;
 

@@ -1,9 +1,7 @@
 //! Links in the README, the book and the other pages lead to files and headings that are there.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::fs;
+use std::path::{Path, PathBuf};
 
 /// What in a folder, and in those in it, has names that end so.
 pub fn files(folder: &Path, end: &str) -> Vec<PathBuf> {

@@ -1,18 +1,11 @@
 //! CUDA, HIP and MSL: one compiler of CubeCL's writes all three.
 
 use cubecl::Compiler;
-use cubecl_cpp::{
-    ComputeKernel,
-    shared::{CompilationOptions, CppCompiler, CppSupportedFeatures},
-    target::CppTarget,
-};
+use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures};
+use cubecl_cpp::{ComputeKernel, target::CppTarget};
 
-use crate::{
-    SHARED_MEMORY,
-    facts::{Facts, Op, type_name},
-    keep,
-    shapes::Shape,
-};
+use crate::facts::{Facts, Op, type_name};
+use crate::{SHARED_MEMORY, keep, shapes::Shape};
 
 /// Of a file with this extension.
 pub(crate) fn facts<T: CppTarget>(shape: &Shape, extension: &str) -> Facts

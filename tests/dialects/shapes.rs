@@ -3,22 +3,12 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use burn::{backend::cubecl::dtype_to_storage_type, tensor::DType};
-use burn_amp_kernels::{
-    UpdateRule,
-    kernel::{
-        elementwise::weigh,
-        finish, histogram,
-        pass::{Form, Mode, loads, measure},
-        schedule::{advance, decide},
-        update,
-    },
-};
-use cubecl::{
-    CubeKernel,
-    ir::{DeviceIdentity, HardwareProperties, MemoryDeviceProperties, features::Features},
-    prelude::*,
-    profile::TimingMethod,
-};
+use burn_amp_kernels::kernel::pass::{Form, Mode, loads, measure};
+use burn_amp_kernels::kernel::schedule::{advance, decide};
+use burn_amp_kernels::kernel::{finish, histogram, update};
+use burn_amp_kernels::{UpdateRule, kernel::elementwise::weigh};
+use cubecl::ir::{DeviceIdentity, HardwareProperties, MemoryDeviceProperties};
+use cubecl::{CubeKernel, ir::features::Features, prelude::*, profile::TimingMethod};
 
 use crate::facts::{Facts, type_name};
 

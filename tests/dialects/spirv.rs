@@ -1,20 +1,15 @@
 //! SPIR-V, checked by `spirv-val` if there is one.
 
-use std::{
-    collections::HashMap,
-    io::{ErrorKind, Write},
-    process::{Command, Stdio},
-};
+use std::collections::HashMap;
+use std::io::{ErrorKind, Write};
+use std::process::{Command, Stdio};
 
 use burn::tensor::DType;
 use cubecl::{Compiler, VulkanCompilationOptions, WgpuCompilationOptions};
 use cubecl_spirv::SpirvCompiler;
 
-use crate::{
-    SHARED_MEMORY,
-    facts::{Facts, Op, type_name},
-    shapes::Shape,
-};
+use crate::facts::{Facts, Op, type_name};
+use crate::{SHARED_MEMORY, shapes::Shape};
 
 /// First word of a module.
 const MAGIC: u32 = 0x0723_0203;

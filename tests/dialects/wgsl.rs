@@ -7,12 +7,8 @@ use cubecl::Compiler;
 use cubecl_wgpu::WgslCompiler;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
-use crate::{
-    SHARED_MEMORY,
-    facts::{Facts, Op, type_name},
-    keep,
-    shapes::Shape,
-};
+use crate::facts::{Facts, Op, type_name};
+use crate::{SHARED_MEMORY, keep, shapes::Shape};
 
 pub(crate) fn facts(shape: &Shape) -> Facts {
     let shader = WgslCompiler

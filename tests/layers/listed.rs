@@ -1,10 +1,7 @@
 //! The lists of layers are whole: every public module of burn-nn is in them.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs, panic,
-    path::Path,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::{fs, panic, path::Path};
 
 use burn_amp_tests::prelude::*;
 

@@ -1,7 +1,8 @@
 //! The folder `modules` of burn-nn.
 
-use burn::nn::{
-    attention::*, conv::*, interpolate::*, norm::NormalizationConfig, pool::*, transformer::*, *,
+use burn::{
+    nn::attention::*, nn::conv::*, nn::interpolate::*, nn::norm::NormalizationConfig, nn::pool::*,
+    nn::transformer::*, nn::*,
 };
 
 use super::support::*;

@@ -1,10 +1,8 @@
 //! Several devices. Flex has one; two workers on it are two threads with a fork of the model each.
 
 use burn::tensor::distributed::{DistributedConfig, ReduceOperation};
-use std::{
-    sync::{Arc, Mutex, mpsc},
-    thread::{self, ThreadId},
-};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::{self, ThreadId};
 
 use crate::{averages::ema, support::*};
 

@@ -1,9 +1,7 @@
 //! Runs that end early: by early stopping, on request, or because only skips are left.
 
-use burn::train::{
-    MetricEarlyStoppingStrategy, StoppingCondition,
-    metric::store::{Aggregate, Direction, Split},
-};
+use burn::train::metric::store::{Aggregate, Direction, Split};
+use burn::train::{MetricEarlyStoppingStrategy, StoppingCondition};
 
 use crate::support::*;
 

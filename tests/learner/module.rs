@@ -1,9 +1,7 @@
 //! `Scaled<M>` as a module: the model, and nothing else.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::support::*;
 

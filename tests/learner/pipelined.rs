@@ -2,10 +2,8 @@
 
 use burn_amp::hook::{Applied, Hook};
 
-use crate::{
-    master::{Half, half},
-    support::*,
-};
+use crate::master::{Half, half};
+use crate::support::*;
 
 pub fn learner(amp: &MixedPrecision) -> Made {
     amp.learner(net(), pipelined(adam(amp)), lr())

@@ -3,11 +3,9 @@
 use burn::data::dataloader::split::split_dataloader;
 use std::sync::Arc;
 
-use crate::{
-    averages::{averaged, averaging},
-    by_hand::{guarded, spiked},
-    support::*,
-};
+use crate::averages::{averaged, averaging};
+use crate::by_hand::{guarded, spiked};
+use crate::support::*;
 
 /// However it is trained.
 #[test]

@@ -1,8 +1,7 @@
 //! A learning-rate scheduler that waits for steps that are taken.
 
-use burn::lr_scheduler::{
-    LrScheduler, LrSchedulerRecord, cosine::CosineAnnealingLrSchedulerConfig,
-};
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
 
 use crate::support::*;
 

@@ -1,14 +1,8 @@
 //! What goes wrong, on either side: nothing is lost in silence, and the module is given back.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-        mpsc::{Sender, channel},
-    },
-    thread,
-    time::Duration,
-};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::{sync::Arc, thread, time::Duration};
 
 use crate::support::*;
 

@@ -2,10 +2,8 @@
 //! threads and queues.
 
 use shuttle::{check_pct, check_random};
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 mod sync {
     pub use shuttle::{sync::mpsc, thread};

@@ -1,14 +1,9 @@
 //! A save is whole or not at all: killed, out of space, or without a place to write.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::Path,
-    process::{Command, Stdio},
-    sync::atomic::{AtomicUsize, Ordering},
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use std::{collections::BTreeSet, fs, path::Path, thread::sleep};
 use tempfile::TempDir;
 
 use crate::support::*;

@@ -1,12 +1,9 @@
 //! How a file gets to its place: what can be loaded, with the permissions it had, past what killed runs have left.
 
 use burn_pack::Scalar;
-use std::{
-    collections::BTreeSet,
-    fs::{self, File},
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::fs::{self, File};
+use std::time::{Duration, Instant};
+use std::{collections::BTreeSet, path::Path};
 use tempfile::tempdir;
 
 use crate::support::*;

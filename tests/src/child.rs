@@ -1,10 +1,7 @@
 //! Tests that run in a process of their own: this program again, with one test and a folder.
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::path::{Path, PathBuf};
+use std::{env, process::Command};
 
 const FOLDER: &str = "BURN_AMP_TEST_FOLDER";
 

@@ -30,10 +30,8 @@ pub use run::{Run, Snapshot, resumed};
 pub use says::{is_error, no_warning, only, says, warns_once};
 pub use waited::{Observed, Waited};
 
-use burn::{
-    optim::{GradientsParams, SgdConfig},
-    tensor::{Device, FloatDType},
-};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::{Device, FloatDType};
 use burn_amp::{
     GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome, gradients::ScaledGradients,
     torch::GradScaler,

@@ -1,10 +1,8 @@
 //! What burn-amp logs, on the thread that asks: every test has a thread of its own.
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
-use std::{
-    sync::{Mutex, Once},
-    thread::{self, ThreadId},
-};
+use std::sync::{Mutex, Once};
+use std::thread::{self, ThreadId};
 
 struct Logger;
 

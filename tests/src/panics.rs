@@ -1,11 +1,7 @@
 //! Calls that must not panic, thousands of times.
 
-use std::{
-    cell::Cell,
-    panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook},
-    sync::Once,
-    thread,
-};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::{cell::Cell, sync::Once, thread};
 
 thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };

@@ -2,23 +2,15 @@
 
 pub(crate) mod calibrate;
 
-use burn::{
-    module::Module,
-    optim::GradientsParams,
-    tensor::{DType, Tensor},
-};
-use std::{
-    cell::Cell,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-};
+use burn::tensor::{DType, Tensor};
+use burn::{module::Module, optim::GradientsParams};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{cell::Cell, sync::Arc};
 
-use crate::{
-    border::{DryRun, DryRunNotes, MixedPrecision, scope},
-    error::AmpError,
-    gradients::{Entries, Entry, GradientStatus, inspect, unchanged},
-    values::{AnyTensor, is_half},
-};
+use crate::border::{DryRun, DryRunNotes, MixedPrecision, scope};
+use crate::error::AmpError;
+use crate::gradients::{Entries, Entry, GradientStatus, inspect, unchanged};
+use crate::values::{AnyTensor, is_half};
 
 /// How often the scale is halved to find one at which nothing overflows.
 const MAX_HALVINGS: i32 = 40;

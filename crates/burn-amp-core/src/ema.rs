@@ -1,20 +1,15 @@
 //! Averages of a model's weights, for evaluation and for the end of the training.
 
-use burn::{
-    module::{Module, Param},
-    tensor::{DType, Tensor},
-};
+use burn::module::{Module, Param};
+use burn::tensor::{DType, Tensor};
 use burn_amp_kernels::{blend, blend_unless};
 use serde::{Deserialize, Serialize};
 
+use crate::error::{AmpError, in_range};
+use crate::step::hook::{self, Applied, Hook, Parameter, Proposed, Resolution, State, Verdict};
+use crate::values::{ParamTensors, replaced, working_dtype};
 use crate::{
-    error::{AmpError, in_range},
-    optimizer::ScaledOptimizer,
-    record::AmpRecord,
-    scale::loss_scale::settings,
-    step::hook::{self, Applied, Hook, Parameter, Proposed, Resolution, State, Verdict},
-    update::ModuleOptim,
-    values::{ParamTensors, replaced, working_dtype},
+    optimizer::ScaledOptimizer, record::AmpRecord, scale::loss_scale::settings, update::ModuleOptim,
 };
 
 settings! {

@@ -14,20 +14,15 @@ pub(crate) use running_statistics::unchanged;
 pub(crate) use status::GradientStatus;
 pub(crate) use unscale::inspect;
 
-use burn::{
-    module::{Module, ModuleMapper, Param, ParamId},
-    optim::{GradientsParams, MultiGradientsParams},
-    tensor::{DType, Device, Tensor},
-};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::optim::{GradientsParams, MultiGradientsParams};
+use burn::tensor::{DType, Device, Tensor};
 use burn_amp_kernels::{TensorStatus, UnsupportedDType};
 use std::{collections::HashMap, ops::Add, sync::Arc};
 
-use crate::{
-    scale::finding::Finding,
-    scale::loss_scale::SkipCause,
-    values::any_tensor::{put_gradient, take_gradient},
-    values::{AnyTensor, Parameter, parameters, with_rank, working_dtype},
-};
+use crate::values::any_tensor::{put_gradient, take_gradient};
+use crate::values::{AnyTensor, Parameter, parameters, with_rank, working_dtype};
+use crate::{scale::finding::Finding, scale::loss_scale::SkipCause};
 
 /// Gradients of a scaled loss: multiplied by the loss scale, possibly infinite.
 ///

@@ -8,11 +8,9 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use state::GuardState;
 
-use crate::{
-    error::{AmpError, in_range},
-    scale::defaults::{defaults, with_defaults},
-    step::hook::Verdict,
-};
+use crate::error::{AmpError, in_range};
+use crate::scale::defaults::{defaults, with_defaults};
+use crate::step::hook::Verdict;
 
 /// Guards training against spikes: steps whose gradients are finite, but whose norm or loss is far outside of what was usual.
 ///

@@ -4,14 +4,10 @@
 pub(crate) mod account;
 pub(crate) mod step_counters;
 
-use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread::{self, ThreadId},
-};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 
 use crate::{
     gradients::status::GradientStatus, journal::account::Account,

@@ -4,6 +4,9 @@ use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use burn_amp_kernels::{ExponentHistogram, TensorStatus};
 use std::sync::Arc;
 
+use crate::border::{MixedPrecision, scope};
+use crate::gradients::{Pass, UnscaledGradients, handles};
+use crate::values::{AnyTensor, Parameter, any_tensor, distinct_parameters};
 pub use crate::{
     border::dry_run::DryRun,
     border::observer::{Observer, Stepped},
@@ -13,14 +16,7 @@ pub use crate::{
     record::write_whole,
     values::dtype::is_half,
 };
-use crate::{
-    border::{MixedPrecision, scope},
-    error::AmpError,
-    gradients::{Pass, UnscaledGradients, handles},
-    scale::loss_scale::SkipCause,
-    scaler::GradScaler,
-    values::{AnyTensor, Parameter, any_tensor, distinct_parameters},
-};
+use crate::{error::AmpError, scale::loss_scale::SkipCause, scaler::GradScaler};
 
 /// Attaches an observer to all clones of a `MixedPrecision`, or none. Returns the one before.
 pub fn set(amp: &MixedPrecision, observer: Option<Arc<dyn Observer>>) -> Option<Arc<dyn Observer>> {

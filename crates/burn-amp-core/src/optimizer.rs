@@ -1,9 +1,7 @@
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ParamGroup},
-    optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
-    tensor::{Bytes, Tensor},
-};
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ParamGroup};
+use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
+use burn::tensor::{Bytes, Tensor};
 
 use std::path::Path;
 
@@ -15,20 +13,14 @@ mod recorded;
 use device::Flight;
 pub use recorded::{Found, Stage, refused};
 
+use crate::error::{AmpError, StepError};
+use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
+use crate::record::{AmpRecord, OptimizerState};
+use crate::scaler::accumulation::{AccumulationConfig, AccumulationWindow};
 use crate::{
-    error::{AmpError, StepError},
-    gradients::clip::GradientClip,
-    gradients::entries::Entries,
-    gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
-    record::{AmpRecord, OptimizerState},
-    scale::in_flight::Resolution,
-    scale::loss_scale::GradScalerConfig,
-    scaler::GradScaler,
-    scaler::accumulation::{AccumulationConfig, AccumulationWindow},
-    step::hook::Hook,
-    step::options::StepOptions,
-    update::Update,
-    update::module_optim::ModuleOptim,
+    gradients::clip::GradientClip, gradients::entries::Entries, scale::in_flight::Resolution,
+    scale::loss_scale::GradScalerConfig, scaler::GradScaler, step::hook::Hook,
+    step::options::StepOptions, update::Update, update::module_optim::ModuleOptim,
     values::parameters,
 };
 

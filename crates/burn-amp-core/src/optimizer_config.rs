@@ -1,16 +1,10 @@
 use burn::{module::ParamGroup, tensor::FloatDType};
 use serde::{Deserialize, Serialize};
 
+use crate::scale::loss_scale::{GradScalerConfig, settings};
 use crate::{
-    border::MixedPrecision,
-    ema::EmaConfig,
-    error::AmpError,
-    gradients::GradientClip,
-    guard::Guard,
-    optimizer::ScaledOptimizer,
-    scale::loss_scale::{GradScalerConfig, settings},
-    scaler::GradScaler,
-    scaler::accumulation::AccumulationConfig,
+    border::MixedPrecision, ema::EmaConfig, error::AmpError, gradients::GradientClip, guard::Guard,
+    optimizer::ScaledOptimizer, scaler::GradScaler, scaler::accumulation::AccumulationConfig,
     update::ModuleOptim,
 };
 

@@ -12,10 +12,8 @@ mod optimizer_state;
 mod owners;
 mod state;
 
-use burn::{
-    optim::OptimizerRecord,
-    tensor::{Bytes, DType},
-};
+use burn::optim::OptimizerRecord;
+use burn::tensor::{Bytes, DType};
 use std::{collections::BTreeMap, path::Path};
 
 pub use container::Container;

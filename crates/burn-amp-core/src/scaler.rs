@@ -44,26 +44,18 @@ mod worker_side;
 pub(crate) use record::ScalerState;
 pub use worker_side::HandedOver;
 
+use crate::border::cast::{CastFloat, multiply_losses};
+use crate::gradients::entries::{Entries, LOW_RANK, measure};
+use crate::gradients::running_statistics::{Buffers, Statistics};
+use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients};
+use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
+use crate::scaler::iteration::{Iteration, Unsettled};
 use crate::{
-    border::cast::{CastFloat, multiply_losses},
-    border::mixed_precision::MixedPrecision,
-    error::AmpError,
-    gradients::entries::{Entries, LOW_RANK, measure},
-    gradients::running_statistics::{Buffers, Statistics},
-    gradients::status::GradientStatus,
-    gradients::unscale::unscale,
-    gradients::{ScaledGradients, StepGradients, UnscaledGradients},
-    journal::Journal,
-    journal::account::Account,
-    journal::step_counters::StepCounters,
-    scale::border_events::BorderEvent,
-    scale::device_step::DeviceStep,
-    scale::live_scale::LiveScale,
-    scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome},
-    scaler::iteration::{Iteration, Unsettled},
-    scaler::ledger::Ledger,
-    scaler::loss_watch::LossWatch,
-    values::dtype::is_half,
+    border::mixed_precision::MixedPrecision, error::AmpError, gradients::status::GradientStatus,
+    gradients::unscale::unscale, journal::Journal, journal::account::Account,
+    journal::step_counters::StepCounters, scale::border_events::BorderEvent,
+    scale::device_step::DeviceStep, scale::live_scale::LiveScale, scaler::ledger::Ledger,
+    scaler::loss_watch::LossWatch, values::dtype::is_half,
 };
 
 impl GradScalerConfig {

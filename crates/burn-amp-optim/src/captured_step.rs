@@ -3,24 +3,20 @@
 mod draws;
 mod input;
 
+use burn::module::{Module, ModuleVisitor};
+use burn::tensor::{Device, Tensor};
 use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ModuleVisitor},
-    optim::GradientsParams,
-    tensor::{Device, Tensor, kind::BridgeTensor},
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams,
+    tensor::kind::BridgeTensor,
 };
 use burn_amp_kernels::{ClipTable, Graph, Place, Preparation};
 use std::{marker::PhantomData, rc::Rc};
 
+use self::draws::Draws;
 pub use self::input::CaptureInput;
-use self::{
-    draws::Draws,
-    input::{Kind, copied_to, kinds_of, places_of},
-};
-use burn_amp_core::{
-    AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, StepError,
-    internal::{Found, ModulePath, Rehearses, Stage, copied, refused, replaced},
-};
+use self::input::{Kind, copied_to, kinds_of, places_of};
+use burn_amp_core::internal::{Found, ModulePath, Rehearses, Stage, copied, refused, replaced};
+use burn_amp_core::{AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, StepError};
 
 /// Runs before a recording: fusing backends find their kernels in the first ones, and memory is there after them.
 const RUNS: usize = 3;

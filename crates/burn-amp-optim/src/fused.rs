@@ -5,23 +5,20 @@ mod rule;
 mod single;
 mod state;
 
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ParamGroup},
-    optim::{
-        AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig,
-    },
-    tensor::DType,
+use burn::module::{Module, ParamGroup};
+use burn::optim::{
+    AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig,
 };
+use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, tensor::DType};
 use std::marker::PhantomData;
 
 #[cfg(any(test, feature = "counts"))]
 pub use self::pass::PASSES;
 use self::{rule::FusedConfig, single::Single};
-use burn_amp_core::{
-    AmpError, ModuleOptim,
-    internal::{Factors, ParamTensors, Update, ids_with_gradient, masters_of, replaced},
+use burn_amp_core::internal::{
+    Factors, ParamTensors, Update, ids_with_gradient, masters_of, replaced,
 };
+use burn_amp_core::{AmpError, ModuleOptim};
 
 /// Burn's SGD, with momentum and Nesterov's, in one pass: see [`Fused`].
 pub type FusedSgd = Fused<SgdConfig>;

@@ -32,20 +32,17 @@ mod sync {
     pub(super) use std::{sync::mpsc, thread};
 }
 
+use burn::tensor::{Device, Tensor};
 use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
-    optim::ModuleOptimizer,
-    tensor::{Device, Tensor},
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::ModuleOptimizer,
 };
 use std::{collections::VecDeque, path::Path};
 
+use burn_amp_core::internal::{
+    Entries, ParamTensors, Parameter, Statistics, StepGradients, StepOptions, is_half, parameters,
+};
 use burn_amp_core::{
     AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledGradients, ScaledOptimizer, StepError,
-    internal::{
-        Entries, ParamTensors, Parameter, Statistics, StepGradients, StepOptions, is_half,
-        parameters,
-    },
 };
 use masters::Trained;
 use update::{Update, Updated};

@@ -1,17 +1,12 @@
 //! The f32 copies of parameters on the optimizer's device, and their images on the training device.
 
-use burn::{
-    module::{Module, ParamId},
-    tensor::Device,
-};
+use burn::module::{Module, ParamId};
+use burn::tensor::Device;
 use std::{collections::HashMap, sync::Arc};
 
-use burn_amp_core::{
-    AmpError,
-    internal::{
-        AnyTensor, ParamTensor, ParamTensors, Parameter, distinct_parameters, replaced,
-        working_dtype,
-    },
+use burn_amp_core::AmpError;
+use burn_amp_core::internal::{
+    AnyTensor, ParamTensor, ParamTensors, Parameter, distinct_parameters, replaced, working_dtype,
 };
 
 /// The parameters of a module that are trained, with their values on the training device: as they were handed over, or images of masters.

@@ -4,10 +4,12 @@ use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module
 use std::any::Any;
 
 use super::masters::{self, Trained, images_of, values_of};
+use burn_amp_core::internal::{
+    HandedOver, ParamTensors, Parameter, StepGradients, distinct_parameters, widened,
+};
 use burn_amp_core::{
     AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledGradients, ScaledOptimizer, StepError,
     StepOutcome,
-    internal::{HandedOver, ParamTensors, Parameter, StepGradients, distinct_parameters, widened},
 };
 
 /// The optimizer, and the masters that it steps.

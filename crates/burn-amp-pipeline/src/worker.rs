@@ -2,17 +2,13 @@
 
 use burn_amp_core::AmpError;
 use burn_amp_kernels::panic_message;
-use std::{
-    ops::ControlFlow,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, OnceLock},
-};
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
 
 // The tests put those of a model checker in their place.
-use super::sync::{
-    mpsc::{Receiver, SyncSender, sync_channel},
-    thread::{Builder, JoinHandle},
-};
+use super::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use super::sync::thread::{Builder, JoinHandle};
 
 /// Jobs that may wait while another is done: a caller with one more waits.
 const WAITING: usize = 1;

@@ -2,12 +2,10 @@
 //!
 //! `cargo bench -p burn-amp-report --bench cost -- --rounds 40`
 
-use burn::{
-    module::Module,
-    nn::{Linear, LinearConfig},
-    optim::{AdamConfig, GradientsParams},
-    tensor::{Device, Distribution, Tensor, activation::relu},
-};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsParams};
+use burn::tensor::{Device, Distribution, Tensor};
+use burn::{module::Module, tensor::activation::relu};
 use burn_amp::{MixedPrecision, ScaledOptimizer};
 use burn_amp_report::{FlightRecorder, audit, probed};
 use clap::Parser;

@@ -9,10 +9,8 @@ mod table;
 mod trace;
 mod verdict;
 
-use burn::{
-    module::Module,
-    tensor::{FloatDType, Tensor},
-};
+use burn::module::Module;
+use burn::tensor::{FloatDType, Tensor};
 use burn_amp_core::{MixedPrecision, observe::Flat};
 // For the documentation.
 #[cfg(doc)]
@@ -21,12 +19,8 @@ use minijinja::context;
 use serde::Serialize;
 use std::{collections::BTreeSet, path::Path};
 
-use crate::{
-    chart,
-    error::ReportError,
-    file,
-    page::{self, power},
-};
+use crate::page::{self, power};
+use crate::{chart, error::ReportError, file};
 use bench::Bench;
 use compare::Figures;
 pub(crate) use trace::Trace;

@@ -1,11 +1,9 @@
 //! Charts as SVG, to stand in a page.
 
 use crate::page;
+use plotters::chart::{ChartBuilder, ChartContext};
 use plotters::{
-    chart::{ChartBuilder, ChartContext},
-    coord::{Shift, types::RangedCoordf64},
-    element::DashedPathElement,
-    prelude::*,
+    coord::Shift, coord::types::RangedCoordf64, element::DashedPathElement, prelude::*,
 };
 use std::ops::Range;
 

@@ -4,14 +4,10 @@ mod page;
 mod ring;
 mod step;
 
-use burn_amp_core::{
-    MixedPrecision,
-    observe::{self, Observer, locked},
-};
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use burn_amp_core::MixedPrecision;
+use burn_amp_core::observe::{self, Observer, locked};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::{error::ReportError, file};
 pub(crate) use ring::Ring;

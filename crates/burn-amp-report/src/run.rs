@@ -5,11 +5,8 @@ mod logs;
 use minijinja::{Value, context};
 use std::{collections::BTreeSet, path::Path};
 
-use crate::{
-    chart::{self, Line, Scale},
-    error::ReportError,
-    file, page,
-};
+use crate::chart::{self, Line, Scale};
+use crate::{error::ReportError, file, page};
 use logs::{Logs, Series};
 
 /// Reads what runs have left in their folders, and writes one page that shows them beside each other.

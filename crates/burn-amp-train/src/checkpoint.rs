@@ -1,27 +1,18 @@
 //! How the record of a `Learner`'s checkpoint gets into the optimizer's record, and out of it.
 
-use burn::{
-    module::{Param, ParamGroup, ParamId},
-    optim::{
-        DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, StateSink,
-        StateSource,
-    },
-    tensor::{DType, Device, Tensor, TensorData, kind::BridgeTensor},
+use burn::module::{Param, ParamGroup, ParamId};
+use burn::optim::{
+    DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, StateSink, StateSource,
 };
-use std::{
-    cell::RefCell,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use burn::tensor::kind::BridgeTensor;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::steps::Shared;
-use burn_amp_core::{
-    AmpRecord, MixedPrecision,
-    internal::{
-        Beside,
-        checkpoint::{ID, TENSOR},
-        during,
-    },
-};
+use burn_amp_core::internal::checkpoint::{ID, TENSOR};
+use burn_amp_core::internal::{Beside, during};
+use burn_amp_core::{AmpRecord, MixedPrecision};
 
 /// What the optimizer keeps for the parameter.
 #[derive(Clone)]

@@ -1,18 +1,13 @@
+use burn::train::{Learner, LearnerModel};
 use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
-    optim::ModuleOptimizer,
-    tensor::DType,
-    train::{Learner, LearnerModel},
+    lr_scheduler::module_lr_scheduler::ModuleLrScheduler, optim::ModuleOptimizer, tensor::DType,
 };
 
-use super::{
-    Scaled, checkpoint,
-    stepper::{Kind, Place},
-    steps::Steps,
-};
+use super::stepper::{Kind, Place};
+use super::{Scaled, checkpoint, steps::Steps};
+use burn_amp_core::internal::{OptimizerState, ParamTensors, Parameter, StepOptions, parameters};
 use burn_amp_core::{
     AmpError, Ema, GradScaler, MasterWeights, MixedPrecision, ModuleOptim, ScaledOptimizer,
-    internal::{OptimizerState, ParamTensors, Parameter, StepOptions, parameters},
 };
 use burn_amp_optim::Fused;
 use burn_amp_pipeline::PipelinedOptimizer;

@@ -1,17 +1,10 @@
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
-    module::Module,
-    tensor::Tensor,
-    train::{Interrupter, Learner, LearnerModel, LearningResult, SupervisedTraining},
-};
+use burn::train::{Interrupter, Learner, LearnerModel, LearningResult, SupervisedTraining};
+use burn::{lr_scheduler::module_lr_scheduler::ModuleLrScheduler, module::Module, tensor::Tensor};
 use burn_amp_core::{AmpError, GradientStatus, MixedPrecision, StepError};
 
-use crate::{
-    Scaled,
-    learner::{self, LearnerOptimizer},
-    metric::{Kind, ScalerMetric},
-    run,
-};
+use crate::learner::{self, LearnerOptimizer};
+use crate::metric::{Kind, ScalerMetric};
+use crate::{Scaled, run};
 
 /// What a [`MixedPrecision`] does in Burn's `Learner`. Bring it into scope with `use burn_amp::train::LearnerExt`.
 pub trait LearnerExt {

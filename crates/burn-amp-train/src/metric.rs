@@ -1,10 +1,8 @@
-use burn::{
-    tensor::TensorReadError,
-    train::metric::{
-        Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes,
-        NumericEntry, SerializedEntry,
-        state::{FormatOptions, NumericMetricState},
-    },
+use burn::tensor::TensorReadError;
+use burn::train::metric::state::{FormatOptions, NumericMetricState};
+use burn::train::metric::{
+    Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
+    SerializedEntry,
 };
 use std::sync::Arc;
 

@@ -1,10 +1,8 @@
 //! [`Scaled`] as a module: the model.
 
-use burn::{
-    module::{Devices, Module, ModuleMapper, ModuleVisitor, ParamGroup},
-    store::{ModuleRecord, RecordError},
-    tensor::Device,
-};
+use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, ParamGroup};
+use burn::store::{ModuleRecord, RecordError};
+use burn::tensor::Device;
 
 use super::{Scaled, stepper::Kind};
 

@@ -1,14 +1,9 @@
-use burn::{
-    data::dataloader::{DataLoader, DataLoaderIterator},
-    lr_scheduler::LrSchedulerRecord,
-    store::{ModuleRecord, RecordError},
-    tensor::Device,
-};
-use std::{
-    collections::BTreeSet,
-    path::{Path, PathBuf},
-    sync::{Arc, Once},
-};
+use burn::data::dataloader::{DataLoader, DataLoaderIterator};
+use burn::store::{ModuleRecord, RecordError};
+use burn::{lr_scheduler::LrSchedulerRecord, tensor::Device};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Once};
 
 use burn_amp_core::{AmpError, AmpRecord};
 

@@ -1,6 +1,7 @@
 //! What ends a run, and whether something has.
 
-use burn::train::{Interrupter, TrainingError, train::WorkerFailure};
+use burn::train::train::WorkerFailure;
+use burn::train::{Interrupter, TrainingError};
 use std::sync::{Mutex, MutexGuard};
 
 use burn_amp_core::{AmpError, MixedPrecision, internal::locked};

@@ -1,21 +1,13 @@
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
-    optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
-    train::{InferenceStep, TrainOutput, TrainStep},
-};
+use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
+use burn::train::{InferenceStep, TrainOutput, TrainStep};
+use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module};
 use std::{any::Any, ops::Deref};
 
-use super::{
-    checkpoint::{self, Entry},
-    run,
-    steps::Steps,
-};
+use super::checkpoint::{self, Entry};
+use super::{run, steps::Steps};
+use burn_amp_core::internal::{Parameter, SCOPED, by_device, parameters, widened};
 use burn_amp_core::{
-    AmpError, Ema, GradScaler, MixedPrecision, StepError,
-    hook::Hook,
-    internal::{Parameter, SCOPED, by_device, parameters, widened},
-    sum_of_devices,
+    AmpError, Ema, GradScaler, MixedPrecision, StepError, hook::Hook, sum_of_devices,
 };
 
 /// A model in half precision: what the `Learner` of [`LearnerExt::learner`](crate::LearnerExt::learner) trains, and what it returns.

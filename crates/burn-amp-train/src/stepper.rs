@@ -1,17 +1,11 @@
 //! Burn's optimizer, as the steps of a run call it.
 
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
-    optim::{GradientsParams, ModuleOptimizer},
-    tensor::{DType, Device},
-};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::{DType, Device};
+use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module};
 
-use burn_amp_core::{
-    ModuleOptim,
-    internal::{ParamTensors, Update, masters_of},
-    records_of,
-};
+use burn_amp_core::internal::{ParamTensors, Update, masters_of};
+use burn_amp_core::{ModuleOptim, records_of};
 
 use burn_amp_optim::internal::one_pass;
 

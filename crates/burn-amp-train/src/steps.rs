@@ -1,27 +1,20 @@
 //! The optimizer of a run, which the clones of its model share: on the host, on the device, or on a thread of its own.
 
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ParamGroup},
-    optim::{
-        DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, SgdConfig,
-        StateSink, StateSource,
-    },
-    tensor::{Device, TensorData, kind::BridgeTensor},
+use burn::module::{Module, ParamGroup};
+use burn::optim::{
+    DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, SgdConfig, StateSink,
+    StateSource,
 };
-use std::{
-    any::Any,
-    mem::{swap, take},
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{Arc, Mutex, MutexGuard},
-};
+use burn::tensor::{Device, TensorData};
+use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, tensor::kind::BridgeTensor};
+use std::any::Any;
+use std::mem::{swap, take};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::stepper::{Kind, Stepper};
-use burn_amp_core::internal::Update;
-use burn_amp_core::{
-    AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledOptimizer, StepError,
-    internal::{Container, ParamTensors, StepOptions, locked, placeholders},
-};
+use burn_amp_core::internal::{Container, ParamTensors, StepOptions, Update, locked, placeholders};
+use burn_amp_core::{AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledOptimizer, StepError};
 use burn_amp_pipeline::PipelinedOptimizer;
 use burn_amp_pipeline::internal::{put, trained};
 

@@ -7,12 +7,11 @@
 //!
 //! All ways take turns in one run. Times are medians over the rounds, and ratios are medians of the rounds' ratios.
 
-use burn::{
-    module::{Module, Param, Reparameterization, Reparameterizer},
-    nn::{Linear, LinearConfig},
-    optim::{AdamConfig, GradientsParams, ModuleOptimizer},
-    tensor::{Device, Distribution, FloatDType, Tensor, activation::gelu},
-};
+use burn::module::{Module, Param, Reparameterization, Reparameterizer};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
+use burn::tensor::activation::gelu;
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
 use std::time::Instant;
 

@@ -9,12 +9,10 @@
 //! The larger of computation and optimizer is the least that a pipelined step can take. Times are medians over the rounds. Memory is the
 //! most that a process with this case alone has held, less what it held before.
 
-use burn::{
-    module::Module,
-    nn::{Linear, LinearConfig},
-    optim::{AdamConfig, GradientsParams},
-    tensor::{Device, Distribution, Tensor, activation::gelu},
-};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsParams};
+use burn::tensor::{Device, Distribution, Tensor};
+use burn::{module::Module, tensor::activation::gelu};
 use burn_amp::{MixedPrecision, ScaledOptimizer, pipeline::PipelinedOptimizer};
 use std::{env, fs, process::Command, time::Instant};
 

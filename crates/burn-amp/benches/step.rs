@@ -11,14 +11,11 @@
 //! All ways take turns in one run. Times are medians over the rounds, and ratios are medians of the rounds' ratios. Gradients are held from
 //! step to step, so that no way frees them.
 
-use burn::{
-    module::{Module, Param},
-    optim::{AdamConfig, GradientsParams},
-    tensor::{DType, Device, Distribution, FloatDType, Tensor},
-};
-use burn_amp::{
-    MixedPrecision, ScaledOptimizer, optim::FusedAdam, optim::ModuleOptim, torch::MasterWeights,
-};
+use burn::module::{Module, Param};
+use burn::optim::{AdamConfig, GradientsParams};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
+use burn_amp::optim::{FusedAdam, ModuleOptim};
+use burn_amp::{MixedPrecision, ScaledOptimizer, torch::MasterWeights};
 use rayon::prelude::*;
 use std::time::Instant;
 

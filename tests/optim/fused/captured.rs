@@ -2,7 +2,8 @@
 
 mod leaves;
 
-use burn::nn::{Dropout, Embedding, loss::CrossEntropyLossConfig, transformer::TransformerEncoder};
+use burn::nn::{Dropout, Embedding};
+use burn::{nn::loss::CrossEntropyLossConfig, nn::transformer::TransformerEncoder};
 use std::cell::Cell;
 
 use super::run::{Batch, Event, Run, adam, batch, captured, loss, train};

@@ -1,14 +1,11 @@
 //! Steps of one executor beside those of another: the same bits, whatever stands around the step. Each call of
 //! `pending` is a row.
 
-use super::{
-    captured::has_graphs,
-    gradients,
-    run::{
-        Event, Executor, Run, Values, adam, batch, begun, captured, config, event, is_flex,
-        learning_rate, nesterov, resume, train,
-    },
+use super::run::{
+    Event, Executor, Run, Values, adam, batch, begun, captured, config, event, is_flex,
+    learning_rate, nesterov, resume, train,
 };
+use super::{captured::has_graphs, gradients};
 use crate::support::*;
 
 /// Enough for some that are skipped and some that are clipped, before and after gradients by hand.

@@ -1,9 +1,7 @@
 //! Outcomes that are not known yet: what is known of them, and when, where optimizers are dropped, cloned, loaded and replaced.
 
-use super::{
-    gradients,
-    run::{Event, Run, Values, adam, begun, nesterov, step},
-};
+use super::gradients;
+use super::run::{Event, Run, Values, adam, begun, nesterov, step};
 use crate::support::*;
 use burn_amp_tests::trial::{Pair, Trial};
 

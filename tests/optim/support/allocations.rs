@@ -1,9 +1,7 @@
 //! How many allocations of this test program are alive.
 
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    sync::atomic::{AtomicIsize, Ordering},
-};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicIsize, Ordering};
 
 static LIVE: AtomicIsize = AtomicIsize::new(0);
 

@@ -5,10 +5,8 @@
 
 pub mod recipe;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use crate::support::*;
 

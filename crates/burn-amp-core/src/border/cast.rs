@@ -1,9 +1,8 @@
 //! Values whose float tensors are cast together. Knows no scopes.
 
-use burn::{
-    nn::{LstmState, RnnState, attention::MhaOutput},
-    tensor::{Bool, DType, FloatDType, Int, Tensor},
-};
+use burn::nn::attention::MhaOutput;
+use burn::nn::{LstmState, RnnState};
+use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
 use std::cell::RefCell;
 
 use crate::values::AnyTensor;

@@ -2,17 +2,11 @@
 
 use burn::tensor::{DType, FloatDType};
 use burn_amp_kernels::{Crossing, Watch};
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex},
-};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 
-use crate::{
-    border::mixed_precision::MixedPrecision,
-    border::observer::Observer,
-    lock::locked,
-    values::{AnyTensor, is_half},
-};
+use crate::values::{AnyTensor, is_half};
+use crate::{border::mixed_precision::MixedPrecision, border::observer::Observer, lock::locked};
 
 /// How the scopes of a dry run differ.
 pub struct DryRun {

@@ -1,26 +1,15 @@
-use burn::{
-    module::{Module, Param, Reparameterization, Reparameterizer},
-    tensor::{DType, Device, FloatDType, Tensor},
-};
+use burn::module::{Module, Param, Reparameterization, Reparameterizer};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_amp_kernels::UnsupportedDType;
-use std::{
-    any::Any,
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
+use crate::values::{AnyTensor, SCOPED, is_half};
 use crate::{
-    border::observer::Observer,
-    error::AmpError,
-    gradients::GradientStatus,
-    journal::Journal,
-    journal::step_counters::StepCounters,
-    lock::locked,
-    scale::live_scale::LiveScale,
-    scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome},
-    values::{AnyTensor, SCOPED, is_half},
+    border::observer::Observer, error::AmpError, gradients::GradientStatus, journal::Journal,
+    journal::step_counters::StepCounters, lock::locked, scale::live_scale::LiveScale,
 };
 
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.

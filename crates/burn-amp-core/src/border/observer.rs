@@ -2,11 +2,8 @@
 
 use std::any::Any;
 
-use crate::{
-    error::AmpError,
-    gradients::{GradientStatus, UnscaledGradients},
-    scale::loss_scale::StepOutcome,
-};
+use crate::gradients::{GradientStatus, UnscaledGradients};
+use crate::{error::AmpError, scale::loss_scale::StepOutcome};
 
 /// Is told of the steps of a [`MixedPrecision`](crate::MixedPrecision), on the threads that make them. It must not wait for the device.
 pub trait Observer: Any + Send + Sync {

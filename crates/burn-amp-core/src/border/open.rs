@@ -4,15 +4,12 @@ use burn::tensor::{DType, FloatDType};
 use burn_amp_kernels::{Factor, Watch};
 use std::sync::{Arc, Mutex, Once};
 
+use crate::scale::border_events::{EventPlace, OpenPart};
+use crate::scale::rescale::{Rescale, Rule};
+use crate::values::{AnyTensor, is_half};
 use crate::{
-    border::dry_run::DryRun,
-    border::mixed_precision::MixedPrecision,
-    error::AmpError,
-    lock::locked,
-    scale::border_events::{EventPlace, OpenPart},
-    scale::device_step::DeviceStep,
-    scale::rescale::{Rescale, Rule},
-    values::{AnyTensor, is_half},
+    border::dry_run::DryRun, border::mixed_precision::MixedPrecision, error::AmpError,
+    lock::locked, scale::device_step::DeviceStep,
 };
 
 /// The factor between two sides, and its inverse, must be normal in f32, or gradients lose digits.

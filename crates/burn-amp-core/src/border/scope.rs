@@ -19,23 +19,18 @@
 
 use burn::tensor::{DType, FloatDType};
 use burn_amp_kernels::{Watch, panic_message};
-use std::{
-    any::Any,
-    cell::{Cell, RefCell},
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{Arc, Once},
-};
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Once};
 
+use crate::border::cast::{CastFloat, cast_each};
+use crate::border::mixed_precision::{MixedPrecision, half_exists};
+use crate::border::open::{Open, Side};
+use crate::scale::rescale::{Rescale, Rule};
+use crate::values::{AnyTensor, is_half};
 use crate::{
-    border::cast::{CastFloat, cast_each},
-    border::dry_run::DryRun,
-    border::mixed_precision::{MixedPrecision, half_exists},
-    border::open::{Open, Side},
-    error::AmpError,
-    lock::locked,
-    scale::border_events::EventPlace,
-    scale::rescale::{Rescale, Rule},
-    values::{AnyTensor, is_half},
+    border::dry_run::DryRun, error::AmpError, lock::locked, scale::border_events::EventPlace,
 };
 
 thread_local! {

@@ -3,14 +3,10 @@
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use std::sync::Arc;
 
-use crate::{
-    border::{DryRun, MixedPrecision, multiply_losses},
-    check::dry_loss,
-    error::{AmpError, short},
-    gradients::{GradientStatus, inspect, unchanged},
-    scale::loss_scale::LossScale,
-    scaler::GradScaler,
-};
+use crate::border::{DryRun, MixedPrecision, multiply_losses};
+use crate::error::{AmpError, short};
+use crate::gradients::{GradientStatus, inspect, unchanged};
+use crate::{check::dry_loss, scale::loss_scale::LossScale, scaler::GradScaler};
 
 /// By how many binades the scale stays below the lowest at which something overflows.
 const HEADROOM: i32 = 3;

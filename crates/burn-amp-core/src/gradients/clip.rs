@@ -1,11 +1,7 @@
 //! Clipping: between unscaling and the optimizer, with the norms that the unscaling pass has found.
 
-use burn::{
-    config::Config,
-    module::{ParamGroup, ParamId},
-    optim::GradientsParams,
-    tensor::DType,
-};
+use burn::module::{ParamGroup, ParamId};
+use burn::{config::Config, optim::GradientsParams, tensor::DType};
 use burn_amp_kernels::{ClipTable, NormClip, TensorStatus, clip_factors};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};

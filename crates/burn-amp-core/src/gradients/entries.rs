@@ -1,24 +1,17 @@
 //! The gradients of a module, found and checked in one traversal.
 
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ParamId},
-    optim::GradientsParams,
-    tensor::{DType, Device},
-};
+use burn::module::{Module, ParamId};
+use burn::tensor::{DType, Device};
+use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams};
 use burn_amp_kernels::{Crossing, CrossingStatus, TensorStatus, UnsupportedDType};
-use std::{
-    collections::HashSet,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::{
-    error::AmpError,
-    gradients::pass::Pass,
-    gradients::running_statistics::Statistics,
-    gradients::status::{GradientStatus, norm},
-    values::{AnyTensor, ParamTensors, Parameter, SCOPED, any_tensor, parameters, working_dtype},
+use crate::gradients::status::{GradientStatus, norm};
+use crate::values::{
+    AnyTensor, ParamTensors, Parameter, SCOPED, any_tensor, parameters, working_dtype,
 };
+use crate::{error::AmpError, gradients::pass::Pass, gradients::running_statistics::Statistics};
 
 /// The name of Burn's low-rank adapters.
 pub(crate) const LOW_RANK: &str = "lora";

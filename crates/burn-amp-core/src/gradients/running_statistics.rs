@@ -3,17 +3,11 @@
 //! A forward pass that overflows leaves NaN in them, and no later one takes it away: `0.9 * NaN` is NaN. A step that is
 //! skipped for the overflow does not take it back by itself, because the optimizer knows nothing of them.
 
-use burn::{
-    module::{Module, ParamId},
-    tensor::{DType, Tensor},
-};
+use burn::module::{Module, ParamId};
+use burn::tensor::{DType, Tensor};
 
-use crate::{
-    gradients::pass::Pass,
-    scale::live_scale::LiveScale,
-    scale::loss_scale::StepOutcome,
-    values::{ParamTensor, ParamTensors, Parameter, parameters, replaced},
-};
+use crate::values::{ParamTensor, ParamTensors, Parameter, parameters, replaced};
+use crate::{gradients::pass::Pass, scale::live_scale::LiveScale, scale::loss_scale::StepOutcome};
 
 /// What PyTorch calls buffers, of the modules of one optimizer: an overflow in the forward pass leaves NaN in them, and a skip does not take
 /// it back by itself.

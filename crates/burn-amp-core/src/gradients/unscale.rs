@@ -1,19 +1,14 @@
 //! The one pass over the gradients: unscale, test, measure.
 
-use burn::{
-    module::Module,
-    optim::GradientsParams,
-    tensor::{DType, FloatDType},
-};
+use burn::tensor::{DType, FloatDType};
+use burn::{module::Module, optim::GradientsParams};
 use burn_amp_kernels::ExponentHistogram;
 
-use crate::{
-    error::AmpError,
-    gradients::{
-        Entries, Entry, GradientStatus, Pass, UnscaledGradients, handles, measure, summarize,
-    },
-    values::{AnyTensor, optimizer_dtype, working_dtype},
+use crate::error::AmpError;
+use crate::gradients::{
+    Entries, Entry, GradientStatus, Pass, UnscaledGradients, handles, measure, summarize,
 };
+use crate::values::{AnyTensor, optimizer_dtype, working_dtype};
 
 /// Multiplies gradients by `inverse`, rounded to f32 for those that are not f64, and measures the result.
 ///

@@ -4,11 +4,8 @@ use serde::Deserialize;
 use std::collections::HashMap;
 
 use super::{Guard, GuardState};
-use crate::{
-    optimizer::ScaledOptimizer,
-    step::hook::{Hook, Proposed, State, Verdict},
-    update::ModuleOptim,
-};
+use crate::step::hook::{Hook, Proposed, State, Verdict};
+use crate::{optimizer::ScaledOptimizer, update::ModuleOptim};
 
 /// As it is stored, with what earlier versions have left beside it.
 #[derive(Deserialize)]

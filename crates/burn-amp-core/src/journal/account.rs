@@ -3,13 +3,10 @@
 
 use log::Level;
 
-use crate::{
-    error::{AmpError, short},
-    gradients::status::GradientStatus,
-    journal::step_counters::StepCounters,
-    scale::finding::{Finding, Rejection},
-    scale::loss_scale::{Evidence, LossScale, SkipCause, StepOutcome},
-};
+use crate::error::{AmpError, short};
+use crate::scale::finding::{Finding, Rejection};
+use crate::scale::loss_scale::{Evidence, LossScale, SkipCause, StepOutcome};
+use crate::{gradients::status::GradientStatus, journal::step_counters::StepCounters};
 
 /// What gradients were for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,18 +1,12 @@
 //! Burn's own optimizers as optimizers of whole modules, with records that lose nothing.
 
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
-    optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
-};
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
+use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module};
 use burn_amp_kernels::panic_message;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::{
-    error::AmpError,
-    record::container::Container,
-    update::module_optim::{ModuleOptim, ORIGIN, foreign},
-};
+use crate::update::module_optim::{ModuleOptim, ORIGIN, foreign};
+use crate::{error::AmpError, record::container::Container};
 
 impl ModuleOptim for ModuleOptimizer {
     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {

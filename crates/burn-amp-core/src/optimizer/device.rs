@@ -1,27 +1,19 @@
 //! Steps that the device decides: nobody waits for them.
 
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ParamId},
-    optim::GradientsParams,
-    tensor::{DType, Tensor},
-};
+use burn::module::{Module, ParamId};
+use burn::tensor::{DType, Tensor};
+use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams};
 use burn_amp_kernels::{Crossing, Status, TensorList, can_update, inspect};
 use std::{collections::VecDeque, sync::Arc, thread};
 
 use super::{ScaledOptimizer, refused};
+use crate::gradients::entries::{Entries, Entry, handles};
+use crate::scale::device_step::{DeviceStep, Run};
+use crate::values::{distinct_parameters, parameters};
 use crate::{
-    error::AmpError,
-    gradients::StepGradients,
-    gradients::entries::{Entries, Entry, handles},
-    scale::border_events::BorderEvent,
-    scale::device_step::{DeviceStep, Run},
-    scale::in_flight::Resolution,
-    scale::live_scale::LiveScale,
-    step::pending::PendingStep,
-    update::Update,
-    update::module_optim::ModuleOptim,
-    values::{distinct_parameters, parameters},
+    error::AmpError, gradients::StepGradients, scale::border_events::BorderEvent,
+    scale::in_flight::Resolution, scale::live_scale::LiveScale, step::pending::PendingStep,
+    update::Update, update::module_optim::ModuleOptim,
 };
 
 /// Gradients of a step: as many as the device can clip.

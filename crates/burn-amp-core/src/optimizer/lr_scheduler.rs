@@ -1,16 +1,10 @@
-use burn::{
-    lr_scheduler::{
-        LrScheduler, LrSchedulerRecord,
-        module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler},
-    },
-    optim::LearningRate,
-};
+use burn::lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler};
+use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
+use burn::optim::LearningRate;
 
+use crate::journal::{Cursor, Journal};
 use crate::{
-    border::mixed_precision::MixedPrecision,
-    journal::{Cursor, Journal},
-    optimizer::ScaledOptimizer,
-    scaler::GradScaler,
+    border::mixed_precision::MixedPrecision, optimizer::ScaledOptimizer, scaler::GradScaler,
     update::module_optim::ModuleOptim,
 };
 

@@ -1,24 +1,18 @@
 //! Steps that a device records once and makes again: what the optimizer does in them, and what it does on the host meanwhile.
 
+use burn::tensor::{Device, Tensor};
 use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
-    optim::GradientsParams,
-    tensor::{Device, Tensor},
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
 };
 use burn_amp_kernels::{ClipTable, DeviceScale, inspect};
 use std::{collections::HashSet, sync::Arc};
 
 use super::{ScaledOptimizer, device::Inspected};
+use crate::scale::device_step::{DeviceStep, Run};
+use crate::scale::rehearsal::{Rehearsal, Rehearses};
 use crate::{
-    error::AmpError,
-    gradients::entries::check_rate,
-    gradients::placeholders,
-    scale::device_step::{DeviceStep, Run},
-    scale::in_flight::Resolution,
-    scale::rehearsal::{Rehearsal, Rehearses},
-    update::Update,
-    update::module_optim::ModuleOptim,
+    error::AmpError, gradients::entries::check_rate, gradients::placeholders,
+    scale::in_flight::Resolution, update::Update, update::module_optim::ModuleOptim,
     values::module_path::distinct_parameters,
 };
 

@@ -3,11 +3,8 @@ use burn_pack::{
     HEADER_SIZE, Header, MAX_METADATA_SIZE, MAX_TENSOR_COUNT, MAX_TENSOR_SIZE, Reader, Scalar,
     Tensor, Writer,
 };
-use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Values},
-    fs,
-    path::Path,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::{collections::btree_map::Values, fs, path::Path};
 
 use super::file::{saved_path, write_whole};
 use crate::{error::AmpError, values::ParamTensors};

@@ -1,11 +1,9 @@
 //! Files that are whole or not there at all: written beside their place, synced, renamed.
 
-use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, ErrorKind},
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const SUFFIX: &str = ".burn-amp.tmp";
 

@@ -5,13 +5,9 @@
 use serde::de::IgnoredAny;
 
 use super::{AmpRecord, State, container::STATE};
-use crate::{
-    border::MixedPrecision,
-    error::AmpError,
-    scaler::accumulation::{AccumulationWindow, WindowState},
-    scaler::{GradScaler, ScalerState},
-    values::ParamTensors,
-};
+use crate::scaler::accumulation::{AccumulationWindow, WindowState};
+use crate::scaler::{GradScaler, ScalerState};
+use crate::{border::MixedPrecision, error::AmpError, values::ParamTensors};
 
 /// The state of an open accumulation window.
 pub(crate) const WINDOW: &str = "window";

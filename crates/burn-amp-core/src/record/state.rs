@@ -1,19 +1,13 @@
 //! A state that a record holds by its name. Knows no owner of one.
 
-use burn::{
-    module::ParamId,
-    tensor::{DType, Device, Tensor, TensorData},
-};
+use burn::module::ParamId;
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{
-    container::{Container, key_of},
-    owners::field_of,
-};
-use crate::{
-    error::AmpError,
-    values::{ParamTensor, ParamTensors, working_dtype},
-};
+use super::container::{Container, key_of};
+use super::owners::field_of;
+use crate::error::AmpError;
+use crate::values::{ParamTensor, ParamTensors, working_dtype};
 
 /// The JSON of a state that is tensors alone, which is not written.
 const NO_VALUES: &str = "{}";

@@ -2,15 +2,9 @@
 //! explain skips. Knows no schedule, and no optimizer.
 
 use burn_amp_kernels::{Crossing, CrossingStatus};
-use std::{
-    cell::RefCell,
-    collections::VecDeque,
-    ops::Range,
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::{cell::RefCell, collections::VecDeque, ops::Range};
 
 use crate::{lock::locked, scale::adaloss::Statistics, scale::loss_scale::SkipCause};
 

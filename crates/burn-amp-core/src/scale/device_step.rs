@@ -2,18 +2,12 @@
 
 use burn::tensor::Tensor;
 use burn_amp_kernels::{ClipTable, Crossing, DeviceScale, Status};
-use std::{
-    collections::BTreeSet,
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, Weak,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
-use crate::{
-    lock::locked,
-    scale::rehearsal::{Rehearsal, Rehearses},
-};
+use crate::lock::locked;
+use crate::scale::rehearsal::{Rehearsal, Rehearses};
 
 /// The loss scale as the device moves it, further than the host's by the steps in flight. It also decides the last of them.
 #[derive(Debug)]

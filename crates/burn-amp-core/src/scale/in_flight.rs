@@ -1,10 +1,8 @@
 //! Steps in flight, in their order, and the scale as the device moves it meanwhile. They belong to the scale, so that no optimizer that is
 //! dropped or cloned takes them along. Knows no schedule.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, OnceLock},
-};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::{lock::locked, scale::border_events::BorderEvents, scale::device_step::DeviceStep};
 

@@ -1,23 +1,16 @@
 //! The loss scale that all scopes of one `MixedPrecision` and its optimizers share.
 
 use burn_amp_kernels::{Crossing, ScaleState};
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::{
-        Arc, Mutex, MutexGuard, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use crate::scale::border_events::{
+    BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, OpenPart, next_number,
+};
+use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale, SkipCause};
 use crate::{
-    lock::locked,
-    scale::border_events::{
-        BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, OpenPart, next_number,
-    },
-    scale::in_flight::InFlight,
-    scale::loss_scale::{Evidence, GradScalerConfig, LossScale, SkipCause},
-    scale::parts::Parts,
-    scale::rescale::Driven,
+    lock::locked, scale::in_flight::InFlight, scale::parts::Parts, scale::rescale::Driven,
 };
 
 /// Its inverse must be normal in f32, or gradients lose digits.

@@ -20,10 +20,8 @@ pub use outcome::{Measures, StepOutcome};
 pub use rule::{Evidence, NextScale, Observation, Rule};
 pub use schedule::Schedule;
 
-use crate::{
-    error::{AmpError, in_range},
-    values::number,
-};
+use crate::error::{AmpError, in_range};
+use crate::values::number;
 use config::checked_scale;
 pub(crate) use config::settings;
 use state::State;

@@ -1,17 +1,11 @@
 //! The parts of the network whose factors move, beside the scale that all share. Knows no events, and no optimizer.
 
 use serde::{Deserialize, Serialize};
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
-use crate::{
-    error::short,
-    scale::adaloss::Statistics,
-    scale::loss_scale::{Evidence, LossScale, Measures},
-    scale::rescale::Driven,
-};
+use crate::scale::loss_scale::{Evidence, LossScale, Measures};
+use crate::{error::short, scale::adaloss::Statistics, scale::rescale::Driven};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parts {

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::{
-    error::{AmpError, in_range},
-    scale::adaloss::{AdaLoss, LIMIT},
-    scale::loss_scale::{GradScalerConfig, LossScale},
-};
+use crate::error::{AmpError, in_range};
+use crate::scale::adaloss::{AdaLoss, LIMIT};
+use crate::scale::loss_scale::{GradScalerConfig, LossScale};
 
 /// What [`rescaled`](crate::rescaled) multiplies gradients by: a power of two that is fixed, or a factor that moves by a rule.
 ///

@@ -3,16 +3,13 @@
 use burn::module::Module;
 
 use super::{GradScaler, step::check_accepted};
+use crate::gradients::entries::{Entries, Entry};
+use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients};
+use crate::values::{optimizer_dtype, parameters};
 use crate::{
-    error::AmpError,
-    gradients::entries::{Entries, Entry},
-    gradients::unscale::unscale,
-    gradients::{ScaledGradients, StepGradients, UnscaledGradients},
-    journal::account::Purpose,
-    scale::loss_scale::StepOutcome,
-    scaler::accumulation::AccumulationWindow,
+    error::AmpError, gradients::unscale::unscale, journal::account::Purpose,
+    scale::loss_scale::StepOutcome, scaler::accumulation::AccumulationWindow,
     update::module_optim::ModuleOptim,
-    values::{optimizer_dtype, parameters},
 };
 
 impl GradScaler {

@@ -1,10 +1,8 @@
 //! What happened since the last `update`: the joint outcome, and what unscaled gradients have told.
 
 use burn::module::ParamId;
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, OnceLock},
-};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::{
     error::AmpError, gradients::UnscaledGradients, lock::locked, scale::finding::Finding,

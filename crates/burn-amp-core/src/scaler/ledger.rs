@@ -3,15 +3,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::journal::account::{Account, Purpose};
+use crate::journal::{Journal, new_optimizer};
 use crate::{
-    border::mixed_precision::MixedPrecision,
-    error::AmpError,
-    journal::account::{Account, Purpose},
-    journal::{Journal, new_optimizer},
-    lock::locked,
-    scale::finding::Finding,
-    scale::live_scale::LiveScale,
-    scale::loss_scale::Evidence,
+    border::mixed_precision::MixedPrecision, error::AmpError, lock::locked,
+    scale::finding::Finding, scale::live_scale::LiveScale, scale::loss_scale::Evidence,
 };
 
 /// The loss scale of a [`MixedPrecision`], which scopes apply and clones share, or one of a scaler's own; and an account.

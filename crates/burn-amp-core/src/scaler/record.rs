@@ -5,13 +5,11 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 use super::GradScaler;
+use crate::error::{AmpError, short};
+use crate::scale::loss_scale::{Evidence, LossScale, Measures, Observation, StepOutcome};
+use crate::scaler::iteration::{Iteration, Unsettled};
 use crate::{
-    error::{AmpError, short},
-    journal::step_counters::StepCounters,
-    scale::live_scale::LiveScale,
-    scale::loss_scale::{Evidence, LossScale, Measures, Observation, StepOutcome},
-    scale::parts::PartState,
-    scaler::iteration::{Iteration, Unsettled},
+    journal::step_counters::StepCounters, scale::live_scale::LiveScale, scale::parts::PartState,
     scaler::loss_watch::LossWatch,
 };
 

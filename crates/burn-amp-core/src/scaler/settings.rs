@@ -3,10 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::GradScaler;
-use crate::{
-    error::AmpError,
-    scale::loss_scale::{GradScalerConfig, LossScale},
-};
+use crate::error::AmpError;
+use crate::scale::loss_scale::{GradScalerConfig, LossScale};
 
 impl GradScaler {
     /// The loss scale at present; 1 if disabled (as PyTorch's `get_scale`).

@@ -6,17 +6,14 @@ use burn::{
 };
 
 use super::GradScaler;
-use crate::{
-    error::{AmpError, StepError},
-    gradients::entries::{Entries, Entry},
-    gradients::{StepGradients, UnscaledGradients},
-    journal::account::{Purpose, log_skip},
-    scale::finding::{Finding, Rejection},
-    scale::loss_scale::{Evidence, StepOutcome},
-    scaler::iteration::{Iteration, OBSERVED},
-    update::module_optim::ModuleOptim,
-    values::parameters,
-};
+use crate::error::{AmpError, StepError};
+use crate::gradients::entries::{Entries, Entry};
+use crate::gradients::{StepGradients, UnscaledGradients};
+use crate::journal::account::{Purpose, log_skip};
+use crate::scale::finding::{Finding, Rejection};
+use crate::scale::loss_scale::{Evidence, StepOutcome};
+use crate::scaler::iteration::{Iteration, OBSERVED};
+use crate::{update::module_optim::ModuleOptim, values::parameters};
 
 impl GradScaler {
     /// Steps the optimizer, or skips the step if the gradients overflow, and records which it was.

@@ -3,13 +3,10 @@
 use burn::module::Module;
 
 use super::GradScaler;
+use crate::scaler::loss_watch::{LossWatch, SharedLosses};
 use crate::{
-    error::AmpError,
-    gradients::StepGradients,
-    scale::live_scale::ScopesLeft,
-    scale::loss_scale::LossScale,
-    scaler::ledger::Ledger,
-    scaler::loss_watch::{LossWatch, SharedLosses},
+    error::AmpError, gradients::StepGradients, scale::live_scale::ScopesLeft,
+    scale::loss_scale::LossScale, scaler::ledger::Ledger,
 };
 
 /// What the side that scales has noted in an iteration.

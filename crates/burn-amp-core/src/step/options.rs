@@ -4,18 +4,14 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
 };
 
+use crate::gradients::clip::{ClipRules, Factors};
+use crate::gradients::{StepGradients, UnscaledGradients};
+use crate::record::{AmpRecord, WINDOW};
+use crate::values::{distinct_parameters, parameters};
 use crate::{
-    error::AmpError,
-    gradients::clip::{ClipRules, Factors},
-    gradients::entries::Entries,
-    gradients::{StepGradients, UnscaledGradients},
-    record::{AmpRecord, WINDOW},
-    scale::loss_scale::StepOutcome,
-    scaler::GradScaler,
-    scaler::accumulation::AccumulationWindow,
-    step::hook::Hooks,
+    error::AmpError, gradients::entries::Entries, scale::loss_scale::StepOutcome,
+    scaler::GradScaler, scaler::accumulation::AccumulationWindow, step::hook::Hooks,
     update::module_optim::ModuleOptim,
-    values::{distinct_parameters, parameters},
 };
 
 /// What a [`ScaledOptimizer`](crate::ScaledOptimizer) adds to a step.

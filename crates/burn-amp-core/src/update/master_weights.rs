@@ -1,16 +1,13 @@
+use burn::module::{Module, ParamGroup};
+use burn::optim::{GradientsParams, ModuleOptimizer, Optimizer};
 use burn::{
-    grad_clipping::GradientClipping,
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ParamGroup},
-    optim::{GradientsParams, ModuleOptimizer, Optimizer},
+    grad_clipping::GradientClipping, lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     tensor::DType,
 };
 
-use crate::{
-    update::masters::{Masters, masters_of},
-    update::module_optim::{ModuleOptim, records_of},
-    values::ParamTensors,
-};
+use crate::update::masters::{Masters, masters_of};
+use crate::update::module_optim::{ModuleOptim, records_of};
+use crate::values::ParamTensors;
 
 /// An optimizer for f16 and bf16 parameters that keeps an f32 copy of each, and its inner state in f32.
 ///

@@ -1,17 +1,13 @@
 //! The f32 copies of half-precision parameters, in the states of optimizers.
 
-use burn::{
-    optim::{
-        LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource, join_path,
-    },
-    tensor::{DType, Device, FloatDType, Tensor, TensorData},
+use burn::optim::{
+    LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource, join_path,
 };
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use std::cell::RefCell;
 
-use crate::{
-    beside_burn::{Beside, during},
-    values::{AnyTensor, ParamTensor, ParamTensors, is_half},
-};
+use crate::beside_burn::{Beside, during};
+use crate::values::{AnyTensor, ParamTensor, ParamTensors, is_half};
 
 /// What masters, and states beside them, are called in a record.
 const MASTER: &str = "master";

@@ -1,9 +1,5 @@
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
-    optim::{GradientsParams, OptimizerRecord},
-    tensor::DType,
-};
+use burn::optim::{GradientsParams, OptimizerRecord};
+use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, tensor::DType};
 
 use crate::{error::AmpError, update::Update, values::ParamTensors};
 

@@ -1,10 +1,7 @@
 //! Float tensors whose rank is known at run time: parameters, gradients, sums, averages.
 
-use burn::{
-    module::ParamId,
-    optim::GradientsParams,
-    tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData},
-};
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
+use burn::{module::ParamId, optim::GradientsParams};
 use burn_amp_kernels::{Factor, TensorList, Watch, scaled_cast, watched_cast};
 
 use crate::{values::dtype::is_half, values::rank::with_rank};

@@ -1,7 +1,5 @@
-use burn::{
-    module::{Module, ParamGroup},
-    tensor::{DType, FloatDType},
-};
+use burn::module::{Module, ParamGroup};
+use burn::tensor::{DType, FloatDType};
 
 use crate::{values::dtype::is_half, values::module_path::replaced};
 

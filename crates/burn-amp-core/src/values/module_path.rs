@@ -1,10 +1,8 @@
 //! Walks over the float parameters of a module, with their paths.
 
-use burn::{
-    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
-    optim::GradientsParams,
-    tensor::{Shape, Tensor},
-};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{Shape, Tensor};
 use std::collections::HashSet;
 
 use crate::values::any_tensor::AnyTensor;

@@ -1,9 +1,7 @@
 //! Tensors by parameter: running sums, moving averages, masters.
 
-use burn::{
-    module::ParamId,
-    tensor::{DType, Device, Shape, Tensor, TensorData},
-};
+use burn::module::ParamId;
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use std::{collections::BTreeMap, fmt};
 
 use crate::values::any_tensor::AnyTensor;

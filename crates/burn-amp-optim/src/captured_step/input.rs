@@ -1,6 +1,7 @@
 //! The tensors of a batch: of what kind they are, and their copies where a recorded step reads them.
 
-use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, kind::BridgeTensor};
+use burn::tensor::kind::BridgeTensor;
+use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
 use burn_amp_core::walk_arrays_and_tuples;
 use burn_amp_kernels::Place;
 use std::vec;

@@ -4,11 +4,8 @@ use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{
     ClipTable, DeviceScale, ScaleState, Status, TensorList, UpdateRow, UpdateRule, update,
 };
-use std::{
-    cell::RefCell,
-    mem::take,
-    sync::{Arc, Mutex},
-};
+use std::sync::{Arc, Mutex};
+use std::{cell::RefCell, mem::take};
 
 use super::state::{Slot, Tensors, Time};
 use burn_amp_core::internal::{

@@ -1,13 +1,11 @@
 //! The numbers of Burn's optimizers: read from their configurations, and computed for a step as Burn computes them.
 
+use burn::optim::{
+    Adam, AdamConfig, AdamState, AdamW, AdamWConfig, AdamWState, AdaptiveMomentumState,
+    LearningRate, Optimizer, Sgd, SgdConfig, SgdState,
+};
 use burn::{
-    config::Config,
-    grad_clipping::GradientClipping,
-    optim::{
-        Adam, AdamConfig, AdamState, AdamW, AdamWConfig, AdamWState, AdaptiveMomentumState,
-        LearningRate, Optimizer, Sgd, SgdConfig, SgdState, momentum::MomentumState,
-    },
-    tensor::Tensor,
+    config::Config, grad_clipping::GradientClipping, optim::momentum::MomentumState, tensor::Tensor,
 };
 use burn_amp_kernels::{UpdateRow, UpdateRule};
 use serde_json::Value;

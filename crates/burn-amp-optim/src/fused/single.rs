@@ -1,18 +1,15 @@
 //! The optimizer of single parameters that Burn's `ModuleOptimizer` holds: hands a step to the pass that is open, or to Burn's own optimizer where
 //! there is no kernel for it.
 
-use burn::{
-    optim::{DynOptimizer, DynState, LearningRate, Optimizer, StateSink, StateSource},
-    tensor::{DType, Device, FloatDType, Tensor, kind::BridgeTensor},
-};
+use burn::optim::{DynOptimizer, DynState, LearningRate, Optimizer, StateSink, StateSource};
+use burn::tensor::kind::BridgeTensor;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_amp_kernels::can_update;
 use std::sync::Arc;
 
-use super::{
-    pass::{self, Idle, Job},
-    rule::{FusedConfig, Rule},
-    state::{Slot, State, Tensors, unflatten},
-};
+use super::pass::{self, Idle, Job};
+use super::rule::{FusedConfig, Rule};
+use super::state::{Slot, State, Tensors, unflatten};
 use burn_amp_core::internal::{AnyTensor, Masters, WithMaster, is_half, working_dtype};
 
 /// Steps one parameter, by the rule of a configuration.

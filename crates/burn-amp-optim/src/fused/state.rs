@@ -1,9 +1,7 @@
 //! What a fused optimizer keeps of a parameter, and how it stands in a record. Knows no gradients.
 
-use burn::{
-    optim::{Optimizer, RecordState, StateSink, StateSource},
-    tensor::{DType, Device, FloatDType, TensorData},
-};
+use burn::optim::{Optimizer, RecordState, StateSink, StateSource};
+use burn::tensor::{DType, Device, FloatDType, TensorData};
 use burn_pack::Scalar;
 use std::sync::{Arc, OnceLock};
 

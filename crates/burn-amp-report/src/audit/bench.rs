@@ -1,24 +1,15 @@
 //! The runs of an audit, and what follows from them.
 
-use burn::{
-    module::Module,
-    optim::GradientsParams,
-    tensor::{FloatDType, Tensor},
-};
-use burn_amp_core::{
-    AmpError, MixedPrecision,
-    observe::{self, DryRun, measure},
-};
+use burn::tensor::{FloatDType, Tensor};
+use burn::{module::Module, optim::GradientsParams};
+use burn_amp_core::observe::{self, DryRun, measure};
+use burn_amp_core::{AmpError, MixedPrecision};
 use std::sync::Arc;
 
-use super::{
-    Audit, Compared, Run, Trace, Trial, Verdict,
-    compare::{Figures, rms},
-    minimal::minimal,
-    reference::{Noise, Reference},
-    show::{passed, reproduction, value},
-    trace::Visit,
-};
+use super::compare::{Figures, rms};
+use super::reference::{Noise, Reference};
+use super::show::{passed, reproduction, value};
+use super::{Audit, Compared, Run, Trace, Trial, Verdict, minimal::minimal, trace::Visit};
 
 const BINADES: f64 = 4.0;
 const SEED: u64 = 0x5ca1e;

@@ -5,10 +5,8 @@ use burn_amp_core::{AmpError, observe};
 use burn_amp_kernels::TensorStatus;
 use std::{cmp::Ordering, collections::HashMap};
 
-use super::{
-    Compared, Trial,
-    compare::{Figures, Pair, compare, headroom, rms},
-};
+use super::compare::{Figures, Pair, compare, headroom, rms};
+use super::{Compared, Trial};
 
 /// From this share of lost values on, a gradient is said to underflow.
 pub(super) const LOST: f64 = 0.25;

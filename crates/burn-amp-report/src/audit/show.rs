@@ -5,10 +5,10 @@ use burn_amp_core::{AmpError, observe};
 use burn_amp_kernels::{ExponentHistogram, TensorStatus};
 use std::collections::BTreeMap;
 
+use super::compare::{Figures, Pair, compare, finite_norm};
+use super::reference::{LOST, OFF, Reference};
 use super::{
     Audit, Compared, DUMPED, Dump, Format, Layer, Parameter, Passed, Reproduction, Run,
-    compare::{Figures, Pair, compare, finite_norm},
-    reference::{LOST, OFF, Reference},
     trace::Visit,
 };
 use crate::place::dtype_name;

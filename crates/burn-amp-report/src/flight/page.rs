@@ -4,10 +4,8 @@ use minijinja::context;
 use serde::Serialize;
 
 use super::step::{Host, Measures, Probed, Step};
-use crate::{
-    chart::{self, Line, Scale},
-    page,
-};
+use crate::chart::{self, Line, Scale};
+use crate::page;
 
 /// Lines in a chart: more of them cannot be told apart.
 const LINES: usize = 8;

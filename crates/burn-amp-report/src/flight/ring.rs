@@ -1,30 +1,19 @@
 //! The last steps, on the device until they are asked for.
 
 use burn::tensor::Tensor;
-use burn_amp_core::{
-    StepOutcome, UnscaledGradients,
-    observe::{self, Observer, Stepped, locked, scale_here},
-};
+use burn_amp_core::observe::{self, Observer, Stepped, locked, scale_here};
+use burn_amp_core::{StepOutcome, UnscaledGradients};
 use burn_amp_kernels::{ExponentHistogram, Watch, watched_cast};
-use std::{
-    cmp::Reverse,
-    collections::VecDeque,
-    fs::{File, OpenOptions},
-    io::{self, Write},
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex},
-    time::Instant,
-};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::{cmp::Reverse, collections::VecDeque, time::Instant};
 
-use super::{
-    page,
-    step::{Host, Overflow, Passed, Step, read_steps},
-};
-use crate::{
-    error::ReportError,
-    file,
-    place::{Names, dtype_name},
-};
+use super::page;
+use super::step::{Host, Overflow, Passed, Step, read_steps};
+use crate::place::{Names, dtype_name};
+use crate::{error::ReportError, file};
 
 /// Steps that are kept.
 pub(super) const STEPS: usize = 21;

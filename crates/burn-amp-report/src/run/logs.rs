@@ -1,15 +1,10 @@
 //! What a run has left in its folder.
 
-use std::{
-    collections::BTreeMap,
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
+use std::{collections::BTreeMap, fs, io};
 
-use crate::{
-    error::ReportError,
-    flight::{Host, read_steps},
-};
+use crate::error::ReportError;
+use crate::flight::{Host, read_steps};
 
 /// Series that a metric and a flight recorder know alike.
 const LOSS_SCALE: &str = "Loss Scale";

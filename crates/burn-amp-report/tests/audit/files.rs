@@ -6,10 +6,8 @@ use serde_json::Value;
 use std::{cell::Cell, fs, path::Path};
 use tempfile::TempDir;
 
-use crate::{
-    faults,
-    network::{Network, at, audit_with, batch, f16, loss, same},
-};
+use crate::faults;
+use crate::network::{Network, at, audit_with, batch, f16, loss, same};
 
 /// The folder that an audit has written.
 fn saved(audit: &Audit) -> TempDir {

@@ -1,8 +1,7 @@
 //! Models that train well in f16 raise no alarm.
 
 use burn::{
-    data::dataloader::DataLoader,
-    nn::{LstmConfig, loss::CrossEntropyLossConfig},
+    data::dataloader::DataLoader, nn::LstmConfig, nn::loss::CrossEntropyLossConfig,
     train::InferenceStep,
 };
 use burn_amp_report::audit;

@@ -3,11 +3,8 @@
 mod browser;
 
 use burn_amp_report::{ReportError, report};
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::path::{Path, PathBuf};
+use std::{fs, process::Command};
 
 /// As Burn's `Learner` writes it, with the summary of the epoch at the end.
 fn learner<const N: usize>(folder: &Path, losses: &[[f64; N]], skips: &[[f64; N]]) {

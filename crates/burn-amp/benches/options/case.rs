@@ -1,16 +1,12 @@
-use burn::{
-    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
-    optim::{AdamConfig, GradientsAccumulator, ModuleOptimizer},
-    tensor::{Device, Tensor},
-};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::{AdamConfig, GradientsAccumulator, ModuleOptimizer};
+use burn::tensor::{Device, Tensor};
 use burn_amp::{
     AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, ScaledOptimizer,
     gradients::UnscaledGradients,
 };
-use std::{
-    collections::HashMap,
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use super::model::Mlp;
 

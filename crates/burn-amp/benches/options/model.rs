@@ -1,8 +1,6 @@
-use burn::{
-    module::Module,
-    nn::{Linear, LinearConfig},
-    tensor::{Device, Distribution, Tensor, activation::tanh},
-};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Distribution, Tensor};
+use burn::{module::Module, tensor::activation::tanh};
 
 /// Rows of an input.
 pub const BATCH: usize = 32;

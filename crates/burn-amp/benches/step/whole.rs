@@ -1,20 +1,18 @@
 //! Whole training steps: made one by one with Burn's Adam and with ours, and captured.
 
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsParams};
+use burn::tensor::{Device, Int, Tensor};
 use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
-    nn::{
-        Embedding, EmbeddingConfig, Linear, LinearConfig,
-        attention::generate_autoregressive_mask,
-        loss::CrossEntropyLossConfig,
-        transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
-    },
-    optim::{AdamConfig, GradientsParams},
-    tensor::{Device, Int, Tensor, activation::sigmoid},
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module,
+    nn::attention::generate_autoregressive_mask, nn::loss::CrossEntropyLossConfig,
+    tensor::activation::sigmoid,
 };
-use burn_amp::{
-    MixedPrecision, ScaledOptimizer, optim::CapturedStep, optim::FusedAdam, optim::ModuleOptim,
-};
+use burn_amp::optim::{CapturedStep, FusedAdam, ModuleOptim};
+use burn_amp::{MixedPrecision, ScaledOptimizer};
 use std::time::Instant;
 
 use crate::{LR, median};

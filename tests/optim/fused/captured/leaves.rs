@@ -1,10 +1,7 @@
 //! What recordings and replays leave as it was: what was read before, memory, and other recordings.
 
-use std::{
-    cell::RefCell,
-    sync::{Arc, Barrier},
-    thread,
-};
+use std::sync::{Arc, Barrier};
+use std::{cell::RefCell, thread};
 
 use super::{Batch, Event, Run, batch, begun, captured, has_graphs, loss, train};
 use crate::support::*;

@@ -4,10 +4,8 @@
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{error::Error, fmt::Debug};
 
-use super::{
-    rule::{Evidence, NextScale, Rule},
-    schedule::Schedule,
-};
+use super::rule::{Evidence, NextScale, Rule};
+use super::schedule::Schedule;
 
 /// What a rule of the settings remembers, as it is stored, and how it moves the scale.
 pub(super) trait Memory:

@@ -5,12 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    F16_MAX,
-    built_in::Memory,
-    rule::{Evidence, NextScale},
-    schedule::Schedule,
-};
+use super::rule::{Evidence, NextScale};
+use super::{F16_MAX, built_in::Memory, schedule::Schedule};
 
 /// Running sums, each with the weight that its start still has.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

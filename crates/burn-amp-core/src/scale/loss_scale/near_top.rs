@@ -3,12 +3,8 @@
 use burn::tensor::f16;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    F16_MAX,
-    built_in::Memory,
-    rule::{Evidence, NextScale},
-    schedule::Schedule,
-};
+use super::rule::{Evidence, NextScale};
+use super::{F16_MAX, built_in::Memory, schedule::Schedule};
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -2,10 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    error::{AmpError, in_range},
-    scale::defaults::{defaults, with_defaults},
-};
+use crate::error::{AmpError, in_range};
+use crate::scale::defaults::{defaults, with_defaults};
 
 /// Which rule moves a dynamic loss scale; [`GradScalerConfig::schedule`](crate::GradScalerConfig::schedule) selects it. A rule of your own is a
 /// [`Rule`](crate::schedule::Rule).

@@ -4,13 +4,9 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::{any::Any, error::Error};
 
-use super::{
-    built_in::{AdaptiveInterval, BuiltIn, Memory},
-    config::GradScalerConfig,
-    log_max, near_top,
-    rule::{DynRule, Evidence, NextScale, Rule},
-    schedule::Schedule,
-};
+use super::built_in::{AdaptiveInterval, BuiltIn, Memory};
+use super::rule::{DynRule, Evidence, NextScale, Rule};
+use super::{config::GradScalerConfig, log_max, near_top, schedule::Schedule};
 
 #[derive(Clone, Debug)]
 pub(super) struct State {

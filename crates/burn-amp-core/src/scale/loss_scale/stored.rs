@@ -3,15 +3,10 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{
-    GradScalerConfig, LossScale,
-    config::checked_scale,
-    state::{State, Unknown, to_text},
-};
-use crate::{
-    error::{AmpError, in_range},
-    values::number,
-};
+use super::state::{State, Unknown, to_text};
+use super::{GradScalerConfig, LossScale, config::checked_scale};
+use crate::error::{AmpError, in_range};
+use crate::values::number;
 
 /// A stored state before its checks: what serde reads must be as valid as what is built.
 #[derive(Deserialize)]

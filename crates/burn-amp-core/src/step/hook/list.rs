@@ -4,14 +4,10 @@ use burn::module::Module;
 use std::{any::Any, cell::LazyCell};
 
 use super::{Applied, Hook, Parameters, Proposed, Resolution, State, Verdict};
+use crate::values::module_path::{Parameter, distinct_parameters, replaced};
 use crate::{
-    error::AmpError,
-    gradients::UnscaledGradients,
-    record::AmpRecord,
-    scale::device_step::DeviceStep,
-    scale::finding::Rejection,
-    values::dtype::is_half,
-    values::module_path::{Parameter, distinct_parameters, replaced},
+    error::AmpError, gradients::UnscaledGradients, record::AmpRecord,
+    scale::device_step::DeviceStep, scale::finding::Rejection, values::dtype::is_half,
     values::param_tensors::ParamTensors,
 };
 

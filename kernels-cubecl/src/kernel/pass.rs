@@ -32,7 +32,7 @@ pub struct Form {
 
 /// What a loaded vector is held as, and how many of them it is: itself, or words of two halves. Where the ways from several tensors
 /// meet, compilers move each of them on its own.
-fn held(input: ElemType, vector: usize) -> (ElemType, usize) {
+fn register(input: ElemType, vector: usize) -> (ElemType, usize) {
     match vector > 4 {
         // WGSL has no such conversion, and no such vectors.
         true => (u32::elem_type_native(), vector * input.size() / 4),
@@ -79,9 +79,9 @@ pub fn measure<I: Float, O: Float, N: Size>(
     let units = comptime!(form.units);
     let loads = comptime!(loads(mode, width));
     let count = comptime!(tensors.len());
-    let held = comptime!(held(dtypes[0], width));
-    let define!(H) = comptime!(held.0);
-    let size!(M) = comptime!(held.1);
+    let register = comptime!(register(dtypes[0], width));
+    let define!(H) = comptime!(register.0);
+    let size!(M) = comptime!(register.1);
     let edge = from as usize + comptime!(count * ENTRY);
     let mut multiplier = 1.0f32;
     if comptime!(mode != Mode::Inspect) {

@@ -39,8 +39,6 @@ pub(super) fn pass(
     let batch = Batch::new(items.collect(), limits, planes as usize, edge.to_bits());
     let partials = floats(batch.like(), [batch.plan.rows.max(1) * ROW]);
     let factor = factor.map(|(factor, _)| factor);
-    // From here on, in bits, magnitudes are looked at twice.
-    let limit = edge.to_bits().min(BIG);
     for launch in &batch.plan.launches {
         let item = batch.item(launch);
         let input = item[0].tensor.dtype;
@@ -72,7 +70,8 @@ pub(super) fn pass(
                 batch.table(),
                 launch.from,
                 launch.shift,
-                limit,
+                // From here on, in bits, magnitudes are looked at twice.
+                edge.to_bits().min(BIG),
                 form,
                 [input, output].map(dtype_to_storage_type),
             );

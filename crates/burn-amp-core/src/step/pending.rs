@@ -6,12 +6,13 @@ use burn_amp_kernels::Reading;
 use std::sync::{Arc, Weak};
 
 #[cfg(any(test, feature = "counts"))]
+use crate::gradients::pass::READS;
 use crate::scale::in_flight::{Pending, Resolution};
 use crate::scaler::ledger::{Ledger, Page};
 use crate::{
     gradients::UnscaledGradients, gradients::clip::ClipRules, gradients::entries::Entry,
-    gradients::pass::READS, journal::account::Purpose, scale::border_events::BorderEvent,
-    scale::device_step::Run, scale::live_scale::LiveScale,
+    journal::account::Purpose, scale::border_events::BorderEvent, scale::device_step::Run,
+    scale::live_scale::LiveScale,
 };
 
 /// A step in flight.

@@ -45,8 +45,9 @@ pub(crate) use step::{Host, read_steps};
 /// ```
 ///
 /// It writes `flight-<step>.html` and `flight-<step>.json` when two steps in a row are skipped, when the run cannot go on, and when a
-/// [hook](burn_amp_core::hook::Hook) (a [`Guard`](burn_amp_core::Guard), say) rejects a step: which [`probe`](crate::probe()) was the first that was not finite, magnitudes, loss
-/// scale, the parameters that overflow, and advice. A row of skips is written once, and again if it ends the run.
+/// [hook](burn_amp_core::hook::Hook) (a [`Guard`](burn_amp_core::Guard), say) rejects a step: which [`probe`](crate::probe()) was the first
+/// that was not finite, magnitudes, loss scale, the parameters that overflow, and advice. A row of skips is written once, and again if it
+/// ends the run.
 ///
 /// What the probes see stays on the device until then: a finite step reads nothing more than without it. At each probe the gradient and the tensor are read
 /// once, in the backward pass; the tensor is kept until then. The numbers of each step that the optimizer has read anyway go to `steps.jsonl`, which

@@ -2,7 +2,8 @@
 
 use cubecl::{ir::ElemType, prelude::*};
 
-/// `keep * target + add * source`, computed in f32; `add * source` if there is no target, which may be the output. With a `scale`, `add` is what it says times that. Where there is a `found_inf` above 0, it is the target.
+/// `keep * target + add * source`, computed in f32; `add * source` if there is no target, which may be the output. With a `scale`, `add` is
+/// what it says times that. Where there is a `found_inf` above 0, it is the target.
 ///
 /// WGSL does not say what becomes of values beyond f16; `tests/cast` does: they are infinite.
 #[cube(launch_unchecked)]

@@ -343,8 +343,7 @@ impl AmpRecord {
         Ok(container)
     }
 
-    #[doc(hidden)]
-    pub fn from_container(mut container: Container) -> Result<Self, AmpError> {
+    fn from_container(mut container: Container) -> Result<Self, AmpError> {
         if let Some(mut record) = container.take_checkpoint()? {
             OptimizerState::of(&container)?;
             record.optimizer = Some(container);

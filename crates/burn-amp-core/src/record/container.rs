@@ -41,7 +41,7 @@ impl Container {
     }
 
     /// Reads a container and checks its section, if it has one. `origin` names it in errors.
-    pub fn from_bytes(bytes: Bytes, origin: &str) -> Result<Self, AmpError> {
+    pub(crate) fn from_bytes(bytes: Bytes, origin: &str) -> Result<Self, AmpError> {
         let bytes = bytes.shared();
         let mut container = Self {
             origin: origin.to_string(),
@@ -76,7 +76,7 @@ impl Container {
     }
 
     /// Reads a whole file. A path without extension gets `.bpk`.
-    pub fn load(path: &Path) -> Result<Self, AmpError> {
+    pub(super) fn load(path: &Path) -> Result<Self, AmpError> {
         let path = saved_path(path);
         let origin = origin_of(&path);
         // The head alone first: what is refused for it may be large.

@@ -21,7 +21,7 @@ impl OptimizerState {
     /// # Errors
     ///
     /// If it is not an optimizer's, or the tensors of one parameter cannot belong to each other.
-    pub fn of(container: &Container) -> Result<Self, AmpError> {
+    pub(super) fn of(container: &Container) -> Result<Self, AmpError> {
         check_names(container).map_err(|reason| AmpError::foreign(container.origin(), reason))?;
         let ranks: BTreeMap<u64, usize> = (container.scalars().iter())
             .filter_map(|(name, value)| {

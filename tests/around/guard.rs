@@ -42,7 +42,7 @@ fn adam() -> ScaledOptimizer {
 }
 
 fn guarded(optim: ScaledOptimizer, guard: Guard) -> Trial {
-    Trial::new(optim.with_guard(guard))
+    Trial::new(optim.with_hook(guard))
 }
 
 /// After steps with usual norms, none of which is rejected.
@@ -193,8 +193,8 @@ fn one_of_two_optimizers_is_guarded() {
     let f16 = || MixedPrecision::f16().with_scaler(config).unwrap();
     let amp = f16();
     let [mut guarded, mut alone, mut plain] = [&amp, &f16(), &amp].map(Trial::at_border);
-    guarded.optim = guarded.optim.with_guard(skip());
-    alone.optim = alone.optim.with_guard(skip());
+    guarded.optim = guarded.optim.with_hook(skip());
+    alone.optim = alone.optim.with_hook(skip());
     let schedule = LinearLrSchedulerConfig::new(1e-3, 1e-4, 100).init();
     let mut lr = ScaledLrScheduler::new(schedule.unwrap(), &guarded.optim);
     let mut rates = Vec::new();
@@ -229,7 +229,7 @@ fn one_of_two_optimizers_is_guarded() {
 fn without_a_loss_scale() {
     for guard in [skip(), outlier(), zclip()] {
         let mut run = Trial::at_border(&MixedPrecision::f32());
-        run.optim = run.optim.with_guard(guard);
+        run.optim = run.optim.with_hook(guard);
         for factor in (0..31).map(usual).chain([f64::INFINITY, f64::NAN]) {
             run.take(run.in_scope(factor));
         }
@@ -242,22 +242,48 @@ fn without_a_loss_scale() {
 
 #[test]
 fn it_goes_through_json() {
-    let load = |text: &str| ScaledOptimizerConfig::load_binary(text.as_bytes());
     for (guard, json) in [
         (Guard::zclip(), r#"{"ZClip": {}}"#),
         (Guard::skip_step(), r#"{"SkipStep": {}}"#),
         (Guard::outlier(), r#"{"Outlier": {"window": 128}}"#),
     ] {
         assert_eq!(self::guard(json), guard);
-        let config = ScaledOptimizerConfig::new().with_guard(Some(guard));
-        let text = config.to_string();
-        let loaded = load(&text).unwrap();
-        assert_eq!(loaded.guard, Some(guard));
-        let scaler = &loaded.precision().unwrap();
-        let optim = loaded.init(SgdConfig::new().init(), scaler).unwrap();
-        assert_eq!(optim.guard(), Some(&guard));
-        assert!(load(&text.replace("original", "originall")).is_err());
+        let text = guard.to_string();
+        assert_eq!(self::guard(&text), guard);
+        let misspelt = text.replace("original", "originall");
+        assert!(Guard::load_binary(misspelt.as_bytes()).is_err());
     }
+}
+
+/// Settings as JSON has them, and the message of their refusal.
+const REFUSED: &str = r#"
+{"ZClip": {"alpha": 1}} > `alpha` is 1, but must be at least 0 and below 1
+{"ZClip": {"z_thresh": 0}} > `z_thresh` is 0, but must be finite and above 0
+{"ZClip": {"eps": "NaN"}} > `eps` is NaN, but must be finite and at least 0
+{"ZClip": {"warmup_steps": 0}} > `warmup_steps` is 0, but must be from 1 to 65536
+{"ZClip": {"falloff": -1}} > `falloff` is -1, but must be at least 0
+{"ZClip": {"clip_factor": "inf"}} > `clip_factor` is inf, but must be finite and above 0
+{"SkipStep": {"rolling_interval_length": 1}} > `rolling_interval_length` is 1, but must be from 2 to 65536
+{"SkipStep": {"sigma_factor": -1}} > `sigma_factor` is -1, but must be finite and above 0
+{"Outlier": {"window": 1048576}} > `window` is 1048576, but must be from 2 to 65536
+{"Outlier": {"window": 16, "skip_update_lossz": 6}} > `skip_update_lossz` is 6, but must be at least 0 and below 3.750, the highest z-score in a window of 16
+{"Outlier": {"skip_update_lossz": 0, "skip_update_gradz": 0}} > `skip_update_gradz` is 0, but must be above 0, or `skip_update_lossz` must be
+"#;
+
+#[test]
+fn a_wrong_setting_is_named() {
+    for line in REFUSED.trim().lines() {
+        let (json, message) = line.split_once(" > ").unwrap();
+        let guard = guard(json);
+        let error = guard.replay([]).unwrap_err();
+        assert_eq!(error.to_string(), message);
+        assert_eq!(first_error(sgd().with_hook(guard)), error);
+        // A later guard takes its place.
+        guarded(sgd().with_hook(guard), skip()).step(ONES);
+    }
+    // The original's thresholds may be out of reach, and off.
+    let unreached = r#"{"Outlier": {"window": 16, "skip_update_gradz": 0, "original": true}}"#;
+    guard(unreached).replay([]).unwrap();
 }
 
 /// In the middle of a window of micro-batches, with losses told.

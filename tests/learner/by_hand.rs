@@ -69,7 +69,7 @@ pub fn guarded(amp: &MixedPrecision) -> ScaledOptimizer {
         sigma_factor: 4.0,
         original: false,
     };
-    sgd(amp).with_guard(guard)
+    sgd(amp).with_hook(guard)
 }
 
 /// Other than without; metrics and monitor show what was rejected.

@@ -42,7 +42,7 @@ fn compare(window: u64, optim: impl Fn(&MixedPrecision) -> ScaledOptimizer) {
 }
 
 fn guarded(amp: &MixedPrecision) -> ScaledOptimizer {
-    sgd(amp).with_guard(Guard::skip_step())
+    sgd(amp).with_hook(Guard::skip_step())
 }
 
 #[test]

@@ -6,7 +6,7 @@ use burn_amp_kernels::{blend, blend_unless};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{AmpError, in_range};
-use crate::step::hook::{self, Applied, Hook, Parameter, Proposed, Resolution, State, Verdict};
+use crate::step::hook::{self, Applied, Hook, IntoHook, Parameter, Proposed, Resolution, State, Verdict};
 use crate::values::{ParamTensors, replaced, working_dtype};
 use crate::{
     optimizer::ScaledOptimizer, record::AmpRecord, scale::loss_scale::settings, update::ModuleOptim,
@@ -353,12 +353,18 @@ impl Hook for Ema {
     }
 }
 
+impl IntoHook for EmaConfig {
+    fn into_hook(self) -> Result<impl Hook + Clone, AmpError> {
+        self.init()
+    }
+}
+
 impl<O: ModuleOptim> ScaledOptimizer<O> {
-    /// Averages the weights after every step that was not skipped; see [`Ema`].
+    /// Averages the weights after every step that was not skipped; see [`Ema`]. The same as [`with_hook`](Self::with_hook).
     ///
     /// A momentum that is not between 0 and 1, or an overwrite frequency of 0, is an error of the first [`try_step`](Self::try_step).
     pub fn with_ema(self, config: EmaConfig) -> Self {
-        self.with_checked_hook("with_ema", config.init())
+        self.with_hook(config)
     }
 
     /// The average of the weights; none without [`with_ema`](Self::with_ema).

@@ -59,7 +59,7 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// A [hook](crate::step::hook::Hook), as a [`Guard`](crate::Guard), rejected too many steps in a row: more than
+    /// A [hook](crate::step::hook::Hook), a guard for example, rejected too many steps in a row: more than
     /// [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips).
     ///
     /// The step was counted as guarded. Parameters, optimizer state and loss scale are as they were.

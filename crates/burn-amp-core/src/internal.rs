@@ -11,6 +11,7 @@ pub use crate::{
     lock::locked,
     optimizer::{Found, Stage, refused},
     record::{Container, OptimizerState, checkpoint},
+    scale::defaults::{defaults, with_defaults},
     scale::device_step::{DeviceStep, Run},
     scale::rehearsal::{Rehearsal, Rehearses},
     scaler::HandedOver,
@@ -20,6 +21,7 @@ pub use crate::{
     update::module_optim::FRESH,
     values::any_tensor::{AnyTensor, copied},
     values::dtype::{is_half, working_dtype},
+    values::number,
     values::module_path::{
         ModulePath, Parameter, SCOPED, distinct_parameters, ids_with_gradient, parameters, replaced,
     },

@@ -13,7 +13,6 @@ mod earlier;
 mod ema;
 mod error;
 mod gradients;
-mod guard;
 #[doc(hidden)]
 pub mod internal;
 mod journal;
@@ -48,7 +47,6 @@ pub use gradients::clip::GradientClip;
 pub use gradients::status::GradientStatus;
 pub use gradients::unscale::{histogram, inspect};
 pub use gradients::{ScaledGradients, UnscaledGradients, sum_of_devices};
-pub use guard::Guard;
 pub use journal::step_counters::StepCounters;
 #[doc(hidden)]
 pub use log;

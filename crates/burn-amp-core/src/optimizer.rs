@@ -3,7 +3,7 @@ use burn::module::{Module, ParamGroup};
 use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
 use burn::tensor::{Bytes, Tensor};
 
-use std::path::Path;
+use std::{any::type_name, path::Path};
 
 pub(crate) mod burn_optimizer;
 mod device;
@@ -19,7 +19,7 @@ use crate::record::{AmpRecord, OptimizerState};
 use crate::scaler::accumulation::{AccumulationConfig, AccumulationWindow};
 use crate::{
     gradients::clip::GradientClip, gradients::entries::Entries, scale::in_flight::Resolution,
-    scale::loss_scale::GradScalerConfig, scaler::GradScaler, step::hook::Hook,
+    scale::loss_scale::GradScalerConfig, scaler::GradScaler, step::hook::{Hook, IntoHook},
     step::options::StepOptions, update::Update, update::module_optim::ModuleOptim,
     values::parameters,
 };
@@ -31,8 +31,8 @@ use crate::{
 /// its groups and its clipping (which sees unscaled gradients), a `&mut` to one, or a type of your own. The
 /// counterpart of Keras's `LossScaleOptimizer`.
 ///
-/// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping), [`with_guard`](Self::with_guard) and
-/// [`with_ema`](Self::with_ema) add to a step, and so do [hooks](crate::step::hook::Hook) of your own. The order is: accumulate, unscale, test, judge
+/// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping), [`with_ema`](Self::with_ema) and
+/// [`with_hook`](Self::with_hook) add to a step. The order is: accumulate, unscale, test, judge
 /// (the hooks), clip, update the scale, step or skip, show the parameters to the hooks.
 ///
 /// These methods do not fail. A setting that is out of its range, or one of a fused optimizer, is an error of the first step, and changes nothing. A
@@ -151,27 +151,17 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self
     }
 
-    /// Adds a [hook](crate::step::hook::Hook) to the steps, in the place of one of the same type and name.
+    /// Adds a [hook](crate::step::hook::Hook) to the steps, in the place of one of the same type and name. Takes the hook, or its settings.
     ///
-    /// A name that has anything but letters, digits, `_` and `-`, or that a hook of another type has (a guard has `guard`, averages `ema`), is an
-    /// error of the first [`try_step`](Self::try_step).
-    pub fn with_hook(mut self, hook: impl Hook + Clone) -> Self {
+    /// A setting that is out of its range, and a name that has anything but letters, digits, `_` and `-`, or that a hook of another type has
+    /// (averages have `ema`), is an error of the first [`try_step`](Self::try_step).
+    pub fn with_hook<H: IntoHook>(mut self, hook: H) -> Self {
         self.resolve();
-        let added = self.options.hooks.add(hook);
-        self.options.added("with_hook", added);
-        self
-    }
-
-    /// Adds a hook that was checked, in place of the one that `method` has added before.
-    pub(crate) fn with_checked_hook(
-        mut self,
-        method: &'static str,
-        hook: Result<impl Hook + Clone, AmpError>,
-    ) -> Self {
-        match self.options.replaced(method, hook) {
-            Some(hook) => self.with_hook(hook),
-            None => self,
+        if let Some(hook) = (self.options).replaced(type_name::<H>(), hook.into_hook()) {
+            let added = self.options.hooks.add(hook);
+            self.options.added("with_hook", added);
         }
+        self
     }
 
     /// What is wrong with the settings of this or of the inner optimizer.
@@ -186,7 +176,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.options.hooks.get()
     }
 
-    /// Tells the hooks, as a [`Guard`](crate::Guard), the loss of the next call of [`step`](Self::step), as the program has read it.
+    /// Tells the hooks, a guard for example, the loss of the next call of [`step`](Self::step), as the program has read it.
     ///
     /// The loss is computed outside of half precision, and this crate does not see it; reading the tensor here would be one wait more.
     /// Of an accumulation window they see the mean of the losses that it was told. A step without a loss is judged by its
@@ -194,11 +184,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// ```
     /// # use burn::{nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};
-    /// # use burn_amp::{adaptive::Guard, MixedPrecision, ScaledOptimizer};
+    /// # use burn_amp::{MixedPrecision, ScaledOptimizer, adaptive::Guard};
     /// # let device = Device::flex().autodiff();
     /// # let amp = MixedPrecision::f16();
     /// # let mut model = amp.attach(LinearConfig::new(4, 2).init(&device));
-    /// let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp).with_guard(Guard::skip_step());
+    /// let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp).with_hook(Guard::skip_step());
     /// let loss = amp.autocast(Tensor::<2>::ones([8, 4], &device), |x| model.forward(x)).square().mean();
     /// optim.set_loss(loss.clone().into_scalar::<f32>().into()); // read, as for a log
     /// let grads = GradientsParams::from_grads(loss.backward(), &model);

@@ -3,14 +3,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::scale::loss_scale::{GradScalerConfig, settings};
 use crate::{
-    border::MixedPrecision, ema::EmaConfig, error::AmpError, gradients::GradientClip, guard::Guard,
+    border::MixedPrecision, ema::EmaConfig, error::AmpError, gradients::GradientClip,
     optimizer::ScaledOptimizer, scaler::GradScaler, scaler::accumulation::AccumulationConfig,
     update::ModuleOptim,
 };
 
 settings! {
     /// What a [`ScaledOptimizer`] adds to an optimizer, in one Burn [`Config`](burn::config::Config) that is saved to and loaded from JSON: the precision, the loss
-    /// scale, clipping, a guard, accumulation and averages.
+    /// scale, clipping, accumulation and averages. Hooks of other crates have settings of their own, and are given to
+    /// [`with_hook`](ScaledOptimizer::with_hook) then.
     ///
     /// What Keras's `LossScaleOptimizer` takes, under Burn's names. Put it into your program's
     /// configuration, beside that of the optimizer, which has the weight decay.
@@ -56,8 +57,6 @@ settings! {
     clip, with_clip: Option<GradientClip> = None,
     /// How those of some parameters are clipped instead; the last that matches counts.
     clip_groups, with_clip_groups: Vec<(ParamGroup, GradientClip)> = Vec::new(),
-    /// What is done about steps far outside of what was usual; default none.
-    guard, with_guard: Option<Guard> = None,
     /// Micro-batches to a step; default none.
     accumulation, with_accumulation: Option<AccumulationConfig> = None,
     /// Averages of the weights; default none.
@@ -98,9 +97,6 @@ impl ScaledOptimizerConfig {
         }
         for (group, clip) in &self.clip_groups {
             optim = optim.with_group_clipping(group.clone(), *clip);
-        }
-        if let Some(guard) = self.guard {
-            optim = optim.with_guard(guard);
         }
         if let Some(accumulation) = &self.accumulation {
             optim = optim.with_accumulation(accumulation.clone());

@@ -45,7 +45,7 @@ pub(crate) use step::{Host, read_steps};
 /// ```
 ///
 /// It writes `flight-<step>.html` and `flight-<step>.json` when two steps in a row are skipped, when the run cannot go on, and when a
-/// [hook](burn_amp_core::hook::Hook) (a [`Guard`](burn_amp_core::Guard), say) rejects a step: which [`probe`](crate::probe()) was the first
+/// [hook](burn_amp_core::hook::Hook) (a guard, say) rejects a step: which [`probe`](crate::probe()) was the first
 /// that was not finite, magnitudes, loss scale, the parameters that overflow, and advice. A row of skips is written once, and again if it
 /// ends the run.
 ///

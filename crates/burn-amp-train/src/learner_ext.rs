@@ -53,7 +53,7 @@ pub trait LearnerExt {
     /// `model` is a plain f32 model with Burn's `TrainStep` and `InferenceStep`, whose forward pass calls
     /// [`autocast`](burn_amp_core::autocast), the free function: in its steps that is this precision. It is reparameterized
     /// here, unless it has been before. `optim` is Burn's `ModuleOptimizer`, or a [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) of this handle with
-    /// [`with_clipping`](burn_amp_core::ScaledOptimizer::with_clipping), [`with_guard`](burn_amp_core::ScaledOptimizer::with_guard) (which sees the norm alone) and
+    /// [`with_clipping`](burn_amp_core::ScaledOptimizer::with_clipping), [`with_hook`](burn_amp_core::ScaledOptimizer::with_hook) (a hook sees no loss) and
     /// [`with_ema`](burn_amp_core::ScaledOptimizer::with_ema), whose state goes with it. Accumulation is Burn's `grads_accumulation`. For parameters that are bf16 themselves, `optim` is a
     /// [`MasterWeights`](burn_amp_core::MasterWeights), with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
     /// steps too, unless it is a [`ScaledLrScheduler`](burn_amp_core::ScaledLrScheduler). Does not wait for the device.
@@ -237,7 +237,7 @@ pub trait LearnerExt {
         ScalerMetric::new(self.handle(), Kind::LossScale, "Loss Scale")
     }
 
-    /// The share of the epoch's steps so far that were skipped, or rejected by a [`Guard`](burn_amp_core::Guard), in percent. A single
+    /// The share of the epoch's steps so far that were skipped, or rejected by a hook, in percent. A single
     /// step is 0 or 100.
     fn skipped_steps_metric(&self) -> ScalerMetric {
         ScalerMetric::new(self.handle(), Kind::SkippedSteps, "Skipped Steps")

@@ -50,13 +50,13 @@
 //! - `torch`: PyTorch's `GradScaler`, and parameters in half precision.
 //! - `report`: why a run fails.
 
-#[cfg(feature = "adaptive")]
-pub mod adaptive;
 pub mod gradients;
 pub mod schedule;
 #[cfg(feature = "torch")]
 pub mod torch;
 
+#[cfg(feature = "adaptive")]
+pub use burn_amp_adaptive as adaptive;
 pub use burn_amp_core::{
     AccumulationConfig, AmpError, AmpRecord, CastFloat, Ema, EmaConfig, GradScalerConfig,
     GradientClip, MixedPrecision, Rescale, ScaledLrScheduler, ScaledOptimizer,

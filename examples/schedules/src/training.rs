@@ -161,7 +161,7 @@ pub fn train_with_spikes<P: Program>(
     };
     let (mut model, mut optim) = amp.prepare(program.model(&device), optim);
     if let Some(guard) = guard {
-        optim = optim.with_guard(guard);
+        optim = optim.with_hook(guard);
     }
     let mut history = History::default();
     for step in 0..settings.steps {

@@ -88,7 +88,7 @@ fn losses_with(guard: Option<Guard>, spikes: &[usize]) -> Vec<f32> {
     let momentum = Some(MomentumConfig::new().with_momentum(0.9));
     let mut run = Player::with(SgdConfig::new().with_momentum(momentum).init(), net, &amp);
     if let Some(guard) = guard {
-        run.optim = run.optim.with_guard(guard);
+        run.optim = run.optim.with_hook(guard);
     }
     let mut losses = Vec::new();
     for index in 0..280 {

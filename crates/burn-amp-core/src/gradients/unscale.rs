@@ -144,8 +144,8 @@ mod tests {
     };
 
     use crate::{
-        GradScalerConfig, GradientClip, Guard, ScaledOptimizer, UnscaledGradients,
-        gradients::pass::READS,
+        GradScalerConfig, GradientClip, ScaledOptimizer, UnscaledGradients,
+        gradients::pass::READS, hook::{Hook, Proposed, Verdict},
     };
 
     fn reads(action: impl FnOnce() -> UnscaledGradients) -> (u32, UnscaledGradients) {
@@ -175,8 +175,28 @@ mod tests {
         assert_eq!(count, 1);
     }
 
+    /// Rejects steps whose norm is at least this.
+    #[derive(Clone, Debug)]
+    struct Below(f64);
+
+    impl Hook for Below {
+        fn name(&self) -> &str {
+            "below"
+        }
+
+        fn judge(&mut self, step: &mut Proposed<'_>) -> Verdict {
+            match step.status().map(|status| status.norm()) {
+                Some(norm) if norm >= self.0 => Verdict::Reject {
+                    reason: format!("the norm is {norm}"),
+                },
+                Some(_) => Verdict::Apply,
+                None => Verdict::Wait,
+            }
+        }
+    }
+
     #[test]
-    fn a_guard_waits_no_more_than_a_step_does() {
+    fn a_hook_that_looks_at_the_norm_waits_no_more_than_a_step_does() {
         let device = Device::flex().autodiff();
         for (enabled, expected) in [(true, 1), (false, 1)] {
             let mut model: Linear = LinearConfig::new(4, 2).init(&device);
@@ -185,11 +205,7 @@ mod tests {
                 .init()
                 .unwrap();
             let mut optim =
-                ScaledOptimizer::new(SgdConfig::new().init(), scaler).with_guard(Guard::SkipStep {
-                    rolling_interval_length: 4,
-                    sigma_factor: 2.0,
-                    original: false,
-                });
+                ScaledOptimizer::new(SgdConfig::new().init(), scaler).with_hook(Below(100.0));
             for factor in [1.0, 1.1, 0.9, 1.0, 100.0, 1.0] {
                 let output = model.forward(Tensor::<2>::ones([3, 4], &device));
                 let grads = optim.backward((output * factor).sum(), &model);

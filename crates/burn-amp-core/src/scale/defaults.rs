@@ -3,6 +3,8 @@
 use serde::de::DeserializeOwned;
 
 /// A module `defaults`, with a function for each setting.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! defaults {
     ($($name:ident: $type:ty = $value:expr;)*) => {
         mod defaults {
@@ -11,10 +13,10 @@ macro_rules! defaults {
     };
 }
 
-pub(crate) use defaults;
+pub use defaults;
 
 /// The variant of this name, all of whose fields have defaults.
-pub(crate) fn with_defaults<T: DeserializeOwned>(variant: &str) -> T {
+pub fn with_defaults<T: DeserializeOwned>(variant: &str) -> T {
     let without_fields = serde_json::json!({ variant: {} });
     serde_json::from_value(without_fields).expect("every setting has a default")
 }

@@ -104,6 +104,22 @@ pub trait Hook: Debug + Send + Sync + 'static {
     }
 }
 
+/// What [`with_hook`](crate::ScaledOptimizer::with_hook) takes: every [`Hook`] that can be cloned, and settings that become one.
+pub trait IntoHook {
+    /// The hook.
+    ///
+    /// # Errors
+    ///
+    /// Of settings: [`AmpError::InvalidValue`] for one that is out of its range. It is an error of the optimizer's first step.
+    fn into_hook(self) -> Result<impl Hook + Clone, AmpError>;
+}
+
+impl<H: Hook + Clone> IntoHook for H {
+    fn into_hook(self) -> Result<impl Hook + Clone, AmpError> {
+        Ok(self)
+    }
+}
+
 /// What a hook says of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {

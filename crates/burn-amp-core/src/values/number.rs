@@ -2,11 +2,13 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-pub(crate) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+#[doc(hidden)]
+pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     Number(*value).serialize(serializer)
 }
 
-pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+#[doc(hidden)]
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Number::deserialize(deserializer)?.0)
 }
 
@@ -83,18 +85,20 @@ pub(crate) mod single {
 }
 
 /// The same, for a list.
-pub(crate) mod list {
+pub mod list {
     use super::{Deserialize, Deserializer, Number, Serializer};
     use std::collections::VecDeque;
 
-    pub(crate) fn serialize<S: Serializer>(
+    #[doc(hidden)]
+    pub fn serialize<S: Serializer>(
         values: &VecDeque<f64>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(values.iter().copied().map(Number))
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+    #[doc(hidden)]
+    pub fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<VecDeque<f64>, D::Error> {
         let numbers = Vec::<Number>::deserialize(deserializer)?;

@@ -131,7 +131,7 @@ fn the_end_of_a_run_is_written() {
 #[test]
 fn a_step_that_the_guard_holds_back_is_written() {
     let (_folder, mut training, recorder) = recorded(at_scale(1024.0));
-    training.optim = training.optim.with_guard(Guard::skip_step());
+    training.optim = training.optim.with_hook(Guard::skip_step());
     let mut factor = 1.0;
     for number in 0..200 {
         factor = 1.0 + 1e-3 * f64::from(number % 3);

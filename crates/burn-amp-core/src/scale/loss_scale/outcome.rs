@@ -18,7 +18,7 @@ pub enum StepOutcome {
     Dropped,
     /// There was nothing to step with: no parameter had a gradient, or the window was empty.
     NoGradients,
-    /// All gradients were finite, and a [`Guard`](crate::Guard) held the step back. Parameters and optimizer state are untouched.
+    /// All gradients were finite, and a [hook](crate::hook::Hook), a guard for example, rejected the step. Parameters and optimizer state are untouched.
     Guarded,
 }
 

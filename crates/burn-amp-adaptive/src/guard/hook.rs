@@ -4,8 +4,8 @@ use serde::Deserialize;
 use std::collections::HashMap;
 
 use super::{Guard, GuardState};
-use crate::step::hook::{Hook, Proposed, State, Verdict};
-use crate::{optimizer::ScaledOptimizer, update::ModuleOptim};
+use burn_amp_core::hook::{Hook, IntoHook, Proposed, State, Verdict};
+use burn_amp_core::{AmpError, warn};
 
 /// As it is stored, with what earlier versions have left beside it.
 #[derive(Deserialize)]
@@ -13,7 +13,7 @@ use crate::{optimizer::ScaledOptimizer, update::ModuleOptim};
 struct Stored {
     state: GuardState,
     /// The losses of an open window, which stand beside its gradients now.
-    #[serde(default, rename = "sum", with = "crate::values::number")]
+    #[serde(default, rename = "sum", with = "burn_amp_core::internal::number")]
     _sum: f64,
     #[serde(default, rename = "count")]
     _count: u32,
@@ -64,24 +64,9 @@ impl Hook for GuardState {
     }
 }
 
-impl<O: ModuleOptim> ScaledOptimizer<O> {
-    /// Guards finite steps: one whose norm or loss is far outside of what was usual is clipped or rejected; see [`Guard`].
-    ///
-    /// With accumulation it judges the sum, or the mean, of a window, and drops the whole window. A step rejected ends the iteration as a
-    /// skipped one: the learning rate of a [`ScaledLrScheduler`](crate::ScaledLrScheduler) stays too. Other optimizers on the same
-    /// [`MixedPrecision`](crate::MixedPrecision) still step, and the scale learns from them alone. With clipping, which sees the gradients after the guard, the
-    /// norms in the status are those before both.
-    ///
-    /// More than [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips) steps rejected in a row end the run.
-    ///
-    /// A setting that is out of its range is an error of the first [`try_step`](Self::try_step), which names the field.
-    pub fn with_guard(self, guard: Guard) -> Self {
-        self.with_checked_hook("with_guard", GuardState::new(guard))
-    }
-
-    /// The guard; none without [`with_guard`](Self::with_guard).
-    pub fn guard(&self) -> Option<&Guard> {
-        self.hook::<GuardState>().map(|state| &state.guard)
+impl IntoHook for Guard {
+    fn into_hook(self) -> Result<impl Hook + Clone, AmpError> {
+        GuardState::new(self)
     }
 }
 

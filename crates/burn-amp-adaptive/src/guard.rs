@@ -1,27 +1,33 @@
 //! Guards: finite steps whose gradient norm or loss is far outside of what was usual are clipped or rejected.
 
+mod hook;
 mod state;
-mod step;
 
 use burn::config::{Config, config_to_json};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use state::GuardState;
+use state::GuardState;
 
-use crate::error::{AmpError, in_range};
-use crate::scale::defaults::{defaults, with_defaults};
-use crate::step::hook::Verdict;
+use burn_amp_core::internal::{defaults, in_range, with_defaults};
+use burn_amp_core::{AmpError, hook::Verdict};
 
 /// Guards training against spikes: steps whose gradients are finite, but whose norm or loss is far outside of what was usual.
 ///
-/// Given to [`ScaledOptimizer::with_guard`](crate::ScaledOptimizer::with_guard). A step that is rejected is
-/// [`StepOutcome::Guarded`](crate::StepOutcome::Guarded): it is logged, counted in
-/// [`StepCounters::guarded`](crate::StepCounters::guarded), and leaves parameters, optimizer and averages as they are. The loss scale learns
+/// Given to [`ScaledOptimizer::with_hook`](burn_amp_core::ScaledOptimizer::with_hook), as the settings of a [hook](burn_amp_core::hook::Hook) named
+/// `guard`: an optimizer has one guard, and a setting that is out of its range is an error of the first step. A step that is rejected is
+/// [`StepOutcome::Guarded`](burn_amp_core::StepOutcome::Guarded): it is logged, counted in
+/// [`StepCounters::guarded`](burn_amp_core::StepCounters::guarded), and leaves parameters, optimizer and averages as they are. The loss scale learns
 /// nothing from it. A step that overflows is none of the guard's: it is skipped, and the guard learns nothing.
+///
+/// With accumulation a guard judges the sum, or the mean, of a window, and drops the whole window. A step rejected ends the iteration as a
+/// skipped one: the learning rate of a [`ScaledLrScheduler`](burn_amp_core::ScaledLrScheduler) stays too. Other optimizers on the same
+/// [`MixedPrecision`](burn_amp_core::MixedPrecision) still step, and the scale learns from them alone. With clipping, which sees the gradients after
+/// the guard, the norms in the status are those before both. More than
+/// [`max_consecutive_skips`](burn_amp_core::GradScalerConfig::max_consecutive_skips) steps rejected in a row end the run.
 ///
 /// The norm is the L2 norm of all unscaled gradients before clipping, which the test of the gradients has found: no further pass,
 /// and no further wait. (Without a loss scale, in f32 and bf16, nothing tests gradients: then the guard measures them, in one pass
-/// and one wait, as clipping does.) The loss is what [`ScaledOptimizer::set_loss`](crate::ScaledOptimizer::set_loss) was told; a guard that
+/// and one wait, as clipping does.) The loss is what [`ScaledOptimizer::set_loss`](burn_amp_core::ScaledOptimizer::set_loss) was told; a guard that
 /// is told none looks at the norm alone.
 ///
 /// Every rule is pure: the same losses and norms give the same decisions, see [`replay`](Self::replay). Values that are infinite or NaN hold
@@ -29,17 +35,17 @@ use crate::step::hook::Verdict;
 /// spikes do not hide the next ones, and a new level is accepted after some steps. With `original`, a rule computes as its source does,
 /// bugs included: there one NaN turns [`ZClip`](Self::ZClip) and [`Outlier`](Self::Outlier) off for good.
 ///
-/// In JSON, a setting that is not named has its default, and an unknown one is an error.
+/// A Burn [`Config`]: put it into your program's configuration. In JSON, a setting that is not named has its default, and an unknown one is an error.
 ///
 /// ```
 /// use burn::optim::SgdConfig;
-/// use burn_amp::{GradientClip, adaptive::Guard, MixedPrecision, ScaledOptimizer};
+/// use burn_amp::{GradientClip, MixedPrecision, ScaledOptimizer, adaptive::Guard};
 ///
 /// let amp = MixedPrecision::f16();
 /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp)
 ///     .with_clipping(GradientClip::GlobalNorm(1.0))
-///     .with_guard(Guard::zclip());
-/// assert_eq!(optim.guard(), Some(&Guard::zclip()));
+///     .with_hook(Guard::zclip());
+/// # let _ = optim;
 ///
 /// // What a guard would have done with the losses and norms of a run: the last step is rejected.
 /// let usual = (0..20).map(|step| (None, 1.0 + 0.01 * f64::from(step % 3)));
@@ -55,28 +61,28 @@ pub enum Guard {
     /// Shortens gradients whose norm is an outlier. ZClip ("ZClip: Adaptive Spike Mitigation for LLM Pre-Training", Kumar et al., 2025).
     ///
     /// Keeps moving averages of the norm and of its variance. A norm of z-score `z` above `z_thresh` is limited to
-    /// `mean + z_thresh * std * (z_thresh / z)`, and enters the averages as that. Beside [`GradientClip::GlobalNorm`](crate::GradientClip::GlobalNorm)
+    /// `mean + z_thresh * std * (z_thresh / z)`, and enters the averages as that. Beside [`GradientClip::GlobalNorm`](burn_amp_core::GradientClip::GlobalNorm)
     /// (ZClip's `max_grad_norm`) the smaller of both limits holds. No step is rejected, unless its norm is not finite. A sudden rise of
     /// the norm that lasts is limited for as long as it lasts, since the limit of a large outlier is near the mean.
     ZClip {
         /// The weight of the averages so far; that of a new norm is 1 less this. At least 0 and below 1; default 0.97.
-        #[serde(with = "crate::values::number", default = "defaults::alpha")]
+        #[serde(with = "burn_amp_core::internal::number", default = "defaults::alpha")]
         alpha: f64,
         /// The z-score above which a norm is an outlier. Above 0; default 2.5.
-        #[serde(with = "crate::values::number", default = "defaults::z_thresh")]
+        #[serde(with = "burn_amp_core::internal::number", default = "defaults::z_thresh")]
         z_thresh: f64,
         /// Is added to the standard deviation. At least 0; default 1e-6.
-        #[serde(with = "crate::values::number", default = "defaults::eps")]
+        #[serde(with = "burn_amp_core::internal::number", default = "defaults::eps")]
         eps: f64,
         /// Steps whose plain mean and variance begin the averages, and which are not limited. At least 1; default 25.
         #[serde(default = "defaults::warmup_steps")]
         warmup_steps: u32,
         /// The power of `z_thresh / z` in the limit: 1 is ZClip's `adaptive_scaling`, infinity its clipping to the `mean`, 0 its
         /// `percentile` (with an `eps` of 0). At least 0; default 1.
-        #[serde(with = "crate::values::number", default = "defaults::falloff")]
+        #[serde(with = "burn_amp_core::internal::number", default = "defaults::falloff")]
         falloff: f64,
         /// Multiplies the limit. Above 0; default 1.
-        #[serde(with = "crate::values::number", default = "defaults::clip_factor")]
+        #[serde(with = "burn_amp_core::internal::number", default = "defaults::clip_factor")]
         clip_factor: f64,
         /// Whether an outlier leaves the averages as they are; default false. ZClip's `skip_update_on_spike`.
         #[serde(default)]
@@ -94,7 +100,7 @@ pub enum Guard {
         #[serde(default = "defaults::rolling_interval_length")]
         rolling_interval_length: u32,
         /// How many standard deviations above the mean are accepted. Above 0; default 6.
-        #[serde(with = "crate::values::number", default = "defaults::sigma_factor")]
+        #[serde(with = "burn_amp_core::internal::number", default = "defaults::sigma_factor")]
         sigma_factor: f64,
         /// Whether every value enters the window as it is; default false. In the original a loss or norm that is infinite or NaN holds all steps
         /// back until it has left the window, four or five spikes hide the next one, and any rise above equal values is one.
@@ -111,13 +117,13 @@ pub enum Guard {
         window: u32,
         /// The highest z-score of a loss that is accepted; 0 for any. Default 6.
         #[serde(
-            with = "crate::values::number",
+            with = "burn_amp_core::internal::number",
             default = "defaults::skip_update_lossz"
         )]
         skip_update_lossz: f64,
         /// The highest z-score of a norm that is accepted; 0 for any. Default 6.
         #[serde(
-            with = "crate::values::number",
+            with = "burn_amp_core::internal::number",
             default = "defaults::skip_update_gradz"
         )]
         skip_update_gradz: f64,
@@ -175,7 +181,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`] as [`ScaledOptimizer::with_guard`](crate::ScaledOptimizer::with_guard).
+    /// [`AmpError::InvalidValue`] for a setting that is out of its range.
     pub fn replay(
         &self,
         steps: impl IntoIterator<Item = (Option<f64>, f64)>,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 use super::Guard;
-use crate::{error::AmpError, step::hook::Verdict};
+use burn_amp_core::{AmpError, hook::Verdict};
 
 /// What `clip_grad_norm_` adds to a norm, and ZClip too.
 const CLIP_EPSILON: f64 = 1e-6;
@@ -12,7 +12,7 @@ const CLIP_EPSILON: f64 = 1e-6;
 /// The statistics of a guard. [`judge`](Self::judge) is deterministic, and needs no tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct GuardState {
+pub(super) struct GuardState {
     pub(super) guard: Guard,
     losses: Series,
     norms: Series,
@@ -24,26 +24,26 @@ pub(crate) struct GuardState {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Series {
-    #[serde(with = "crate::values::number::list")]
+    #[serde(with = "burn_amp_core::internal::number::list")]
     values: VecDeque<f64>,
     /// Running sums of the values and of their squares: llm.c's, where its arithmetic is asked for.
-    #[serde(with = "crate::values::number")]
+    #[serde(with = "burn_amp_core::internal::number")]
     sum: f64,
-    #[serde(with = "crate::values::number")]
+    #[serde(with = "burn_amp_core::internal::number")]
     sum_sq: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Average {
-    #[serde(with = "crate::values::number")]
+    #[serde(with = "burn_amp_core::internal::number")]
     mean: f64,
-    #[serde(with = "crate::values::number")]
+    #[serde(with = "burn_amp_core::internal::number")]
     var: f64,
 }
 
 impl GuardState {
-    pub(crate) fn new(guard: Guard) -> Result<Self, AmpError> {
+    pub(super) fn new(guard: Guard) -> Result<Self, AmpError> {
         guard.check()?;
         Ok(Self {
             guard,
@@ -54,7 +54,7 @@ impl GuardState {
     }
 
     /// Takes in a finite step with this loss (none if it is not known) and this norm of the gradients: what is to become of it.
-    pub(crate) fn judge(&mut self, loss: Option<f64>, norm: f64) -> Verdict {
+    pub(super) fn judge(&mut self, loss: Option<f64>, norm: f64) -> Verdict {
         let mut values = [(Kind::Loss, loss), (Kind::Norm, Some(norm))].into_iter();
         let broken = values.find(|(_, value)| value.is_some_and(|value| !value.is_finite()));
         if !self.guard.is_original()

@@ -69,7 +69,10 @@ pub enum Guard {
         #[serde(with = "burn_amp_core::internal::number", default = "defaults::alpha")]
         alpha: f64,
         /// The z-score above which a norm is an outlier. Above 0; default 2.5.
-        #[serde(with = "burn_amp_core::internal::number", default = "defaults::z_thresh")]
+        #[serde(
+            with = "burn_amp_core::internal::number",
+            default = "defaults::z_thresh"
+        )]
         z_thresh: f64,
         /// Is added to the standard deviation. At least 0; default 1e-6.
         #[serde(with = "burn_amp_core::internal::number", default = "defaults::eps")]
@@ -79,10 +82,16 @@ pub enum Guard {
         warmup_steps: u32,
         /// The power of `z_thresh / z` in the limit: 1 is ZClip's `adaptive_scaling`, infinity its clipping to the `mean`, 0 its
         /// `percentile` (with an `eps` of 0). At least 0; default 1.
-        #[serde(with = "burn_amp_core::internal::number", default = "defaults::falloff")]
+        #[serde(
+            with = "burn_amp_core::internal::number",
+            default = "defaults::falloff"
+        )]
         falloff: f64,
         /// Multiplies the limit. Above 0; default 1.
-        #[serde(with = "burn_amp_core::internal::number", default = "defaults::clip_factor")]
+        #[serde(
+            with = "burn_amp_core::internal::number",
+            default = "defaults::clip_factor"
+        )]
         clip_factor: f64,
         /// Whether an outlier leaves the averages as they are; default false. ZClip's `skip_update_on_spike`.
         #[serde(default)]
@@ -100,7 +109,10 @@ pub enum Guard {
         #[serde(default = "defaults::rolling_interval_length")]
         rolling_interval_length: u32,
         /// How many standard deviations above the mean are accepted. Above 0; default 6.
-        #[serde(with = "burn_amp_core::internal::number", default = "defaults::sigma_factor")]
+        #[serde(
+            with = "burn_amp_core::internal::number",
+            default = "defaults::sigma_factor"
+        )]
         sigma_factor: f64,
         /// Whether every value enters the window as it is; default false. In the original a loss or norm that is infinite or NaN holds all steps
         /// back until it has left the window, four or five spikes hide the next one, and any rise above equal values is one.

@@ -6,7 +6,9 @@ use burn_amp_kernels::{blend, blend_unless};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{AmpError, in_range};
-use crate::step::hook::{self, Applied, Hook, IntoHook, Parameter, Proposed, Resolution, State, Verdict};
+use crate::step::hook::{
+    self, Applied, Hook, IntoHook, Parameter, Proposed, Resolution, State, Verdict,
+};
 use crate::values::{ParamTensors, replaced, working_dtype};
 use crate::{
     optimizer::ScaledOptimizer, record::AmpRecord, scale::loss_scale::settings, update::ModuleOptim,

@@ -21,10 +21,10 @@ pub use crate::{
     update::module_optim::FRESH,
     values::any_tensor::{AnyTensor, copied},
     values::dtype::{is_half, working_dtype},
-    values::number,
     values::module_path::{
         ModulePath, Parameter, SCOPED, distinct_parameters, ids_with_gradient, parameters, replaced,
     },
+    values::number,
     values::param_tensors::{ParamTensor, ParamTensors},
 };
 #[cfg(any(test, feature = "counts"))]

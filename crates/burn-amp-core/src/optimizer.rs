@@ -18,9 +18,15 @@ use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of
 use crate::record::{AmpRecord, OptimizerState};
 use crate::scaler::accumulation::{AccumulationConfig, AccumulationWindow};
 use crate::{
-    gradients::clip::GradientClip, gradients::entries::Entries, scale::in_flight::Resolution,
-    scale::loss_scale::GradScalerConfig, scaler::GradScaler, step::hook::{Hook, IntoHook},
-    step::options::StepOptions, update::Update, update::module_optim::ModuleOptim,
+    gradients::clip::GradientClip,
+    gradients::entries::Entries,
+    scale::in_flight::Resolution,
+    scale::loss_scale::GradScalerConfig,
+    scaler::GradScaler,
+    step::hook::{Hook, IntoHook},
+    step::options::StepOptions,
+    update::Update,
+    update::module_optim::ModuleOptim,
     values::parameters,
 };
 
@@ -176,7 +182,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.options.hooks.get()
     }
 
-    /// Tells the hooks, a guard for example, the loss of the next call of [`step`](Self::step), as the program has read it.
+    /// Tells the hooks the loss of the next call of [`step`](Self::step), as the program has read it.
     ///
     /// The loss is computed outside of half precision, and this crate does not see it; reading the tensor here would be one wait more.
     /// Of an accumulation window they see the mean of the losses that it was told. A step without a loss is judged by its
@@ -269,7 +275,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// scopes take from there. Scale, counters, outcome and status here are those of an earlier step then, of the
     /// one before or, if the device is behind, of one at most 17 before. [`synchronize`](Self::synchronize) waits for them, and so do records. An
     /// error is returned, once, by the first call that can after the outcome is known: the next step, or `synchronize`. The results are
-    /// the same, bit for bit. It waits as with other optimizers with accumulation, a guard, averages that overwrite the parameters or that have not
+    /// the same, bit for bit. It waits as with other optimizers with accumulation, a hook that looks at the gradients, averages that overwrite the parameters or that have not
     /// begun, running statistics,
     /// gradients of several scopes or on several devices, `rescaled` parts whose factors move, a schedule that looks at gradients, scales and
     /// factors that are no powers of two, and other optimizers on the same scale; with clipping here and in the optimizer's own
@@ -301,7 +307,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient does not have its parameter's shape,
     /// [`AmpError::InvalidValue`] for a learning rate that is NaN, or infinite as an f32, and for a setting of this or of a fused optimizer that is out of
     /// its range. [`AmpError::ForeignRecord`] if an open window belongs
-    /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if the guard rejects one step too many.
+    /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if hooks reject one step too many.
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -496,7 +502,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
-    /// The state of optimizer and scaler, of an open window and of hooks (a guard, averages), to be stored. Waits for the device, and for the
+    /// The state of optimizer and scaler, of an open window and of hooks (averages are one), to be stored. Waits for the device, and for the
     /// steps in flight.
     ///
     /// A state that cannot be stored is an error of the record's `save`, `into_bytes` and `into_optimizer`.
@@ -506,8 +512,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Takes over a stored state, which replaces all of the present one. An open window is dropped. With the record of a plain
-    /// optimizer the scaler starts fresh. A hook (a guard, averages) of which the record has no state starts again, and so does a guard with the
-    /// record of another one. The log warns of it, and of a state without tensors whose hook is not here.
+    /// optimizer the scaler starts fresh. A hook of which the record has no state starts again, and so does one that was stored with other settings, if
+    /// it cannot go on with them. The log warns of it, and of a state without tensors whose hook is not here.
     ///
     /// The settings stay as they are here: see [`GradScaler::load_record`].
     ///

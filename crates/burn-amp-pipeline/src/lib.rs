@@ -23,6 +23,7 @@
 //! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 
+mod in_flight;
 mod masters;
 mod update;
 mod worker;
@@ -36,7 +37,7 @@ use burn::tensor::{Device, Tensor};
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::ModuleOptimizer,
 };
-use std::{collections::VecDeque, path::Path};
+use std::path::Path;
 
 use burn_amp_core::internal::{
     Entries, ParamTensors, Parameter, Statistics, StepGradients, StepOptions, is_half, parameters,
@@ -44,6 +45,7 @@ use burn_amp_core::internal::{
 use burn_amp_core::{
     AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledGradients, ScaledOptimizer, StepError,
 };
+use in_flight::{InFlight, What};
 use masters::Trained;
 use update::{Update, Updated};
 use worker::{Pending, Worker};
@@ -104,37 +106,6 @@ pub struct Parts<O> {
     pub masters: ParamTensors,
     pub host: Device,
     pub synchronous: bool,
-}
-
-/// The jobs whose results were not received, in their order.
-#[derive(Default)]
-struct InFlight(VecDeque<(What, Pending<Updated>)>);
-
-/// What a job is to the one who sends it.
-#[derive(Clone, Copy, PartialEq)]
-enum What {
-    Update,
-    MicroBatch,
-    /// No call of `step`.
-    Other,
-}
-
-impl InFlight {
-    fn has_update(&self) -> bool {
-        self.0.iter().any(|(what, _)| *what == What::Update)
-    }
-}
-
-/// A drop is no place for errors.
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        if self.has_update() && !std::thread::panicking() {
-            burn_amp_core::warn!(
-                "a `PipelinedOptimizer` was dropped with an update whose parameters nobody has received: call \
-                 `model = optim.synchronize(model)?` at the end of the training"
-            );
-        }
-    }
 }
 
 /// The micro-batches that were sent since the last update.

@@ -145,7 +145,8 @@ mod tests {
 
     use crate::{
         GradScalerConfig, GradientClip, ScaledOptimizer, UnscaledGradients,
-        gradients::pass::READS, hook::{Hook, Proposed, Verdict},
+        gradients::pass::READS,
+        hook::{Hook, Proposed, Verdict},
     };
 
     fn reads(action: impl FnOnce() -> UnscaledGradients) -> (u32, UnscaledGradients) {

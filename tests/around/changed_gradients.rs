@@ -35,12 +35,10 @@ fn spoiled() -> [UnscaledGradients; 4] {
     let mut replaced = unscaled(1.0);
     let bad = Tensor::<1>::from_floats([0.0, f32::NAN, 9.0, 9.0], &Device::default());
     replaced.params_mut().register(Pair::of(0.0).bias.id, bad);
-    [
-        unscaled(1.0).mul_scalar(1e38),
-        unscaled(1.0).map(&mut Spoil::default()),
-        replaced,
-        unscaled(1.0).add_weighted(unscaled(2f64.powi(110)), 1e38),
-    ]
+    let large = unscaled(1.0).mul_scalar(1e38);
+    let mapped = unscaled(1.0).map(&mut Spoil::default());
+    let added = unscaled(1.0).add_weighted(unscaled(2f64.powi(110)), 1e38);
+    [large, mapped, replaced, added]
 }
 
 #[test]

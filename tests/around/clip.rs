@@ -21,11 +21,6 @@ fn found(grads: &UnscaledGradients) -> Vec<f64> {
     [weight, bias].concat().into_iter().map(f64::from).collect()
 }
 
-/// Three ways to clip at the same threshold.
-fn ways(threshold: f64) -> [GradientClip; 3] {
-    [GlobalNorm(threshold), Norm(threshold), Value(threshold)]
-}
-
 fn bias_group() -> ParamGroup {
     ParamGroup::from_predicate("bias")
 }
@@ -128,10 +123,9 @@ fn what_each_rule_makes_of_gradients() {
 
 #[test]
 fn a_threshold_that_is_not_positive_is_refused() {
-    for clip in [0.0, -0.0, -1.0, f64::NAN, f64::NEG_INFINITY]
-        .map(ways)
-        .concat()
-    {
+    let thresholds = [0.0, -0.0, -1.0, f64::NAN, f64::NEG_INFINITY];
+    let ways = |threshold| [GlobalNorm(threshold), Norm(threshold), Value(threshold)];
+    for clip in thresholds.map(ways).concat() {
         let (all, grads) = (ParamGroup::all, || unscaled(ONES));
         let message = format!(" is {clip:?}, but must be a threshold above 0");
         let groups = vec![(all(), clip)];
@@ -145,10 +139,9 @@ fn a_threshold_that_is_not_positive_is_refused() {
             grads().clip_groups(&groups).unwrap_err(),
             config::init(&config::new().with_clip_groups(groups)).unwrap_err(),
         ];
-        for (errors, field) in [(of_all, "`clip`"), (of_groups, "`clip_groups`")] {
-            for error in errors {
-                is_error(&error, "InvalidValue", [field, message.as_str()]);
-            }
+        for (all, groups) in of_all.iter().zip(&of_groups) {
+            is_error(all, "InvalidValue", ["`clip`", &message]);
+            is_error(groups, "InvalidValue", ["`clip_groups`", &message]);
         }
     }
 }

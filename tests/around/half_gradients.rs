@@ -16,14 +16,10 @@ fn unscaled() -> Vec<(Pair, DType, UnscaledGradients)> {
         }
         let is_wide = parameter == DType::F64;
         let full = if is_wide { parameter } else { DType::F32 };
-        for (enabled, narrow, dtype) in [
-            (true, true, parameter),
-            (true, false, full),
-            (false, false, parameter),
-        ] {
-            let config = at_scale(1.0)
-                .with_enabled(enabled)
-                .with_parameter_dtype_gradients(narrow);
+        for (enabled, narrow) in [(true, true), (true, false), (false, false)] {
+            let dtype = if enabled && !narrow { full } else { parameter };
+            let config = at_scale(1.0).with_enabled(enabled);
+            let config = config.with_parameter_dtype_gradients(narrow);
             let run = ByHand::of(Pair::new([0.0; 10], &device(), parameter), config);
             let grads = run.unscaled(GRADIENT);
             all.push((run.model, dtype, grads));
@@ -34,13 +30,8 @@ fn unscaled() -> Vec<(Pair, DType, UnscaledGradients)> {
 
 /// All gradients are the constants times a factor of the weight's and one of the bias's, in this dtype, rounded no more than `roundings`
 /// times: the list has them in f32, and the factor is f32 off the device.
-fn assert_times(
-    grads: &UnscaledGradients,
-    model: &Pair,
-    dtype: DType,
-    factors: [f64; 2],
-    roundings: f64,
-) {
+fn assert_times(of: (&Pair, DType), grads: &UnscaledGradients, factors: [f64; 2], roundings: f64) {
+    let (model, dtype) = of;
     // Below the smallest normal number of f16 there are fewer digits.
     let (one, smallest) = match dtype {
         DType::F16 => (2f64.powi(-11), 2f64.powi(-14)),
@@ -81,7 +72,7 @@ fn factors_are_not_rounded_to_half_precision() {
             (own().mul_scalar(0.0).add_weighted(own(), small), [small; 2]),
             (none.add_weighted(own(), small), [small; 2]),
         ] {
-            assert_times(&found, &model, dtype, factors, 1.0);
+            assert_times((&model, dtype), &found, factors, 1.0);
             // Still what an optimizer takes.
             let mut optim = MasterWeights::new(SgdConfig::new().build());
             let mut scaler = at_scale(1.0).init().unwrap();
@@ -91,7 +82,7 @@ fn factors_are_not_rounded_to_half_precision() {
         // And back: no more than these two roundings off. The smallest are subnormal in f16.
         if dtype != DType::F16 {
             let back = own().mul_scalar(tiny).mul_scalar(1.0 / tiny);
-            assert_times(&back, &model, dtype, [1.0; 2], 2.0);
+            assert_times((&model, dtype), &back, [1.0; 2], 2.0);
         }
     }
 }

@@ -5,13 +5,6 @@ use crate::support::*;
 
 const GRADIENT: [f64; 10] = [0.25, -0.5, 1.25, 0.5, -2.5, 0.75, -0.125, 0.25, 3.0, -0.625];
 
-fn trial<O: ModuleOptim>(optim: O, dtype: DType) -> Trial<O> {
-    let optim = ScaledOptimizer::new(optim, at_scale(16.0).init().unwrap());
-    let optim = optim.with_accumulation(2);
-    let optim = optim.with_ema(EmaConfig::new().with_momentum(0.5));
-    Trial::new(optim).with_dtype(dtype)
-}
-
 fn go_on<O: ModuleOptim>(run: &mut Trial<O>) {
     (0..4).for_each(|_| run.step(GRADIENT));
 }
@@ -20,7 +13,9 @@ fn go_on<O: ModuleOptim>(run: &mut Trial<O>) {
 #[test]
 fn a_record_stays() {
     fn check<O: ModuleOptim>(optim: O, dtype: DType) -> Trial<O> {
-        let mut run = trial(optim, dtype);
+        let optim = ScaledOptimizer::new(optim, at_scale(16.0).init().unwrap());
+        let optim = optim.with_accumulation(2).with_ema(EmaConfig::new());
+        let mut run = Trial::new(optim).with_dtype(dtype);
         run.step(GRADIENT);
         go_on(&mut run);
         let (before, held) = (contents(&mut run.optim), run.optim.to_record());
@@ -36,6 +31,7 @@ fn a_record_stays() {
     let masters = || MasterWeights::new(AdamConfig::new().build());
     check(masters(), DType::F32);
     check(AdamConfig::new().init(), DType::F32);
+    check(FusedAdam::new(AdamConfig::new()), DType::F32);
     let mut run = check(masters(), DType::F16);
     // Nor does that of the optimizer by itself. (Burn's own may.)
     let inner = run.optim.optimizer();

@@ -5,10 +5,9 @@ use crate::support::*;
 /// f16 gradients, whose sums of three are taken in f32 and rounded to f16 in the end. At the floor of the scale, which has nothing to do
 /// with it.
 fn trial(max_skips: Option<u32>) -> Trial {
-    let scaler = at_scale(1.0)
-        .with_min_scale(Some(1.0))
-        .with_max_consecutive_skips(max_skips)
-        .with_parameter_dtype_gradients(true);
+    let scaler = at_scale(1.0).with_min_scale(Some(1.0));
+    let scaler = scaler.with_max_consecutive_skips(max_skips);
+    let scaler = scaler.with_parameter_dtype_gradients(true);
     let optim = sgd_under(scaler).with_accumulation(windows(3, true).with_sum(true));
     Trial::new(optim).with_dtype(DType::F16)
 }
@@ -25,9 +24,8 @@ fn window(run: &mut Trial, value: f64) {
 #[test]
 fn a_skipped_window_is_logged() {
     let mut run = trial(None);
-    warns_once(["window skipped", "sum", "`bias`"], || {
-        window(&mut run, 40000.0)
-    });
+    let parts = ["window skipped", "sum", "`bias`"];
+    warns_once(parts, || window(&mut run, 40000.0));
     assert_eq!(run.values(), [0.0; 10]);
     assert_eq!(run.outcome(), Some(StepOutcome::Skipped));
     assert_eq!((run.counters().skipped(), run.scale()), (1, 1.0));

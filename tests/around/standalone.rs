@@ -11,14 +11,11 @@ struct Loop {
 
 impl Loop {
     fn new(size: u32, rule: bool) -> Self {
-        let ema = EmaConfig::new()
-            .with_momentum(0.9)
-            .with_overwrite_frequency(Some(4));
-        Self {
-            run: ByHand::of(Pair::of(0.0), at_scale(1024.0).with_growth_interval(2)),
-            window: windows(size, rule).init().unwrap(),
-            ema: ema.init().unwrap(),
-        }
+        let run = ByHand::of(Pair::of(0.0), at_scale(1024.0).with_growth_interval(2));
+        let window = windows(size, rule).init().unwrap();
+        let ema = EmaConfig::new().with_momentum(0.9);
+        let ema = ema.with_overwrite_frequency(Some(4)).init().unwrap();
+        Self { run, window, ema }
     }
 
     /// After so many micro-batches.
@@ -80,10 +77,6 @@ fn a_run_goes_on_bit_for_bit_between_windows_and_inside_them() {
     }
 }
 
-fn averages() -> Ema {
-    EmaConfig::new().init().unwrap()
-}
-
 /// The settings are the program's; empty states are states.
 #[test]
 fn an_empty_record_empties() {
@@ -93,7 +86,7 @@ fn an_empty_record_empties() {
     assert_eq!(used.window.config().micro_batches, 3);
 
     let (model, ema) = (&used.run.model, &mut used.ema);
-    ema.load_record(averages().to_record()).unwrap();
+    ema.load_record(empty.ema.to_record()).unwrap();
     assert_eq!((ema.updates(), ema.parameters()), (0, 0));
     assert_eq!(ema.config().momentum, 0.9);
     assert_eq!(ema.module(model).values(), model.values());
@@ -119,7 +112,7 @@ fn each_file_is_read_as_what_it_holds() {
     let sums = [&loaded, run.optim.window().unwrap()].map(|window| window.sum(&run.model.bias));
     let [found, expected] = sums.map(|sum| values(sum.unwrap()));
     assert_eq!(found, expected);
-    let mut ema = averages();
+    let Loop { mut ema, .. } = Loop::new(3, false);
     ema.load_record(both).unwrap();
     assert_eq!((ema.updates(), ema.parameters()), (1, 2));
 

@@ -10,9 +10,8 @@ fn gain(amp: &MixedPrecision) -> Gain {
 
 /// Where the output of a gain has a gradient of 2^`weight`.
 fn calibrate(amp: &MixedPrecision, weight: i32, part: Part) -> Result<f32, AmpError> {
-    amp.calibrate(&gain(amp), |gain| {
-        amp.autocast(ones(), |x| part(gain, x)).sum() * two(weight)
-    })
+    let output = |gain: &Gain| amp.autocast(ones(), |x| part(gain, x));
+    amp.calibrate(&gain(amp), |gain| output(gain).sum() * two(weight))
 }
 
 /// 2^15 is the largest power of two in f16, and three binades are left.
@@ -66,9 +65,8 @@ fn only_half_precision_counts() {
 fn when_there_is_no_scale_to_find() {
     let amp = MixedPrecision::f16();
     let steep: Part = |gain, x| gain.forward(x);
-    let not_finite = AmpError::GradientsNotFinite {
-        parameter: "factor".to_string(),
-    };
+    let parameter = "factor".to_string();
+    let not_finite = AmpError::GradientsNotFinite { parameter };
     let nan: Part = |gain, x| gain.forward(x) * f32::NAN;
     let zero: Part = |gain, x| gain.forward(x) * 0.0;
     for (weight, part, expected) in [
@@ -97,8 +95,7 @@ fn bounds_and_other_precisions() {
         (config().with_dynamic(false), two(32) as f32),
         (config().with_enabled(false), 1.0),
     ] {
-        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
-        let found = calibrate(&amp, -20, |gain, x| gain.forward(x));
+        let found = calibrate(&f16_under(config), -20, |gain, x| gain.forward(x));
         assert_eq!(found, Ok(expected));
     }
     let amp = MixedPrecision::f32();
@@ -172,12 +169,10 @@ fn a_scaler_calibrates_itself() {
 #[test]
 fn steps_in_flight_are_over_before() {
     let amp = MixedPrecision::f16();
-    let (model, mut optim) = amp.prepare(gain(&amp), FusedSgd::new(SgdConfig::new()));
-    let output = amp.autocast(ones(), |x| model.forward(x));
-    let grads = GradientsParams::from_grads((output.sum() * two(40)).backward(), &model);
-    let _model = optim.step(0.1, model, grads);
+    let mut run = Player::with(FusedSgd::new(SgdConfig::new()), gain(&amp), &amp);
+    let output = amp.autocast(ones(), |x| run.model.forward(x));
+    run.train(0.1, output.sum() * two(40));
     let scale = calibrate(&amp, 0, |gain, x| gain.forward(x)).unwrap();
-    optim.synchronize().unwrap();
-    assert_eq!(optim.scaler().counters().skipped(), 1);
-    assert_eq!(amp.loss_scale(), scale);
+    run.optim.synchronize().unwrap();
+    assert_eq!((run.counters().skipped(), amp.loss_scale()), (1, scale));
 }

@@ -83,6 +83,11 @@ fn chain(run: &Run, factor: f64, input: [f32; 2]) -> Tensor<1> {
     (run.amp).autocast(hidden, |x| run.model.forward(x) * factor)
 }
 
+/// The output of a chain that is infinite: the model's fault.
+fn infinite(run: &Run) -> Tensor<1> {
+    flat(forward(run, LARGE).square())
+}
+
 /// Two forward passes in one loss: a critic's of the real and of the false.
 fn beside(run: &Run, first: Loss, second: Loss) -> Tensor<1> {
     first(ones(run)) + second(ones(run))
@@ -111,9 +116,7 @@ fn whose_fault_it_is() {
         ("the first exit steep", |run| exits(run, steep, flat)),
         ("a steep chain", |run| steep(chain(run, 1.0, ONES))),
         // 2^-10 times 2^10 fits; what comes before is multiplied by 2^16 more.
-        ("before a chain", |run| {
-            flat(chain(run, two(15) * 1.5, ONES))
-        }),
+        ("before it", |run| flat(chain(run, two(15) * 1.5, ONES))),
         ("the first one steep", |run| beside(run, steep, flat)),
         ("the second one steep", |run| beside(run, flat, steep)),
     ];
@@ -123,12 +126,8 @@ fn whose_fault_it_is() {
         ("a chain, bad", |run| nan(chain(run, 1.0, ONES))),
         ("infinite output", |run| flat(chain(run, 1.0, LARGE))),
         ("both bad", |run| beside(run, nan, nan)),
-        ("the second output infinite", |run| {
-            flat(ones(run)) + flat(forward(run, LARGE).square())
-        }),
-        ("the first output infinite", |run| {
-            flat(forward(run, LARGE).square()) + flat(ones(run))
-        }),
+        ("second infinite", |run| flat(ones(run)) + infinite(run)),
+        ("first infinite", |run| infinite(run) + flat(ones(run))),
     ];
     for (expected, cases) in [(FINE, &fine[..]), (LOWERED, &lowered), (BAD, &bad)] {
         for (what, loss) in cases {
@@ -139,16 +138,14 @@ fn whose_fault_it_is() {
 
 #[test]
 fn thirty_bad_batches_leave_the_scale() {
-    let config = at_scale(KEPT);
-    let config = config.with_max_consecutive_skips(Some(29));
+    let config = at_scale(KEPT).with_max_consecutive_skips(Some(29));
     type Bad = fn(&Run) -> Tensor<1>;
-    let loss: Bad = |run| nan(ones(run));
-    let output: Bad = |run| flat(forward(run, LARGE).square());
-    for (bad, finite, message) in [
+    let [loss, output]: [Bad; 2] = [|run| nan(ones(run)), infinite];
+    for (bad, output_finite, message) in [
         (loss, true, "the loss, or its gradient, is infinite or NaN"),
         (output, false, "the model's output is infinite or NaN"),
     ] {
-        let mut run = run(MixedPrecision::f16().with_scaler(config).unwrap());
+        let mut run = run(f16_under(config));
         // A finite step ends the row.
         for step in 1..60 {
             let (expected, loss): (_, Bad) = match step {
@@ -158,12 +155,8 @@ fn thirty_bad_batches_leave_the_scale() {
             assert_eq!(step_on(&mut run, loss), expected);
         }
         let error = run.try_step(0.01, run.gradients(bad(&run))).unwrap_err();
-        let expected = AmpError::LossNotFinite {
-            skips: 30,
-            output_finite: finite,
-        };
-        assert_eq!(error, expected);
-        assert!(error.to_string().starts_with(message), "{error}");
+        let expected = format!("LossNotFinite {{ skips: 30, output_finite: {output_finite} }}");
+        is_error(&error, &expected, [message]);
         assert_eq!((run.scale(), run.counters().skipped()), (KEPT, 59));
     }
 }
@@ -173,11 +166,8 @@ fn thirty_bad_batches_leave_the_scale() {
 fn skips_in_a_row_are_warned_of() {
     let mut run = run(f16(3.0 * two(20)));
     let mut warned = |loss: Loss, steps: usize| {
-        captured(Level::Warn, || {
-            for _ in 0..steps {
-                step_on(&mut run, |run| loss(ones(run)));
-            }
-        })
+        let mut step = || step_on(&mut run, |run| loss(ones(run)));
+        captured(Level::Warn, || (0..steps).for_each(|_| _ = step()))
     };
     let told = [(18, 3), (17, 4)].map(|(exponent, skips)| {
         let scale = 3.0 * two(exponent);

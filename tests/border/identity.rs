@@ -87,11 +87,9 @@ impl Net {
             norm: LayerNormConfig::new(*hidden).init(device),
             down: LinearConfig::new(*hidden, plan.width).init(device),
         });
-        let net = Self {
-            blocks: blocks.collect(),
-            head: LinearConfig::new(plan.width, 2).init(device),
-        };
-        fill(net, plan.seed)
+        let blocks = blocks.collect();
+        let head = LinearConfig::new(plan.width, 2).init(device);
+        fill(Self { blocks, head }, plan.seed)
     }
 
     fn body(&self, input: Tensor<2>, plan: &Plan, by_hand: Option<FloatDType>) -> Tensor<2> {
@@ -183,9 +181,8 @@ fn unscaled(net: &Net, plan: &Plan, loss: impl Fn(Tensor<2>) -> Tensor<1>) -> Bi
 /// Through the border.
 fn by_border(net: &Net, plan: &Plan, amp: &MixedPrecision) -> Bits {
     let net = amp.attach(net.clone());
-    unscaled(&net, plan, |input| {
-        net.loss(amp.autocast(input, |x| net.body(x, plan, None)), plan)
-    })
+    let body = |input| amp.autocast(input, |x| net.body(x, plan, None));
+    unscaled(&net, plan, |input| net.loss(body(input), plan))
 }
 
 /// The loss times the scale, gradients divided by it.
@@ -204,17 +201,14 @@ fn by_hand(net: &Net, plan: &Plan) -> Bits {
 
 /// The model as it is, in f32.
 fn plain(net: &Net, plan: &Plan) -> Bits {
-    unscaled(net, plan, |input| {
-        net.loss(net.body(input, plan, None), plan)
-    })
+    let body = |input| net.body(input, plan, None);
+    unscaled(net, plan, |input| net.loss(body(input), plan))
 }
 
 /// Plans that are checked. On a device that compiles a kernel for each shape, few of the cases.
 fn check(cases: u32, check: impl Fn(Plan) -> Result<(), TestCaseError>) {
-    let cases = match std::env::var_os("BURN_DEVICE") {
-        Some(_) => cases.div_ceil(60),
-        None => cases,
-    };
+    let is_device = std::env::var_os("BURN_DEVICE").is_some();
+    let cases = if is_device { cases.div_ceil(60) } else { cases };
     let mut runner = TestRunner::new(ProptestConfig {
         source_file: Some(file!()),
         ..ProptestConfig::with_cases(cases)

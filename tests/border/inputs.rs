@@ -51,10 +51,8 @@ fn a_batch_is_cast_by_its_fields() {
         assert_eq!((batch.untouched.dtype(), batch.name), (DType::F32, "batch"));
         // f16 could not hold it.
         assert_eq!(batch.targets.clone().into_scalar::<i64>(), 300_000);
-        vec![
-            batch.images.dtype(),
-            batch.weights.as_ref().unwrap().dtype(),
-        ]
+        let weights = batch.weights.as_ref().unwrap();
+        vec![batch.images.dtype(), weights.dtype()]
     });
 }
 
@@ -70,17 +68,15 @@ fn structures_are_cast_as_a_whole() {
     let both = |list: &[Tensor<1>]| list.iter().map(Tensor::dtype).collect();
     through(vec![x(), x()], |list| both(list));
     through([x(), x()], |list| both(list));
-    through((x(), (x().unsqueeze::<3>(), [x()])), |(a, (b, [c]))| {
-        vec![a.dtype(), b.dtype(), c.dtype()]
-    });
+    let all = (x(), (x().unsqueeze::<3>(), [x()]));
+    through(all, |(a, (b, [c]))| vec![a.dtype(), b.dtype(), c.dtype()]);
     let eight = (x(), x(), x(), x(), x(), x(), x(), x());
     through(eight, |(a, b, c, d, e, f, g, h)| {
         [a, b, c, d, e, f, g, h].map(Tensor::dtype).to_vec()
     });
     let two_ranks = || x().unsqueeze::<2>();
-    through(LstmState::new(two_ranks(), two_ranks()), |state| {
-        vec![state.cell.dtype(), state.hidden.dtype()]
-    });
+    let both = LstmState::new(two_ranks(), two_ranks());
+    through(both, |s| vec![s.cell.dtype(), s.hidden.dtype()]);
     let hidden = two_ranks();
     through(RnnState { hidden }, |state| vec![state.hidden.dtype()]);
 }

@@ -62,9 +62,8 @@ fn whatever_is_nested(a: &MixedPrecision, b: &MixedPrecision) {
         };
         assert_eq!(chain.around(a, weight, back), expected, "way {index}");
     }
-    let around = chain.gradients(weight, |x| {
-        by(4, x, |x| a.autocast(x, |x| chain.parts(x, part)))
-    });
+    let scope = |x| a.autocast(x, |x| chain.parts(x, part));
+    let around = chain.gradients(weight, |x| by(4, x, scope));
     assert_eq!(around, expected);
 }
 

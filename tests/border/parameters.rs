@@ -75,11 +75,8 @@ fn a_low_rank_adapter_over_a_base_that_trains_is_refused() {
     let output = run.amp.autocast(input(2, 4), |x| run.model.forward(x));
     let grads = run.gradients(output.square().mean());
     let error = run.try_step(0.1, grads).unwrap_err();
-    let expected = AmpError::UnfrozenBase {
-        parameter: "weight".to_string(),
-        name: "lora".to_string(),
-    };
-    assert_eq!(error, expected);
+    let (parameter, name) = ("weight".to_string(), "lora".to_string());
+    assert_eq!(error, AmpError::UnfrozenBase { parameter, name });
     says(&error, ["Freeze the base"]);
 }
 
@@ -126,10 +123,8 @@ fn flex32_parameters_are_refused() {
     model.weight = Param::from_tensor(ones);
     let model = amp.attach(model);
     let output = amp.try_autocast(random(1, [4, 3], &device), |x| model.forward(x));
-    let expected = AmpError::HalfPrecisionLeaf {
-        parameter: "weight".to_string(),
-        dtype: DType::Flex32,
-    };
+    let (parameter, dtype) = ("weight".to_string(), DType::Flex32);
+    let expected = AmpError::HalfPrecisionLeaf { parameter, dtype };
     assert_eq!(output.unwrap_err(), expected);
     assert_eq!(to_full(model).weight.base().dtype(), DType::F32);
 }

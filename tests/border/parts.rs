@@ -136,12 +136,11 @@ fn clean_steps_let_those_grow_that_were_opened() {
         }
     };
     let mut run = run();
-    let mut last = String::new();
-    for _ in 0..3 {
+    let steps = [(); 3].map(|()| {
         take(&mut run, -4, one(dynamic("a", 0)));
-        last = take(&mut run, -4, both(0));
-    }
-    assert_eq!(last, "+10: a 2, b 1");
+        take(&mut run, -4, both(0))
+    });
+    assert_eq!(steps[2], "+10: a 2, b 1");
     // One overflow, and the other part waits.
     assert_eq!(take(&mut run, 5, both(10)), "-10: a 2, b 0");
     run.optim.scaler_mut().reset();
@@ -175,14 +174,13 @@ fn adaloss_lifts_small_gradients() {
 /// The statistics of what comes to a part say nothing of what is made of it inside.
 #[test]
 fn adaloss_backs_off_and_comes_back() {
-    let config = at_scale(16.0)
-        .with_max_scale(Some(16.0))
-        .with_growth_interval(2);
+    let config = at_scale(16.0).with_growth_interval(2);
+    let config = config.with_max_scale(Some(16.0));
     let adaloss = Rescale::adaloss("inner").with_scaler(config).unwrap();
     // 2^-17 comes to the part and asks for 4, and to the parameter 2^31 times that, which holds 2.
     let forward = |net: &Net, x: Tensor<1>| {
-        let part =
-            |x: Tensor<1>| net.inner.forward(x * two(-12) * two(-12)) * two(15) * two(15) * 2.0;
+        let lowered = |x: Tensor<1>| net.inner.forward(x * two(-12) * two(-12));
+        let part = |x| lowered(x) * two(15) * two(15) * 2.0;
         net.last.forward(rescaled(adaloss.clone(), x, part))
     };
     let mut run = run();

@@ -101,9 +101,8 @@ fn a_leak_over_the_border_of_a_part_is_found_at_any_factor() {
                 _ => output,
             }
         };
-        amp.check(&chain, |m| {
-            amp.autocast(input(), |x| forward(m, x)).sum() * two(-12)
-        })
+        let output = |m: &Chain| amp.autocast(input(), |x| forward(m, x));
+        amp.check(&chain, |m| output(m).sum() * two(-12))
     };
     for k in [-12, -8, -5, -4, -3, 1, 2, 3, 4, 5, 8, 12] {
         for leak in ["none", "given", "cast"] {

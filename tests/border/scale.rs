@@ -19,8 +19,7 @@ fn gradient_of(run: &Player<Gain>, loss: Tensor<1>) -> Vec<f32> {
 #[test]
 fn the_scale_ends_at_2_126() {
     assert_eq!(f64::from(f16(two(127)).loss_scale()), two(126));
-    let config = at_scale(two(124)).with_growth_interval(1);
-    let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+    let amp = f16_under(at_scale(two(124)).with_growth_interval(1));
     let mut run = run(&amp, 2.0);
     for expected in [two(124), two(125), two(126), two(126), two(126)] {
         assert_eq!(run.scale(), expected);

@@ -9,13 +9,10 @@ const STEPS: usize = 60;
 const WEIGHTS: [i32; 3] = [-48, -24, 0];
 
 type Net = [Linear; 3];
+type Losses = (Vec<Tensor<1>>, Tensor<1>);
 
 /// The loss of each layer, not weighted, and the sum of all.
-fn losses(
-    net: &Net,
-    amp: &MixedPrecision,
-    by: impl Fn(usize) -> Rescale,
-) -> (Vec<Tensor<1>>, Tensor<1>) {
+fn losses(net: &Net, amp: &MixedPrecision, by: impl Fn(usize) -> Rescale) -> Losses {
     let [mut x, target] = [1, 50].map(|seed| random::<2>(seed, [16, 6], &device()));
     let (mut losses, mut sum) = (Vec::new(), Tensor::zeros([1], &device()));
     for (index, layer) in net.iter().enumerate() {
@@ -58,16 +55,14 @@ fn plain(_: usize) -> Rescale {
 }
 
 fn amp(config: GradScalerConfig) -> MixedPrecision {
-    let config = config.with_max_consecutive_skips(None);
-    MixedPrecision::f16().with_scaler(config).unwrap()
+    f16_under(config.with_max_consecutive_skips(None))
 }
 
 /// Nor one that moves.
 #[test]
 fn no_loss_scale_trains_all_layers() {
-    let fixed = (-8..=72)
-        .step_by(8)
-        .map(|k| at_scale(two(k)).with_dynamic(false));
+    let exponents = (-8..=72).step_by(8);
+    let fixed = exponents.map(|k| at_scale(two(k)).with_dynamic(false));
     let moving = [1, 2000].map(|steps| GradScalerConfig::new().with_growth_interval(steps));
     for config in fixed.chain(moving) {
         let (left, _) = train(&amp(config), plain);
@@ -78,22 +73,20 @@ fn no_loss_scale_trains_all_layers() {
 /// None in f32; fixed ones; dynamic ones from 1, by PyTorch's rule with a growth after each finite step; AdaLoss.
 #[test]
 fn factors_train_all_layers() {
-    let dynamic = at_scale(1.0)
-        .with_growth_factor(16.0)
-        .with_backoff_factor(1.0 / 16.0)
-        .with_growth_interval(4);
+    let dynamic = at_scale(1.0).with_growth_factor(16.0);
+    let dynamic = dynamic.with_backoff_factor(1.0 / 16.0);
+    let dynamic = dynamic.with_growth_interval(4);
     let limit = two(60);
     let adaloss = at_scale(limit).with_max_scale(Some(limit));
     type Way<'a> = &'a dyn Fn(usize) -> Result<Rescale, AmpError>;
     let (full, half) = (MixedPrecision::f32(), || amp(at_scale(64.0)));
+    let fixed = |index: usize| Ok(Rescale::power_of_two(-WEIGHTS[index]));
+    let part = |index: usize| Rescale::dynamic(format!("layer {index}"));
+    let moving = |index: usize| part(index).with_scaler(dynamic);
     let ways: [(f64, MixedPrecision, Way); 4] = [
         (0.0, full, &|index| Ok(plain(index))),
-        (0.0, half(), &|index| {
-            Ok(Rescale::power_of_two(-WEIGHTS[index]))
-        }),
-        (0.4, half(), &|index| {
-            Rescale::dynamic(format!("layer {index}")).with_scaler(dynamic)
-        }),
+        (0.0, half(), &fixed),
+        (0.4, half(), &moving),
         (0.0, half(), &|index| {
             let part = Rescale::adaloss(format!("layer {index}"));
             part.with_scaler(adaloss)?.with_statistics(1e-3, limit)

@@ -32,8 +32,7 @@ fn other_threads_are_outside_until_they_enter() {
             (before, during, dtype())
         };
         let there = thread::scope(|threads| threads.spawn(work).join().unwrap());
-        assert_eq!(there, (full, [half, full, half], full));
-        assert_eq!(dtype(), half);
+        assert_eq!((there, dtype()), ((full, [half, full, half], full), half));
     });
     assert_eq!(dtype(), full);
 }
@@ -73,12 +72,9 @@ static STOLEN: AtomicUsize = AtomicUsize::new(0);
 impl Job {
     fn new(amp: &MixedPrecision, seed: usize, device: &Device) -> Self {
         let linear = |seed| fill(LinearConfig::new(4, 4).init(device), seed);
-        let (amp, model) = (amp.clone(), [linear(seed), linear(seed + 1)]);
-        Self {
-            model: amp.attach(model),
-            amp,
-            seed,
-        }
+        let model = amp.attach([linear(seed), linear(seed + 1)]);
+        let amp = amp.clone();
+        Self { amp, model, seed }
     }
 
     /// The bits of the output and of the gradients. In the scope, two halves of the work go to the pool.

@@ -15,6 +15,14 @@ fn padding(device: &Device) -> Tensor<2, Bool> {
     Tensor::from_data(rows, device)
 }
 
+fn attention() -> MultiHeadAttentionConfig {
+    MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0)
+}
+
+fn encoder() -> TransformerEncoderConfig {
+    TransformerEncoderConfig::new(8, 12, 2, 2).with_dropout(0.0)
+}
+
 layers! {
     identity: "Identity", AsItIs, |_| Identity::new(), [2, 3];
     linear: "Linear", AsItIs, |device| LinearConfig::new(6, 5).init(device), [7, 6];
@@ -102,19 +110,14 @@ layers! {
     rotary_encoding: "RotaryEncoding", InF32, |device| RotaryEncodingConfig::new(8, 6).init(device),
         [2, 3, 6];
 
-    multi_head_attention: "MultiHeadAttention", AsItIs,
-        |device| MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0).init(device), [2, 5, 8],
-        |layer, x, _| layer.forward(MhaInput::self_attn(x)).context;
+    multi_head_attention: "MultiHeadAttention", AsItIs, |device| attention().init(device),
+        [2, 5, 8], |layer, x, _| layer.forward(MhaInput::self_attn(x)).context;
     multi_head_attention_quiet: "MultiHeadAttention", AsItIs,
-        |device| {
-            let config = MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0);
-            config.with_quiet_softmax(true).init(device)
-        },
+        |device| attention().with_quiet_softmax(true).init(device),
         [2, 5, 8], |layer, x, _| layer.forward(MhaInput::self_attn(x)).context;
     // Masked scores are set to -10000, which f16 can hold.
-    multi_head_attention_masked: "MultiHeadAttention", AsItIs,
-        |device| MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0).init(device), [2, 5, 8],
-        |layer, x, device| {
+    multi_head_attention_masked: "MultiHeadAttention", AsItIs, |device| attention().init(device),
+        [2, 5, 8], |layer, x, device| {
             let input = MhaInput::self_attn(x)
                 .mask_pad(padding(device))
                 .mask_attn(generate_autoregressive_mask(2, 5, device));
@@ -123,23 +126,16 @@ layers! {
     cross_attention: "CrossAttention", AsItIs,
         |device| CrossAttentionConfig::new(8, 8, 2, 1, 4).with_dropout(0.0).init(device),
         [2, 5, 8], |layer, x, device| layer.forward(x.clone(), x, Some(padding(device)));
-    transformer_encoder: "TransformerEncoder", AsItIs,
-        |device| TransformerEncoderConfig::new(8, 12, 2, 2).with_dropout(0.0).init(device),
+    transformer_encoder: "TransformerEncoder", AsItIs, |device| encoder().init(device),
         [2, 5, 8], |layer, x, device| {
             layer.forward(TransformerEncoderInput::new(x).mask_pad(padding(device)))
         };
     transformer_encoder_norm_first: "TransformerEncoder", AsItIs,
-        |device| {
-            let config = TransformerEncoderConfig::new(8, 12, 2, 2).with_dropout(0.0);
-            config.with_norm_first(true).init(device)
-        },
-        [2, 5, 8], |layer, x, _| layer.forward(TransformerEncoderInput::new(x));
+        |device| encoder().with_norm_first(true).init(device), [2, 5, 8],
+        |layer, x, _| layer.forward(TransformerEncoderInput::new(x));
     transformer_encoder_layer: "TransformerEncoderLayer", AsItIs,
-        |device| {
-            let config = TransformerEncoderConfig::new(8, 12, 2, 1).with_dropout(0.0);
-            TransformerEncoderLayer::new(&config, device)
-        },
-        [2, 5, 8], |layer, x, _| layer.forward(x, None, None);
+        |device| TransformerEncoderLayer::new(&encoder(), device), [2, 5, 8],
+        |layer, x, _| layer.forward(x, None, None);
     transformer_decoder: "TransformerDecoder", AsItIs,
         |device| TransformerDecoderConfig::new(8, 12, 2, 2).with_dropout(0.0).init(device),
         [2, 5, 8], |layer, x, device| {

@@ -48,8 +48,7 @@ fn a_record_lacks_the_last_update_before_valid() {
         let early = mean(&run.model[0]);
         let inference = run.model[0].valid();
         let late = mean(&run.model[0]);
-        assert_eq!(early == late, steps);
-        assert_eq!(mean(&inference), late);
+        assert_eq!((early == late, mean(&inference)), (steps, late));
     }
 }
 
@@ -194,8 +193,7 @@ fn a_scaler_alone_mends_them_too() {
         scaler.update().unwrap();
         statistics(&norm)
     });
-    assert_eq!(scaler.counters().skipped(), 1);
-    assert_eq!(good, mended);
+    assert_eq!((scaler.counters().skipped(), good), (1, mended));
 }
 
 /// Burn shares them between clones, and maps them in place: keep them where a clone goes on.

@@ -21,9 +21,7 @@ fn edited_values_replace_their_masters_only() {
             tensor.slice_assign([2..3, 1..2], five)
         }),
         ("all", 48, |tensor| tensor * 2.0 + 3.0),
-        ("none", 0, |tensor| {
-            tensor.cast(FloatDType::F32).cast(FloatDType::F16)
-        }),
+        ("none", 0, |tensor| tensor * 1.0),
     ];
     for (name, edited, edit) in edits {
         let (mut net, mut optim) = stepped();
@@ -54,9 +52,8 @@ fn loaded_weights_are_followed() {
     let moments = |optim: &MasterWeights| {
         let mut tensors = state(optim).tensors;
         tensors.retain(|name, _| name.contains("moment_1"));
-        let numbers = tensors
-            .into_values()
-            .map(|(_, (dtype, _, bytes))| f32s(dtype, &bytes));
+        let values = tensors.into_values().map(|(_, values)| values);
+        let numbers = values.map(|(dtype, _, bytes)| f32s(dtype, bytes));
         numbers.collect::<Vec<_>>().concat()
     };
     let before = moments(&optim);

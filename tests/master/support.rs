@@ -28,5 +28,5 @@ pub fn master<M: Module>(optim: &MasterWeights, module: &M, path: &str) -> Optio
 /// Their numbers.
 pub fn master_numbers<M: Module>(optim: &MasterWeights, module: &M, path: &str) -> Vec<f32> {
     let (dtype, _, bytes) = master(optim, module, path).unwrap();
-    f32s(dtype, &bytes)
+    f32s(dtype, bytes)
 }

@@ -5,12 +5,8 @@ use std::collections::BTreeMap;
 use super::support::*;
 
 /// Steps plain parameters, and the same in half precision but for those that are kept.
-fn compare_both(
-    mut plain_optim: ModuleOptimizer,
-    mut half_optim: MasterWeights,
-    dtype: FloatDType,
-    keep: &[ParamGroup],
-) {
+fn compare_both(optims: (ModuleOptimizer, MasterWeights), dtype: FloatDType, keep: &[ParamGroup]) {
+    let (mut plain_optim, mut half_optim) = optims;
     let mut plain = net(&flex());
     let mut half = to_half(plain.clone(), dtype, keep);
     let start = parameters(&plain);
@@ -45,15 +41,14 @@ fn compare_both(
 }
 
 fn unwrapped<V>(values: BTreeMap<String, V>) -> BTreeMap<String, V> {
-    let named = values.into_iter();
-    named
-        .map(|(name, value)| (name.replace(".inner.", "."), value))
-        .collect()
+    let values = values.into_iter();
+    let named = values.map(|(name, value)| (name.replace(".inner.", "."), value));
+    named.collect()
 }
 
 fn compare<O: Optimizer>(optim: O, dtype: FloatDType) {
-    let (plain, half) = (optim.clone().into(), MasterWeights::new(optim));
-    compare_both(plain, half, dtype, &[]);
+    let optims = (optim.clone().into(), MasterWeights::new(optim));
+    compare_both(optims, dtype, &[]);
 }
 
 #[test]
@@ -78,7 +73,7 @@ fn a_kept_part_is_stepped_in_f32() {
     let adam = || AdamConfig::new().build();
     let keep = [ParamGroup::from_predicate("norm")];
     let half = MasterWeights::new(adam());
-    compare_both(adam().into(), half, FloatDType::F16, &keep);
+    compare_both((adam().into(), half), FloatDType::F16, &keep);
 }
 
 /// Each group has its own optimizer, with masters, as a plain optimizer with the same groups.
@@ -87,11 +82,10 @@ fn groups_have_masters_too() {
     let (adam, sgd) = (AdamConfig::new().build(), SgdConfig::new().build());
     let biases = || ParamGroup::from_predicate("bias");
     let clipping = || Some(GradientClipping::Value(0.05));
-    let plain = ModuleOptimizer::from(adam.clone())
-        .with_grad_clipping(GradientClipping::Norm(0.3))
-        .with_group(biases(), sgd.clone(), clipping());
-    let half = MasterWeights::new(adam)
-        .with_grad_clipping(GradientClipping::Norm(0.3))
-        .with_group(biases(), sgd, clipping());
-    compare_both(plain, half, FloatDType::F16, &[]);
+    let norm = || GradientClipping::Norm(0.3);
+    let plain = ModuleOptimizer::from(adam.clone()).with_grad_clipping(norm());
+    let plain = plain.with_group(biases(), sgd.clone(), clipping());
+    let half = MasterWeights::new(adam).with_grad_clipping(norm());
+    let half = half.with_group(biases(), sgd, clipping());
+    compare_both((plain, half), FloatDType::F16, &[]);
 }

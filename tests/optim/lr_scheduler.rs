@@ -4,6 +4,7 @@ use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
 
 use crate::support::*;
+use burn_amp_tests::trial::{BAD, ByHand, ONES, Pair};
 
 /// A scheduler of a user's: counts its steps.
 #[derive(Clone)]
@@ -39,11 +40,8 @@ fn steps(run: &mut Player, lr: &mut ScaledLrScheduler, calls: &str) -> String {
             'd' => run.optim.discard(grads).unwrap(),
             'x' => assert!(run.try_step(f64::NAN, grads).is_err()),
             's' => {
-                let optim = run.optim.clone().with_clipping(GradientClip::Value(-1.0));
-                let mut wrong = Player {
-                    optim,
-                    ..run.clone()
-                };
+                let mut wrong = run.clone();
+                wrong.optim = wrong.optim.with_clipping(GradientClip::Value(-1.0));
                 assert!(wrong.try_step(rate, grads).is_err());
                 assert_eq!(wrong.optim.scaler().last_outcome(), None);
             }
@@ -140,17 +138,12 @@ fn groups_inside_burns_scheduler_are_refused() {
 /// A clone is another scaler: what it skips is nothing to the schedule of the first.
 #[test]
 fn a_scaler_alone_is_followed() {
-    let mut scaler = GradScalerConfig::new().init().unwrap();
-    let mut of_clone = ScaledLrScheduler::new(Counting(0), &scaler.clone());
-    let mut lr = ScaledLrScheduler::new(Counting(0), &scaler);
-    let rates = [1.0, f32::INFINITY, 1.0, 1.0].map(|factor| {
-        let weight = Param::from_tensor(Tensor::<1>::ones([4], &device()));
-        let grads = scaler.backward(weight.val().mean() * factor, &weight);
-        let grads = scaler.unscale(grads, &weight).unwrap();
-        let rate = lr.step();
-        let rates = (rate.base(), of_clone.step().base());
-        scaler.step(&mut SgdConfig::new().init(), rate, weight, grads);
-        scaler.update().unwrap();
+    let mut run = ByHand::of(Pair::of(0.0), at_scale(8.0));
+    let mut of_clone = ScaledLrScheduler::new(Counting(0), &run.scaler.clone());
+    let mut lr = ScaledLrScheduler::new(Counting(0), &run.scaler);
+    let rates = [ONES, BAD, ONES, ONES].map(|values| {
+        let rates = (lr.step().base(), of_clone.step().base());
+        run.iterate(values);
         rates
     });
     assert_eq!(rates, [(1.0, 1.0), (2.0, 2.0), (2.0, 3.0), (3.0, 4.0)]);
@@ -159,20 +152,16 @@ fn a_scaler_alone_is_followed() {
 /// A window that a program fills itself is one step, too.
 #[test]
 fn a_window_of_a_scaler_alone_is_one_step() {
-    let mut scaler = at_scale(8.0).init().unwrap();
-    let mut lr = ScaledLrScheduler::new(Counting(0), &scaler);
+    let mut run = ByHand::of(Pair::of(0.0), at_scale(8.0));
+    let mut lr = ScaledLrScheduler::new(Counting(0), &run.scaler);
     let mut window = AccumulationConfig::new(3).init().unwrap();
-    let mut weight = Param::from_tensor(Tensor::<1>::ones([4], &device()));
     let rates = [(); 7].map(|()| {
-        let rate = lr.step();
-        let grads = scaler.backward(weight.val().mean(), &weight);
-        let base = rate.base();
-        if let Some(grads) = scaler.accumulate(&mut window, grads, &weight).unwrap() {
-            let mut sgd = SgdConfig::new().init();
-            weight = scaler.step(&mut sgd, rate, weight.clone(), grads);
-            scaler.update().unwrap();
+        let rate = lr.step().base();
+        if let Some(grads) = run.accumulate(&mut window, ONES) {
+            run.take(grads).unwrap();
+            run.scaler.update().unwrap();
         }
-        base
+        rate
     });
     assert_eq!(rates, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0]);
 }

@@ -47,14 +47,8 @@ fn optimizer(enabled: bool) -> ScaledOptimizer {
 }
 
 fn assert_names(error: &AmpError, shape: &[usize]) {
-    let expected = AmpError::GradientShape {
-        parameter: "weight".to_string(),
-        expected: RIGHT.to_vec(),
-        found: Some(shape.to_vec()),
-    };
-    assert_eq!(*error, expected);
     let found = Shape::from(shape.to_vec()).to_string();
-    says(error, ["`weight`", "[1, 3]", &found]);
+    is_error(error, "GradientShape", ["`weight`", "[1, 3]", &found]);
 }
 
 type Stepped = Result<Small, StepError<Small>>;
@@ -129,13 +123,9 @@ fn a_learning_rate_that_is_no_number() {
     let step = |optim: &mut ScaledOptimizer, lr: f64| {
         optim.try_step(lr, pair.clone(), gradients(&pair, RIGHT))
     };
-    for (lr, text) in [
-        (f64::NAN, "NaN"),
-        (f64::INFINITY, "inf"),
-        (f64::NEG_INFINITY, "-inf"),
-        // An f32 has no such number.
-        (1e39, "1e39"),
-    ] {
+    // An f32 has no such number as the last.
+    for text in ["NaN", "inf", "-inf", "1e39"] {
+        let lr: f64 = text.parse().unwrap();
         let mut optim = optimizer(true);
         let before = optim.into_bytes().unwrap();
         assert_learning_rate(step(&mut optim, lr), text);

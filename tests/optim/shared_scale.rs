@@ -6,8 +6,7 @@ use crate::support::*;
 const OVERFLOW: f32 = 1e9;
 
 fn amp(growth_interval: u32) -> MixedPrecision {
-    let config = at_scale(1024.0).with_growth_interval(growth_interval);
-    MixedPrecision::f16().with_scaler(config).unwrap()
+    f16_under(at_scale(1024.0).with_growth_interval(growth_interval))
 }
 
 /// Forward, backward and step; whether it was not skipped.
@@ -73,14 +72,11 @@ fn play(players: &mut [Player], script: &str) -> String {
 #[test]
 fn a_schedule_sees_the_gradients_of_all_optimizers() {
     for factors in [[1.0, 64.0], [64.0, 1.0], [64.0, 64.0]] {
-        let config = at_scale(64.0);
-        let config = config.with_schedule(Schedule::log_max());
-        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
-        let mut players = factors.map(|_| player(&amp));
+        let amp = f16_under(at_scale(64.0).with_schedule(Schedule::log_max()));
+        let mut players = [0, 1].map(|index| (player(&amp), factors[index]));
         for _ in 0..20 {
-            for (player, factor) in players.iter_mut().zip(factors) {
-                assert!(train(player, factor));
-            }
+            let mut both = players.iter_mut();
+            assert!(both.all(|(player, factor)| train(player, *factor)));
         }
         // A gradient of 32, which is 65536 at 2048.
         assert_eq!(amp.loss_scale(), 1024.0, "{factors:?}");
@@ -95,10 +91,7 @@ fn the_scale_moves_once_an_iteration() {
         ("a. b. a.b! a. b. a!", "+10:0 +10:1 +-9:0 +9:0 +9:1 -8:0"),
         ("a. b. a!b! a. b. a!", "+10:0 +10:1 --9:0 +9:0 +9:1 -8:0"),
         // As in a GAN whose losses come from one forward pass: all graphs are of one scale.
-        (
-            "a.b. a.b. a.b. a.b. a!b.",
-            "++10:1 ++10:2 ++10:3 ++10:4 -+9:0",
-        ),
+        ("a.b. a.b. a.b. a!b.", "++10:1 ++10:2 ++10:3 -+9:0"),
         // It must not wait for a generator that steps once in five: the fifth step of the critic and the generator's are one iteration.
         // Every overflow of a step of its own lowers the scale.
         (
@@ -228,14 +221,8 @@ fn an_optimizer_whose_handle_opens_no_scope_is_warned_of_once() {
     // As with two calls of `MixedPrecision::f16()`: the scopes are another's.
     one.optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp(100));
     let warning = warned(&mut one, &[true; 3]);
-    says(
-        only(&warning),
-        [
-            "no `autocast`",
-            "`MixedPrecision`",
-            "make one, and clone it",
-        ],
-    );
+    says(only(&warning), ["no `autocast`", "`MixedPrecision`"]);
+    says(only(&warning), ["make one, and clone it"]);
 
     // In bf16 too, although it has no scale. WGSL has no bf16.
     for (amp, count) in [(MixedPrecision::bf16(), 1), (MixedPrecision::f32(), 0)] {

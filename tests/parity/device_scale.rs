@@ -1,28 +1,20 @@
 //! The schedule on the device is that of the host.
 
-use burn_amp_kernels::{DeviceScale, ScaleState, Status, TensorList, inspect};
+use burn_amp_kernels::{DeviceScale, ScaleState, TensorList, inspect};
 use burn_amp_tests::prelude::*;
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use crate::schedule::settings;
 
-/// What gradients that overflow, or do not, have shown.
-pub struct Verdicts([Status; 2]);
-
-impl Verdicts {
-    pub fn new(device: &Device) -> Self {
-        let status = |last: f32| {
-            let mut list = TensorList::new();
-            list.push(Tensor::<1>::from_floats([1.0, 0.0], device));
-            list.push(Tensor::<1>::from_floats([last], device));
-            inspect(list).unwrap()
-        };
-        Self([status(-3.0), status(f32::NEG_INFINITY)])
-    }
-
-    pub fn advance(&self, state: DeviceScale, skipped: bool) -> DeviceScale {
-        state.advance(&self.0[usize::from(skipped)], None)
-    }
+/// Moves a state by what gradients have shown that overflow, or do not.
+pub fn advancing() -> impl Fn(DeviceScale, bool) -> DeviceScale {
+    let verdicts = [-3.0, f32::NEG_INFINITY].map(|last| {
+        let mut list = TensorList::new();
+        list.push(Tensor::<1>::from_floats([1.0, 0.0], &Device::default()));
+        list.push(Tensor::<1>::from_floats([last], &Device::default()));
+        inspect(list).unwrap()
+    });
+    move |state, skipped| state.advance(&verdicts[usize::from(skipped)], None)
 }
 
 /// A schedule that a device can move, and the state that it begins in.
@@ -82,13 +74,12 @@ fn on_the_host(cases: u32) {
 
 #[test]
 fn the_device_moves_it_as_the_host_does() {
-    let device = Device::default();
-    let verdicts = Verdicts::new(&device);
+    let advance = advancing();
     histories(40, 25, |(mut schedule, state), steps| {
-        let mut state = state.upload(&device);
+        let mut state = state.upload(&Device::default());
         for skipped in &steps {
             schedule = schedule.adjust(outcome(*skipped));
-            state = verdicts.advance(state, *skipped);
+            state = advance(state, *skipped);
         }
         let found = state.read();
         assert_same(&schedule, &found);
@@ -113,18 +104,13 @@ fn what_only_the_host_knows() {
 
 #[test]
 fn down_to_the_last_scale_that_has_an_inverse() {
-    let device = Device::default();
-    let verdicts = Verdicts::new(&device);
+    let advance = advancing();
     let two = [(f32::MIN_POSITIVE, 2.0, true), (f32::MAX, 0.5, false)];
     for (last, before, skipped) in two {
-        let first = ScaleState {
-            growth_interval: 1,
-            ..ScaleState::new(last * before)
-        };
-        let mut state = first.upload(&device);
-        for _ in 0..3 {
-            state = verdicts.advance(state, skipped);
-        }
+        let mut first = ScaleState::new(last * before);
+        first.growth_interval = 1;
+        let first = first.upload(&Device::default());
+        let state = (0..3).fold(first, |state, _| advance(state, skipped));
         assert_eq!(state.read().scale, last);
     }
 }

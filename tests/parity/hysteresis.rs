@@ -11,30 +11,19 @@ fn ends(scale: &LossScale, overflow: bool) -> bool {
     overflow && scale.is_at_floor() && scale.config().raise_error_at_min_scale
 }
 
-/// Ours, and theirs in both kinds of traces.
-const NAMES: [(&str, &str); 5] = [
-    ("init_scale", "init_scale"),
-    ("growth_interval", "scale_window"),
-    ("min_scale", "min_scale"),
-    ("raise_error_at_min_scale", "raise_error_at_min_scale"),
-    ("consecutive_hysteresis", "consecutive_hysteresis"),
-];
+/// Ours, and DeepSpeed's in both kinds of traces.
+const NAMES: &str = "init_scale growth_interval=scale_window min_scale raise_error_at_min_scale \
+    consecutive_hysteresis ";
 
-const MEGATRON: [(&str, &str); 6] = [
-    ("init_scale", "initial_scale"),
-    ("growth_factor", "growth_factor"),
-    ("backoff_factor", "backoff_factor"),
-    ("growth_interval", "growth_interval"),
-    ("min_scale", "min_scale"),
-    ("hysteresis", "hysteresis"),
-];
+const MEGATRON: &str = "init_scale=initial_scale growth_factor backoff_factor growth_interval \
+    min_scale hysteresis";
 
 #[test]
 fn parity_deepspeed_and_megatron() {
-    let deepspeed = [&NAMES[..], &[("hysteresis", "delayed_shift")]].concat();
+    let deepspeed = [NAMES, "hysteresis=delayed_shift"].concat();
     for (prefix, names, field) in [
-        ("deepspeed_traces", &deepspeed[..], "hysteresis"),
-        ("megatron_traces", &MEGATRON, "hysteresis_tracker"),
+        ("deepspeed_traces", &*deepspeed, "hysteresis"),
+        ("megatron_traces", MEGATRON, "hysteresis_tracker"),
     ] {
         for (name, trace) in traces::<Value>(prefix) {
             let mut scale = settings(&trace["config"], names).schedule().unwrap();
@@ -65,11 +54,8 @@ fn parity_deepspeed_and_megatron() {
 fn parity_deepspeed_dynamic() {
     'traces: for (name, trace) in traces::<Value>("deepspeed_dynamic") {
         let name = format!("{name}, {}", trace["id"]);
-        let own = [
-            ("growth_factor", "scale_factor"),
-            ("hysteresis", "hysteresis"),
-        ];
-        let config = settings(&trace["params"], &[&NAMES[..], &own].concat());
+        let names = [NAMES, "growth_factor=scale_factor hysteresis"].concat();
+        let config = settings(&trace["params"], &names);
         let window = config.growth_interval;
         let Ok(mut scale) = config.with_growth_interval(window + 1).schedule() else {
             // The scale starts below the floor, or is no f32.

@@ -15,13 +15,14 @@ mod torch_unscale;
 use burn_amp_tests::prelude::*;
 use serde_json::Value;
 
-/// Settings that a trace has under names of its own: ours, and theirs. What else it has is left out.
-fn settings(params: &Value, names: &[(&str, &str)]) -> GradScalerConfig {
-    let field = |(ours, theirs): &(&str, &str)| {
+/// Settings that a trace has: our names of them, with `=` and theirs where that is another. What else it has is left out.
+fn settings(params: &Value, names: &str) -> GradScalerConfig {
+    let field = |name: &str| {
+        let (ours, theirs) = name.split_once('=').unwrap_or((name, name));
         let value = params.get(theirs).unwrap_or_else(|| panic!("no {theirs}"));
         (ours.to_string(), value.clone())
     };
-    let fields = names.iter().map(field).collect();
+    let fields = names.split_whitespace().map(field).collect();
     serde_json::from_value(Value::Object(fields)).unwrap()
 }
 

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use crate::{settings, with};
 
+const BOUNDS: &str = "min_scale=scale_min max_scale=scale_max";
+
 #[derive(Deserialize)]
 struct LogMax {
     id: String,
@@ -20,8 +22,7 @@ struct LogMax {
 
 impl LogMax {
     fn start(&self, schedule: Schedule) -> GradScalerConfig {
-        let bounds = [("min_scale", "scale_min"), ("max_scale", "scale_max")];
-        let config = settings(&self.params, &bounds).with_schedule(schedule);
+        let config = settings(&self.params, BOUNDS).with_schedule(schedule);
         config.with_init_scale(self.init_scale.max(config.min_scale.unwrap()))
     }
 
@@ -148,19 +149,13 @@ fn log_max_follows_the_original_in_powers_of_two() {
 #[test]
 fn parity_openseq2seq_backoff() {
     for (name, trace) in &traces::<Value>("openseq2seq_backoff") {
-        let names = [
-            ("growth_factor", "step_factor"),
-            ("growth_interval", "step_window"),
-            ("min_scale", "scale_min"),
-            ("max_scale", "scale_max"),
-        ];
-        let config = settings(&trace["params"], &names);
+        let names = "growth_factor=step_factor growth_interval=step_window";
+        let config = settings(&trace["params"], &format!("{names} {BOUNDS}"));
         let config = config.with_init_scale(trace["init_scale"].as_f64().unwrap());
         // Of f32, as there.
         let factor = f64::from(config.growth_factor as f32);
-        let config = config
-            .with_growth_factor(factor)
-            .with_backoff_factor(1.0 / factor);
+        let config = config.with_growth_factor(factor);
+        let config = config.with_backoff_factor(1.0 / factor);
         for (tracker, order) in [(0, "scale_read_first"), (1, "scale_increment_first")] {
             let mut scale = with(config.schedule().unwrap(), "/growth_tracker", tracker);
             for (step, expected) in trace[order].as_array().unwrap().iter().enumerate() {

@@ -6,22 +6,13 @@ use std::collections::BTreeSet;
 
 use crate::{list, settings};
 
-const FACTORS: [(&str, &str); 4] = [
-    ("init_scale", "init_scale"),
-    ("growth_factor", "growth_factor"),
-    ("backoff_factor", "backoff_factor"),
-    ("growth_interval", "growth_interval"),
-];
-const WARMUP: [(&str, &str); 3] = [
-    ("warmup_scale", "c0"),
-    ("warmup_levels", "levels"),
-    ("warmup_steps", "warmup"),
-];
+const FACTORS: &str = "init_scale growth_factor backoff_factor growth_interval ";
+const WARMUP: &str = "warmup_scale=c0 warmup_levels=levels warmup_steps=warmup";
 
 fn start(trace: &Value) -> LossScale {
     let params = &trace["params"];
-    let warmup = params.get("warmup").map_or(&[][..], |_| &WARMUP);
-    let mut config = settings(params, &[&FACTORS, warmup].concat());
+    let warmup = params.get("warmup").map_or("", |_| WARMUP);
+    let mut config = settings(params, &[FACTORS, warmup].concat());
     let interval = |name: &str| params[name].as_u64().map(|steps| steps as u32);
     if let Some(min_interval) = interval("interval_min") {
         config.schedule = Schedule::AdaptiveInterval {
@@ -48,7 +39,7 @@ fn state(scale: &LossScale) -> [f64; 4] {
 
 fn cap_only(trace: &Value, name: &str) {
     let init_scale = 2f64.powi(100);
-    let config = settings(&trace["params"], &WARMUP).with_growth_interval(u32::MAX);
+    let config = settings(&trace["params"], WARMUP).with_growth_interval(u32::MAX);
     let config = config.with_init_scale(init_scale);
     let (mut scale, mut at) = (config.schedule().unwrap(), 0);
     for change in list(&trace["cap_at"]) {

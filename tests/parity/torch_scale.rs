@@ -3,7 +3,7 @@
 use burn_amp_tests::{prelude::*, trial::ByHand};
 use serde_json::Value;
 
-use crate::{device_scale::Verdicts, list, set, with};
+use crate::{device_scale::advancing, list, set, with};
 
 /// Settings, and the events in which ours does as PyTorch, each with what comes of it. From `"stuck": true` on it departs: an
 /// interval below the tracker stops PyTorch's growth for ever, because it compares with `==`; ours grows at the next finite step.
@@ -71,8 +71,7 @@ fn assert_state(schedule: &LossScale, expected: &Value, at: &str) {
 /// goes down.
 #[test]
 fn parity_torch_scale_schedule() {
-    let device = Device::default();
-    let verdicts = Verdicts::new(&device);
+    let advance = advancing();
     for (name, trace) in traces::<Value>("torch_scale_traces") {
         let (config, events) = shared(&trace);
         let mut schedule = config.schedule().unwrap();
@@ -88,7 +87,7 @@ fn parity_torch_scale_schedule() {
                     let state = schedule.on_device();
                     assert_eq!(state.is_some(), are_powers_of_two(&schedule), "{at}");
                     if let Some(state) = state {
-                        let next = verdicts.advance(state.upload(&device), !stepped).read();
+                        let next = advance(state.upload(&Device::default()), !stepped).read();
                         assert_eq!(next.scale.to_bits(), scale_bits(expected), "{at}");
                         assert_eq!(next.growth_tracker, expected["growth_tracker"], "{at}");
                     }
@@ -126,12 +125,8 @@ fn parity_torch_scale_stuck_interval_grows() {
 
 /// What a device can move exactly.
 fn are_powers_of_two(schedule: &LossScale) -> bool {
-    let config = schedule.config();
-    let values = [
-        schedule.scale().into(),
-        config.growth_factor,
-        config.backoff_factor,
-    ];
+    let (config, scale) = (schedule.config(), schedule.scale().into());
+    let values = [scale, config.growth_factor, config.backoff_factor];
     values.iter().all(|value| value.log2().fract() == 0.0)
 }
 

@@ -49,10 +49,9 @@ impl Run {
         let layer = |(index, dims): (usize, &[usize])| {
             let weight = TensorData::new(self.init_weights[index].clone(), dims);
             let bias = TensorData::new(self.init_biases[index].clone(), [dims[1]]);
-            Linear {
-                weight: Param::from_data(weight, device),
-                bias: Some(Param::from_data(bias, device)),
-            }
+            let bias = Some(Param::from_data(bias, device));
+            let weight = Param::from_data(weight, device);
+            Linear { weight, bias }
         };
         self.dims.windows(2).enumerate().map(layer).collect()
     }

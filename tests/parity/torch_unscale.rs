@@ -40,9 +40,8 @@ fn check(case: &Value, parameter_dtype: bool, at: &str) -> bool {
     let inverse = (1.0 / f64::from(scale as f32)) as f32;
     assert_eq!(inverse.to_bits(), bits(&case["inv_scale_hex"]), "{at}");
 
-    let config = at_scale(scale)
-        .with_dynamic(false)
-        .with_parameter_dtype_gradients(parameter_dtype);
+    let config = at_scale(scale).with_dynamic(false);
+    let config = config.with_parameter_dtype_gradients(parameter_dtype);
     let scaler = config.init().unwrap();
     let input: Vec<f32> = (input.iter().map(|hex| value(bits(hex)))).collect();
     let input = Tensor::<1>::from_data(input.as_slice(), (&device, dtype.into()));

@@ -5,7 +5,7 @@ use burn::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
 use crate::support::*;
 
 fn amp() -> MixedPrecision {
-    MixedPrecision::f16().with_scaler(growing(5)).unwrap()
+    f16_under(growing(5))
 }
 
 /// Steps with windows of so many micro-batches beside one thread that does the same. All micro-batches of a window see the same
@@ -47,11 +47,9 @@ fn guarded(amp: &MixedPrecision) -> ScaledOptimizer {
 
 #[test]
 fn clipping_guards_and_averages() {
-    compare(1, |amp| {
-        let clip = GradientClip::GlobalNorm(0.5);
-        let clipped = adam(amp).with_clipping(clip);
-        clipped.with_ema(EmaConfig::new())
-    });
+    let clip = GradientClip::GlobalNorm(0.5);
+    let ema = EmaConfig::new;
+    compare(1, |amp| adam(amp).with_clipping(clip).with_ema(ema()));
     compare(1, guarded);
 }
 
@@ -150,12 +148,11 @@ fn a_learning_rate_schedule_holds_after_a_skip() {
     let mut trial = Trial::new(amp(), sgd);
     let schedule = ExponentialLrSchedulerConfig::new(1e-2, 0.5).init().unwrap();
     let mut schedule = ScaledLrScheduler::new(schedule, &trial.amp);
-    let mut rates = Vec::new();
-    for step in 0..6 {
+    let rates = [0, 1, 2, 3, 4, 5].map(|step| {
         trial.lr = schedule.step().base();
-        rates.push(trial.lr);
         trial.step(step, step == 2);
-    }
+        trial.lr
+    });
     trial.synchronize();
     let halvings: Vec<_> = rates.windows(2).map(|pair| pair[1] / pair[0]).collect();
     // Step 2 is skipped; step 3 sees it, and step 4 has the rate of step 3.
@@ -176,10 +173,8 @@ fn what_is_set_takes_its_place_in_the_queue() {
     trial.step(1, true);
     let set = trial.optim.synchronized_scaler();
     assert_eq!((set.loss_scale(), set.growth_tracker()), (64.0, 1));
-    assert_eq!(
-        (set.counters().skipped(), trial.amp.loss_scale()),
-        (1, 1024.0)
-    );
+    let found = (set.counters().skipped(), trial.amp.loss_scale());
+    assert_eq!(found, (1, 1024.0));
 
     let Trial { mut optim, net, .. } = trial;
     for scale in [0.0, -1.0, f64::NAN, 1e40] {
@@ -215,7 +210,7 @@ fn one_loss_scale_has_one_pipeline() {
 #[test]
 fn what_ends_a_pipeline_steps_on_the_device_again() {
     let amp = amp();
-    let (net, optim) = amp.prepare(Net::new(&amp), FusedSgd::new(SgdConfig::new()));
+    let (net, optim) = amp.prepare(net(&amp), FusedSgd::new(SgdConfig::new()));
     let mut optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
     let net = optim.step(1e-2, net.clone(), gradients(&amp, &net, 0, false));
     let (net, optim) = optim.into_inner(net).unwrap();

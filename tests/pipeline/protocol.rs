@@ -97,9 +97,8 @@ fn a_panic_refuses_what_comes_after_it() {
     // The checker would take a panic for a failure of the protocol: it looks at those that leave a thread, and these do not.
     let worker = start(Vec::new());
     let done = Arc::new(AtomicUsize::new(0));
-    let reason = AmpError::OptimizerThread {
-        reason: "the third job".to_string(),
-    };
+    let reason = "the third job".to_string();
+    let reason = AmpError::OptimizerThread { reason };
     let mut accepted = Vec::new();
     for job in 0..6 {
         let count = count(&done);

@@ -3,8 +3,7 @@
 use crate::support::*;
 
 fn precision() -> MixedPrecision {
-    let config = growing(17).with_init_scale(65536.0);
-    MixedPrecision::f16().with_scaler(config).unwrap()
+    f16_under(growing(17).with_init_scale(65536.0))
 }
 
 /// Whether an overflow is injected: some alone, some in a row.
@@ -56,7 +55,7 @@ fn synchronous_steps_are_those_without_a_pipeline() {
         let mut trial = Trial::new(precision(), adam);
         trial.optim = trial.optim.with_synchronous(by_option);
         let amp = precision();
-        let (mut plain, mut net) = (adam(&amp), Net::new(&amp));
+        let (mut plain, mut net) = (adam(&amp), net(&amp));
         for step in 0..150 {
             trial.step(step, overflows(step));
             if !by_option {

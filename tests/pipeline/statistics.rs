@@ -12,22 +12,17 @@ fn means(net: &(Linear, BatchNorm, Linear)) -> Vec<f32> {
 fn statistics_of_a_skipped_iteration_are_set_back() {
     let device = Device::flex().autodiff();
     let amp = MixedPrecision::f16();
-    let net = (
-        LinearConfig::new(4, 4).init(&device),
-        BatchNormConfig::new(4).init(&device),
-        LinearConfig::new(4, 2).init(&device),
-    );
-    let mut net = net.apply_reparameterization(amp.clone());
+    let [first, last] = [4, 2].map(|outputs| LinearConfig::new(4, outputs).init(&device));
+    let norm = BatchNormConfig::new(4).init(&device);
+    let mut net = amp.attach((first, norm, last));
     let mut optim = PipelinedOptimizer::new(sgd(&amp), Device::flex()).unwrap();
     let mut was_lost = false;
     // The last iteration overflows: nothing but `synchronize` comes after it.
     for step in 0..35 {
         let input = TensorData::new(values(50 * step, 24), [6, 4]);
-        let mut input = Tensor::<2>::from_data(input, &device);
-        if step % 10 == 4 {
-            // Infinite in f16.
-            input = input * 1e6;
-        }
+        // Infinite in f16.
+        let factor = if step % 10 == 4 { 1e6 } else { 1.0 };
+        let input = Tensor::<2>::from_data(input, &device) * factor;
         let output = amp.autocast(input, |x| {
             let hidden = in_f32(net.0.forward(x), |x| net.1.forward(x));
             net.2.forward(hidden)

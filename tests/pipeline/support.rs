@@ -1,27 +1,12 @@
 //! What the tests of the pipeline share: a model, overflows at chosen steps, a pipeline that trains it, and the same on one thread.
 
-pub use burn_amp_tests::{prelude::*, stored as parameters};
+pub use burn_amp_tests::{prelude::*, run::Net, stored as parameters};
 
-#[derive(Module, Debug)]
-pub struct Net {
-    pub hidden: Linear,
-    pub head: Linear,
-}
-
-impl Net {
-    /// The same values in every run.
-    pub fn new(amp: &MixedPrecision) -> Self {
-        let device = device();
-        let net = Self {
-            hidden: LinearConfig::new(3, 4).init(&device),
-            head: LinearConfig::new(4, 2).init(&device),
-        };
-        fill(net, 0, 1.0).apply_reparameterization(amp.clone())
-    }
-
-    pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
-        self.head.forward(tanh(self.hidden.forward(input)))
-    }
+/// A network whose values are the same in every run, with ids of its own.
+pub fn net(amp: &MixedPrecision) -> Net {
+    let ids = ParamId::new().val() as usize / 2;
+    let fresh = fill_with_ids(Net::new(&device()), ids, 1.0);
+    amp.attach(fill(fresh, 0, 1.0))
 }
 
 /// Numbers from -1 to 1, which vary so little from step to step that no guard holds one back.
@@ -35,12 +20,11 @@ pub type State = (Vec<(DType, Vec<u8>)>, f32);
 
 /// The gradients of one iteration. One with `overflow` is that of a loss too large for the present scale, and for many others.
 pub fn gradients(amp: &MixedPrecision, net: &Net, step: usize, overflow: bool) -> GradientsParams {
-    let device = device();
-    let input = TensorData::new(values(100 * step, 6), [2, 3]);
-    let input = Tensor::<2>::from_data(input, &device);
+    let input = TensorData::new(values(100 * step, 12), [2, 6]);
+    let input = Tensor::<2>::from_data(input, &device());
     let output = amp.autocast(input, |x| net.forward(x));
     let factor = if overflow { 1e6 } else { 1.0 };
-    let loss = (output.square().mean()) * factor;
+    let loss = output.square().mean() * factor;
     GradientsParams::from_grads(loss.backward(), net)
 }
 
@@ -60,7 +44,7 @@ impl<O: ModuleOptim + Send + 'static> Trial<O> {
     ) -> Self {
         Self {
             optim: PipelinedOptimizer::new(optim(&amp), Device::flex()).unwrap(),
-            net: Net::new(&amp),
+            net: net(&amp),
             amp,
             lr: 1e-2,
         }
@@ -114,7 +98,7 @@ pub struct Simulation<O> {
 impl<O: ModuleOptim> Simulation<O> {
     /// `optim` has a loss scale of its own, with the settings of that of `amp`.
     fn new(amp: MixedPrecision, optim: ScaledOptimizer<O>) -> Self {
-        let net = Net::new(&amp);
+        let net = net(&amp);
         Self {
             optim,
             masters: net.clone().fork(&Device::flex().autodiff()),

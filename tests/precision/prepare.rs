@@ -22,13 +22,10 @@ fn steps<M: Module, O: ModuleOptim>(
         numbers(&run.model)
     };
     let (amp, [one, other]) = (MixedPrecision::f16(), optim);
-    let by_hand = Player {
-        model: model.clone().apply_reparameterization(amp.clone()),
-        optim: ScaledOptimizer::new(other, &amp),
-        amp,
-    };
-    let prepared = Player::with(one, model, &MixedPrecision::f16());
-    assert_eq!(step(prepared), step(by_hand));
+    let prepared = Player::with(one, model.clone(), &MixedPrecision::f16());
+    let model = model.apply_reparameterization(amp.clone());
+    let optim = ScaledOptimizer::new(other, &amp);
+    assert_eq!(step(prepared), step(Player { amp, model, optim }));
 }
 
 fn linear() -> Linear {
@@ -42,9 +39,8 @@ fn models_and_optimizers_of_any_kind() {
     let two = [linear(), linear()];
     steps(linear(), [adam(), adam()], |m, x| m.forward(x));
     steps(linear(), [fused(), fused()], |m, x| m.forward(x));
-    steps((linear(), linear()), [adam(), adam()], |(a, b), x| {
-        b.forward(a.forward(x))
-    });
+    let both = (linear(), linear());
+    steps(both, [adam(), adam()], |(a, b), x| b.forward(a.forward(x)));
     steps(two, [adam(), adam()], |[a, b], x| b.forward(a.forward(x)));
     let (mut one, mut other) = (adam(), adam());
     steps(linear(), [&mut one, &mut other], |m, x| m.forward(x));

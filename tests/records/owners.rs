@@ -19,8 +19,7 @@ fn a_window_of_another_model_stays_as_it_is() {
         (other(1, 1002), "1 of its 2 sums"),
     ] {
         let small = Small::new(DType::F32);
-        let config = AccumulationConfig::new(3);
-        let mut optim = adam().with_accumulation(config);
+        let mut optim = adam().with_accumulation(3);
         let grads = |step| small.gradients(step, 1.0, false);
         for step in 0..2 {
             optim.step(0.1, small.clone(), grads(step));

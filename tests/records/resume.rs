@@ -38,16 +38,12 @@ fn adam_w_masters() -> Run<MasterWeights> {
 #[test]
 fn every_schedule_in_mixed_precision() {
     let folder = tempdir().unwrap();
-    for schedule in [
-        Schedule::adaptive_interval(),
-        Schedule::log_max(),
-        Schedule::near_top(),
-    ] {
+    let (adaptive, log_max) = (Schedule::adaptive_interval(), Schedule::log_max());
+    for schedule in [adaptive, log_max, Schedule::near_top()] {
         let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
-        let config = at_scale(65536.0)
-            .with_growth_interval(5)
-            .with_warmup_steps(40);
-        let schedule = config.with_schedule(schedule).schedule().unwrap();
+        let config = at_scale(65536.0).with_growth_interval(5);
+        let config = config.with_warmup_steps(40).with_schedule(schedule);
+        let schedule = config.schedule().unwrap();
         let build = || Run::at_border(sgd.init(), schedule.clone());
         resumed(folder.path(), build, STEPS / 2, STEPS);
     }

@@ -212,10 +212,8 @@ fn the_head_comes_first() {
     let mut newer = contents(&mut adam());
     (newer.scalars).insert("burn_amp.version".to_string(), Scalar::UInt(2));
     let newer = newer.into_bytes();
-    for (bytes, variant) in [
-        (&newer[..], "NewerRecord"),
-        (b"NRUB and more", "DamagedRecord"),
-    ] {
+    let damaged = &b"NRUB and more"[..];
+    for (bytes, variant) in [(&newer[..], "NewerRecord"), (damaged, "DamagedRecord")] {
         fs::write(&path, bytes).unwrap();
         let file = File::options().write(true).open(&path).unwrap();
         // Of holes alone.

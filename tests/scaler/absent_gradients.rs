@@ -11,13 +11,10 @@ fn pair() -> Pair {
 /// They may follow each other without `update`: nothing was stepped.
 fn check_empty_steps<M: Module>(model: M, grads: impl Fn() -> GradientsParams) {
     for (history, row) in [("x.", 0), (".x", 1)] {
-        let mut before = ByHand::new(GradScalerConfig::new().with_growth_interval(2));
+        let config = GradScalerConfig::new().with_growth_interval(2);
+        let (mut before, mut run) = (ByHand::new(config), ByHand::of(model.clone(), config));
         before.iterations(history);
-        let mut run = ByHand {
-            scaler: before.scaler,
-            optim: before.optim,
-            model: model.clone(),
-        };
+        run.scaler = before.scaler;
         let schedule = run.scaler.schedule();
         for _ in 0..2 {
             let grads = run.unscale(grads());

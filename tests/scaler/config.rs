@@ -35,8 +35,7 @@ fn settings_are_those_of_the_json() {
     for (config, json) in [(config(), DEFAULTS), (load(EVERY), EVERY)] {
         let value = |json: &str| serde_json::from_str::<Value>(json).unwrap();
         let written = config.to_string();
-        assert_eq!(value(&written), value(json));
-        assert_eq!(load(&written), config);
+        assert_eq!((value(&written), load(&written)), (value(json), config));
         let scaler = config.init().unwrap();
         assert_eq!(scaler.is_enabled(), config.enabled);
         assert_eq!(scaler.config(), config);
@@ -55,37 +54,31 @@ fn names_in_json_are_checked() {
     assert!(GradScalerConfig::load_binary(unknown).is_err());
 }
 
-/// Settings as JSON has them, and the message of their refusal.
+/// Settings as JSON has them, values in place of the `?` there, and the message of their refusal.
 const REFUSED: &str = r#"
-{"growth_factor": 1} > `growth_factor` is 1, but must be finite and above 1
-{"growth_factor": 0.5} > `growth_factor` is 0.5, but must be finite and above 1
-{"growth_factor": "NaN"} > `growth_factor` is NaN, but must be finite and above 1
-{"growth_factor": "inf"} > `growth_factor` is inf, but must be finite and above 1
-{"backoff_factor": 0} > `backoff_factor` is 0, but must be above 0 and below 1
-{"backoff_factor": 1} > `backoff_factor` is 1, but must be above 0 and below 1
-{"backoff_factor": -0.5} > `backoff_factor` is -0.5, but must be above 0 and below 1
-{"backoff_factor": "NaN"} > `backoff_factor` is NaN, but must be above 0 and below 1
-{"growth_interval": 0} > `growth_interval` is 0, but must be at least 1
-{"hysteresis": 0} > `hysteresis` is 0, but must be at least 1
-{"min_scale": 1024, "max_scale": 512} > `max_scale` is 512, but must be at least `min_scale`, 1024
-{"init_scale": 8, "min_scale": 16} > `init_scale` is 8, but must be between `min_scale` (16) and `max_scale` (none)
-{"init_scale": 64, "max_scale": 32} > `init_scale` is 64, but must be between `min_scale` (none) and `max_scale` (32)
-{"warmup_steps": 10, "warmup_levels": 0} > `warmup_levels` is 0, but must be between 1 and 126
-{"warmup_steps": 10, "warmup_levels": 127} > `warmup_levels` is 127, but must be between 1 and 126
-{"warmup_steps": 10, "warmup_scale": 0} > `warmup_scale` is 0, but must be positive and finite as an f32
-{"warmup_steps": 10, "warmup_scale": "inf"} > `warmup_scale` is inf, but must be positive and finite as an f32
-{"warmup_steps": 10, "min_scale": 2048} > `warmup_scale` is 1024, but must be a normal f32 and at least `min_scale`, 2048
-{"schedule": {"AdaptiveInterval": {"min_interval": 0}}} > `min_interval` is 0, but must be at least 1
-{"schedule": {"AdaptiveInterval": {"min_interval": 9, "max_interval": 8}}} > `max_interval` is 8, but must be at least `min_interval`, 9
-{"schedule": {"LogMax": {"beta1": 1}}} > `beta1` is 1, but must be at least 0 and below 1
-{"schedule": {"LogMax": {"beta2": -0.1}}} > `beta2` is -0.1, but must be at least 0 and below 1
-{"schedule": {"LogMax": {"beta2": "NaN"}}} > `beta2` is NaN, but must be at least 0 and below 1
-{"schedule": {"LogMax": {"overflow_std_dev": -1}}} > `overflow_std_dev` is -1, but must be finite and at least 0
-{"schedule": {"OpenSeq2SeqLogMax": {"beta1": "NaN"}}} > `beta1` is NaN, but must be at least 0 and below 1
-{"schedule": {"OpenSeq2SeqLogMax": {"log_max": "inf"}}} > `log_max` is inf, but must be finite
-{"schedule": {"NearTop": {"edge": 1.5}}} > `edge` is 1.5, but must be between 0 and 1
-{"schedule": {"NearTop": {"share": -0.1}}} > `share` is -0.1, but must be between 0 and 1
-{"schedule": {"NearTop": {"period": 0}}} > `period` is 0, but must be at least 1
+{"growth_factor": ?} > 1 0.5 "NaN" "inf" > `growth_factor` is ?, but must be finite and above 1
+{"backoff_factor": ?} > 0 1 -0.5 "NaN" > `backoff_factor` is ?, but must be above 0 and below 1
+{"growth_interval": ?} > 0 > `growth_interval` is ?, but must be at least 1
+{"hysteresis": ?} > 0 > `hysteresis` is ?, but must be at least 1
+{"min_scale": 1024, "max_scale": ?} > 512 > `max_scale` is ?, but must be at least `min_scale`, 1024
+{"init_scale": ?, "min_scale": 16} > 8 > `init_scale` is ?, but must be between `min_scale` (16) and `max_scale` (none)
+{"init_scale": ?, "max_scale": 32} > 64 > `init_scale` is ?, but must be between `min_scale` (none) and `max_scale` (32)
+{"warmup_steps": 10, "warmup_levels": ?} > 0 127 > `warmup_levels` is ?, but must be between 1 and 126
+{"warmup_steps": 10, "warmup_scale": ?} > 0 "inf" > `warmup_scale` is ?, but must be positive and finite as an f32
+{"warmup_steps": 10, "min_scale": ?} > 2048 > `warmup_scale` is 1024, but must be a normal f32 and at least `min_scale`, ?
+{"schedule": {"AdaptiveInterval": {"min_interval": ?}}} > 0 > `min_interval` is ?, but must be at least 1
+{"schedule": {"AdaptiveInterval": {"min_interval": 9, "max_interval": ?}}} > 8 > `max_interval` is ?, but must be at least `min_interval`, 9
+{"schedule": {"LogMax": {"beta1": ?}}} > 1 > `beta1` is ?, but must be at least 0 and below 1
+{"schedule": {"LogMax": {"beta2": ?}}} > -0.1 "NaN" > `beta2` is ?, but must be at least 0 and below 1
+{"schedule": {"LogMax": {"overflow_std_dev": ?}}} > -1 > `overflow_std_dev` is ?, but must be finite and at least 0
+{"schedule": {"OpenSeq2SeqLogMax": {"beta1": ?}}} > "NaN" > `beta1` is ?, but must be at least 0 and below 1
+{"schedule": {"OpenSeq2SeqLogMax": {"log_max": ?}}} > "inf" > `log_max` is ?, but must be finite
+{"schedule": {"NearTop": {"edge": ?}}} > 1.5 > `edge` is ?, but must be between 0 and 1
+{"schedule": {"NearTop": {"share": ?}}} > -0.1 > `share` is ?, but must be between 0 and 1
+{"schedule": {"NearTop": {"period": ?}}} > 0 > `period` is ?, but must be at least 1
+{"init_scale": ?} > "0" "-1" "NaN" "inf" "-inf" "1e39" "1e-46" > `init_scale` is ?, but must be positive and finite as an f32
+{"min_scale": ?} > "0" "-1" "NaN" "inf" "-inf" "1e39" "1e-46" > `min_scale` is ?, but must be positive and finite as an f32
+{"max_scale": ?} > "0" "-1" "NaN" "inf" "-inf" "1e39" "1e-46" > `max_scale` is ?, but must be positive and finite as an f32
 "#;
 
 fn refused(json: &str, message: &str) {
@@ -105,25 +98,20 @@ fn refused(json: &str, message: &str) {
 #[test]
 fn values_out_of_range() {
     for line in REFUSED.trim().lines() {
-        let (json, message) = line.split_once(" > ").unwrap();
-        refused(json, message);
-    }
-    // The last two are neither infinite nor zero in f64, but in f32.
-    for value in ["0", "-1", "NaN", "inf", "-inf", "1e39", "1e-46"] {
-        for field in ["init_scale", "min_scale", "max_scale"] {
-            let allowed = "positive and finite as an f32";
-            let message = format!("`{field}` is {value}, but must be {allowed}");
-            refused(&format!(r#"{{"{field}": "{value}"}}"#), &message);
+        let [json, values, message] = line.split(" > ").collect::<Vec<_>>()[..] else {
+            panic!("{line}");
+        };
+        // 1e39 and 1e-46 are neither infinite nor zero in f64, but in f32.
+        for value in values.split(' ') {
+            let message = message.replace('?', value.trim_matches('"'));
+            refused(&json.replace('?', value), &message);
         }
     }
 }
 
 #[test]
 fn bounds_may_touch() {
-    let one = config()
-        .with_init_scale(256.0)
-        .with_min_scale(Some(256.0))
-        .with_max_scale(Some(256.0));
+    let one = load(r#"{"init_scale": 256, "min_scale": 256, "max_scale": 256}"#);
     assert_eq!(one.init().unwrap().loss_scale(), 256.0);
     let tight = config().with_growth_factor(1.0 + 1e-9);
     assert!(tight.with_backoff_factor(1.0 - 1e-9).init().is_ok());

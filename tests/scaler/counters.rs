@@ -23,9 +23,8 @@ fn a_clone_goes_its_own_way() {
 
 #[test]
 fn a_reset_starts_afresh() {
-    let config = at_scale(1024.0)
-        .with_growth_interval(2)
-        .with_max_consecutive_skips(Some(3));
+    let config = at_scale(1024.0).with_growth_interval(2);
+    let config = config.with_max_consecutive_skips(Some(3));
     let mut run = ByHand::new(config);
     assert_eq!(run.counters().skip_rate(), 0.0);
     run.iterations("x.x");

@@ -3,10 +3,9 @@
 use burn_amp_tests::{prelude::*, trial::*};
 
 fn disabled() -> GradScalerConfig {
-    GradScalerConfig::new()
-        .with_enabled(false)
-        .with_growth_interval(1)
-        .with_max_consecutive_skips(Some(0))
+    let config = GradScalerConfig::new().with_enabled(false);
+    let config = config.with_growth_interval(1);
+    config.with_max_consecutive_skips(Some(0))
 }
 
 /// A record with settings that are not used, and not right, is read again, here and in a program that scales.

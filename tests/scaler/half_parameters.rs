@@ -5,11 +5,10 @@ use burn_amp_tests::{prelude::*, trial::*};
 /// With momentum, for its state.
 fn trial(dtype: DType, scale: f64, narrow: bool) -> ByHand {
     let config = at_scale(scale).with_parameter_dtype_gradients(narrow);
+    let mut run = ByHand::of(Pair::new([0.0; 10], &flex(), dtype), config);
     let momentum = Some(MomentumConfig::new());
-    ByHand {
-        optim: SgdConfig::new().with_momentum(momentum).init(),
-        ..ByHand::of(Pair::new([0.0; 10], &flex(), dtype), config)
-    }
+    run.optim = SgdConfig::new().with_momentum(momentum).init();
+    run
 }
 
 /// A gradient of a wider or a narrower dtype than the parameter's comes out as if it were the parameter's.

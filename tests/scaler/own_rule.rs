@@ -15,20 +15,18 @@ struct Own {
     state: String,
 }
 
-/// One of that name.
-fn own(name: &'static str, wanted: &'static str) -> Own {
-    let state = wanted.to_string();
+/// One of that name, which takes what begins so and starts there.
+fn own(name: &'static str, state: &'static str) -> Own {
+    let wanted = &state[..state.len().min(2)];
     Own {
         name,
         wanted,
-        state,
+        state: state.to_string(),
     }
 }
 
 fn saw() -> Own {
-    let mut saw = own("saw", "[[");
-    saw.state = "[[],0]".to_string();
-    saw
+    own("saw", "[[],0]")
 }
 
 impl Rule for Own {
@@ -165,8 +163,7 @@ fn a_damaged_state_is_refused() {
         for refused in [refused, scaler.load_record(record)] {
             is_error(&refused.unwrap_err(), "DamagedRecord", [message]);
         }
-        assert_eq!(run.snapshot(), before);
-        assert_eq!(scaler.bits(), alone);
+        assert_eq!((run.snapshot(), scaler.bits()), (before, alone));
     }
 }
 
@@ -181,15 +178,10 @@ fn the_record_of_another_rule_gives_its_scale_with_one_warning() {
     let plain = built_in(Schedule::GrowthInterval);
     let [log_max, near_top] = [Schedule::log_max(), Schedule::near_top()].map(built_in);
     let (saw, mine) = (ruled(saw()), ruled(own("mine", "{}")));
-    for (theirs, here) in [
-        (&log_max, &plain),
-        (&log_max, &near_top),
-        (&log_max, &saw),
-        (&plain, &saw),
-        (&saw, &log_max),
-        (&saw, &plain),
-        (&saw, &mine),
-    ] {
+    let of_log_max = [&plain, &near_top, &saw].map(|here| (&log_max, here));
+    let of_saw = [&log_max, &plain, &mine].map(|here| (&saw, here));
+    let both = of_log_max.into_iter().chain(of_saw);
+    for (theirs, here) in both.chain([(&plain, &saw)]) {
         let (stored, mut scaler) = (trained(theirs, 3), trained(here, 4));
         let names = ["`schedule` is", theirs.rule_name(), here.rule_name()];
         warns_once(names, || scaler.load_record(stored.to_record()).unwrap());
@@ -320,10 +312,7 @@ fn a_part_moves_by_it_too() {
         let config = config().with_init_scale(1.0).with_max_scale(Some(1024.0));
         Rescale::dynamic("part").with_schedule(ruled_by(config, rule))
     }
-    let new = || {
-        let amp = MixedPrecision::f16().with_scaler(config().with_init_scale(16.0));
-        Trial::at_border(&amp.unwrap())
-    };
+    let new = || Trial::at_border(&f16_under(config().with_init_scale(16.0)));
     says(&part(saw()).unwrap_err(), ["`saw`"]);
     let log_max = part(LogMaxAgain::default()).unwrap();
     let [mut one, mut other] = [new(), new()];
@@ -346,8 +335,7 @@ fn a_part_moves_by_it_too() {
     let error = refused(&mut open.optim, |optim| optim.from_bytes(bytes.clone()));
     says(&error, ["part `part`"]);
     fresh.optim.from_bytes(bytes).unwrap();
-    let warnings = captured(Level::Warn, || {
+    warns_once(["starts fresh"], || {
         assert_eq!(step_in(&refusing, &mut fresh), 1.0);
     });
-    says(&warnings[0], ["starts fresh"]);
 }

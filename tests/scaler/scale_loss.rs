@@ -4,12 +4,8 @@ use DType::{BF16, F16, F32, F64};
 use burn_amp_tests::prelude::*;
 
 /// A loss of this value everywhere, times a scale, has this dtype.
-fn check<const D: usize>(
-    scale: f64,
-    shape: [usize; D],
-    (dtype, value): (DType, f64),
-    product: DType,
-) {
+fn check<const D: usize>(scale: f64, shape: [usize; D], loss: (DType, f64), product: DType) {
+    let (dtype, value) = loss;
     let loss = Tensor::<D>::full(shape, value, (&Device::flex(), dtype));
     let scaler = at_scale(scale).init().unwrap();
     let (Some(scaled), [None]) = scaler.scale((Some(loss), [None::<Tensor<1>>])) else {

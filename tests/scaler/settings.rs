@@ -49,12 +49,10 @@ fn refused(scaler: &mut GradScaler, field: &str, value: &str, allowed: &str) {
 
 #[test]
 fn a_setter_sets_its_field_only_or_refuses() {
-    let config = at_scale(1024.0)
-        .with_growth_factor(4.0)
-        .with_backoff_factor(0.25)
-        .with_growth_interval(10)
-        .with_min_scale(Some(2.0))
-        .with_max_scale(Some(4096.0));
+    let config = at_scale(1024.0).with_growth_factor(4.0);
+    let config = config.with_backoff_factor(0.25).with_growth_interval(10);
+    let config = config.with_min_scale(Some(2.0));
+    let config = config.with_max_scale(Some(4096.0));
     let mut scaler = config.init().unwrap();
     let mut expected = [1024.0, 4.0, 0.25, 0.0, 10.0];
     for (index, [field, value, bad]) in names_and_values().enumerate() {

@@ -13,17 +13,13 @@ fn step(scaler: &mut GradScaler, (model, optim): &mut Player, overflow: bool) ->
     std::mem::replace(model, stepped).values() != model.values()
 }
 
-/// A generator and a critic, whose parameters have the same ids, as those of a target network and the one that it follows.
-fn setup() -> (GradScaler, [Player; 2]) {
-    let ByHand { scaler, model, .. } = ByHand::new(at_scale(65536.0).with_growth_interval(2));
-    let optimizers = [AdamConfig::new().init(), SgdConfig::new().init()];
-    (scaler, optimizers.map(|optim| (model.clone(), optim)))
-}
-
 /// Plays iterations, in which the generator (g) or the critic (c) steps, with an overflow (x) or not (.). After each: the scale, steps, skips,
 /// and skips in a row.
 fn play(iterations: &str) -> String {
-    let (mut scaler, mut players) = setup();
+    let mut scaler = at_scale(65536.0).with_growth_interval(2).init().unwrap();
+    // Whose parameters have the same ids, as those of a target network and the one that it follows.
+    let optimizers = [AdamConfig::new().init(), SgdConfig::new().init()];
+    let mut players = optimizers.map(|optim| (Pair::of(0.0), optim));
     let played = iterations.split(' ').map(|steps| {
         let before = scaler.loss_scale();
         for call in steps.as_bytes().chunks(2) {

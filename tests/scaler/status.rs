@@ -65,18 +65,16 @@ fn it_is_what_the_host_counts() {
         from_fn(|index| of(index % 2 == 1)),
     ];
     // Whether each value is bad: one, every second or third, all of the bias, all.
-    let masks = (0..10)
-        .map(|at| 1 << at)
-        .chain([0x155, 0x049, 0x3c0, 0x3ff]);
+    let one = (0..10).map(|at| 1 << at);
+    let masks = one.chain([0x155, 0x049, 0x3c0, 0x3ff]);
     for (mask, kind) in masks.flat_map(|mask: u32| [0, 1, 2].map(|kind| (mask, kind))) {
         cases.push(from_fn(|index| match mask >> index & 1 {
             1 => bad[(index + kind) % 3],
             _ => value(index),
         }));
     }
-    cases
-        .iter()
-        .for_each(|case| check_unscaled(DType::F32, case));
+    let check_f32 = |case| check_unscaled(DType::F32, case);
+    cases.iter().for_each(check_f32);
     check_unscaled(DType::F64, &[1e200; 10]);
     check_unscaled(DType::F64, &[1e-200; 10]);
 }

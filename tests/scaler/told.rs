@@ -27,10 +27,7 @@ fn each_call_tells_what_it_has_done() {
 
     // Nor does one that ends the run for gradients that were dropped before.
     let ending: [fn(&mut Trial) -> bool; 3] = [
-        |run| {
-            let grads = run.scaled(ONES);
-            run.optim.try_step(0.1, run.model.clone(), grads).is_err()
-        },
+        |run| run.refused(ONES).to_string().contains("1 skipped"),
         |run| run.optim.try_flush(0.1, run.model.clone()).is_err(),
         |run| run.optim.discard(run.scaled(ONES)).is_err(),
     ];

@@ -91,8 +91,7 @@ fn losses_of_several_optimizers_and_workers() {
 #[test]
 fn gradients_that_are_lost_inside_a_scope_warn_once() {
     let run = |factor| {
-        let amp = MixedPrecision::f16().with_scaler(at_scale(1.0)).unwrap();
-        let mut run = Trial::at_border(&amp);
+        let mut run = Trial::at_border(&f16_under(at_scale(1.0)));
         warnings(|| (0..3).for_each(|_| run.take(run.in_scope(factor))))
     };
     says(only(&run(1e-9)), ["underflow"]);

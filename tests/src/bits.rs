@@ -80,41 +80,33 @@ pub fn pack(bytes: Bytes) -> Pack {
 
 /// Every float parameter of a module: its path, its id, its stored value.
 pub fn parameters<M: Module>(module: &M) -> BTreeMap<String, (u64, Values)> {
-    let values = |data: TensorData| {
-        let bytes = data.as_bytes().to_vec();
-        (data.dtype(), data.shape().to_vec(), bytes)
-    };
     let found = collect(module, None).into_iter();
-    found
-        .map(|(path, id, data)| (path, (id, values(data))))
-        .collect()
+    let found = found.map(|(path, id, data)| {
+        let bytes = data.as_bytes().to_vec();
+        (path, (id, (data.dtype(), data.shape().to_vec(), bytes)))
+    });
+    found.collect()
 }
 
 /// Dtype and bytes of every float parameter, in the module's order.
 pub fn stored<M: Module>(module: &M) -> Vec<(DType, Vec<u8>)> {
     let found = collect(module, None).into_iter();
-    found
-        .map(|(.., data)| (data.dtype(), data.as_bytes().to_vec()))
-        .collect()
+    let found = found.map(|(.., data)| (data.dtype(), data.as_bytes().to_vec()));
+    found.collect()
 }
 
 /// The stored values of all float parameters, which must be f32.
 pub fn numbers<M: Module>(module: &M) -> Vec<f32> {
-    stored(module)
-        .iter()
-        .flat_map(|(dtype, bytes)| f32s(*dtype, bytes))
-        .collect()
+    let stored = stored(module).into_iter();
+    let numbers = stored.flat_map(|(dtype, bytes)| f32s(dtype, bytes));
+    numbers.collect()
 }
 
 /// The numbers behind the bytes of an f32 tensor.
-pub fn f32s(dtype: DType, bytes: &[u8]) -> Vec<f32> {
-    assert_eq!(dtype, DType::F32);
-    bytes
-        .as_chunks()
-        .0
-        .iter()
-        .map(|bytes| f32::from_le_bytes(*bytes))
-        .collect()
+pub fn f32s(dtype: DType, bytes: Vec<u8>) -> Vec<f32> {
+    let length = bytes.len() / dtype.size();
+    let data = TensorData::from_bytes_vec(bytes, [length], dtype);
+    data.try_to_vec().unwrap()
 }
 
 /// Path, dtype and values of every gradient, in the module's order.
@@ -123,27 +115,21 @@ pub fn gradients_by_path<M: Module>(
     module: &M,
 ) -> Vec<(String, DType, Vec<f32>)> {
     let found = collect(module, Some(grads)).into_iter();
-    found
-        .map(|(path, _, data)| (path, data.dtype(), data.iter::<f32>().collect()))
-        .collect()
+    let found = found.map(|(path, _, data)| (path, data.dtype(), data.iter().collect()));
+    found.collect()
 }
 
 /// Of every float parameter its path, its id, and its stored value; or its gradient, if it has one among these.
-fn collect<M: Module>(
-    module: &M,
-    grads: Option<&GradientsParams>,
-) -> Vec<(String, u64, TensorData)> {
+fn collect<M: Module>(module: &M, grads: Option<&GradientsParams>) -> Found {
     let mut collect = Collect(grads, Vec::new(), Vec::new());
     module.visit(&mut collect);
     collect.2
 }
 
+type Found = Vec<(String, u64, TensorData)>;
+
 /// The gradients if they are wanted, the path so far, and what was found.
-struct Collect<'a>(
-    Option<&'a GradientsParams>,
-    Vec<String>,
-    Vec<(String, u64, TensorData)>,
-);
+struct Collect<'a>(Option<&'a GradientsParams>, Vec<String>, Found);
 
 impl ModuleVisitor for Collect<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {

@@ -38,11 +38,7 @@ macro_rules! files {
     };
 }
 
-files! {
-    GradScaler,
-    AccumulationWindow,
-    Ema,
-}
+files! { GradScaler, AccumulationWindow, Ema, }
 
 impl Files for AmpRecord {
     fn record(&self) -> AmpRecord {

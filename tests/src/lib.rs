@@ -37,7 +37,8 @@ use burn_amp::{
     torch::GradScaler,
 };
 use serde::{Deserialize, de::DeserializeOwned};
-use std::{env, fs, path::PathBuf};
+use std::path::{Path, PathBuf};
+use std::{env, fs};
 
 /// Settings of a loss scale that begins here.
 pub fn at_scale(scale: f64) -> GradScalerConfig {
@@ -48,6 +49,11 @@ pub fn at_scale(scale: f64) -> GradScalerConfig {
 pub fn narrowest() -> MixedPrecision {
     let half = MixedPrecision::f16().check_device(&Device::default());
     MixedPrecision::new(half.map_or(FloatDType::F32, |()| FloatDType::F16))
+}
+
+/// f16 under these settings of its loss scale.
+pub fn f16_under(settings: GradScalerConfig) -> MixedPrecision {
+    MixedPrecision::f16().with_scaler(settings).unwrap()
 }
 
 /// Plain SGD under these settings.
@@ -79,11 +85,17 @@ pub fn reference<T: DeserializeOwned>(prefix: &str) -> Vec<(String, T)> {
     names.sort();
     assert!(!names.is_empty(), "no traces match {prefix}*.json");
     let read = |name: String| {
-        let text = fs::read_to_string(folder.join(&name)).unwrap();
-        let value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let value = json(folder.join(&name));
         (name, value)
     };
     names.into_iter().map(read).collect()
+}
+
+/// What a file holds as JSON.
+pub fn json<T: DeserializeOwned>(path: impl AsRef<Path>) -> T {
+    let path = path.as_ref();
+    let text = fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 /// What the files of a prefix have in their list `traces`, each with its place for messages.
@@ -145,30 +157,17 @@ mod mistakes {
 mod documents {
     macro_rules! document {
         ($($name:ident: $path:literal,)*) => {
-            $(#[doc = include_str!($path)] mod $name {})*
+            $(#[doc = include_str!(concat!("../../docs/src/", $path))] mod $name {})*
         };
     }
 
     document! {
         readme: "../../README.md",
-        start: "../../docs/src/start.md",
-        how: "../../docs/src/how.md",
-        accumulation: "../../docs/src/accumulation.md",
-        averaging: "../../docs/src/averaging.md",
-        captured: "../../docs/src/captured.md",
-        clipping: "../../docs/src/clipping.md",
-        grad_scaler: "../../docs/src/grad-scaler.md",
-        fused: "../../docs/src/fused.md",
-        hooks: "../../docs/src/hooks.md",
-        losses: "../../docs/src/losses.md",
-        mapping: "../../docs/src/mapping.md",
-        moving: "../../docs/src/moving.md",
-        precision: "../../docs/src/precision.md",
-        pytorch: "../../docs/src/pytorch.md",
-        records: "../../docs/src/records.md",
-        rescaled: "../../docs/src/rescaled.md",
-        pipeline: "../../docs/src/pipeline.md",
-        report: "../../docs/src/report.md",
-        settings: "../../docs/src/settings.md",
+        start: "start.md", how: "how.md", precision: "precision.md", settings: "settings.md",
+        accumulation: "accumulation.md", clipping: "clipping.md", averaging: "averaging.md",
+        fused: "fused.md", captured: "captured.md", pipeline: "pipeline.md", hooks: "hooks.md",
+        losses: "losses.md", rescaled: "rescaled.md", records: "records.md", report: "report.md",
+        pytorch: "pytorch.md", grad_scaler: "grad-scaler.md", mapping: "mapping.md",
+        moving: "moving.md",
     }
 }

@@ -12,9 +12,8 @@ pub struct LogMaxAgain {
 
 impl Default for LogMaxAgain {
     fn default() -> Self {
-        Self {
-            sums: [0.0, 0.0, 0.0, 1.0, 1.0],
-        }
+        let sums = [0.0, 0.0, 0.0, 1.0, 1.0];
+        Self { sums }
     }
 }
 

@@ -50,7 +50,6 @@ pub fn captured(level: Level, action: impl FnOnce()) -> Vec<String> {
 pub fn logs(text: &str, action: impl FnOnce()) -> Vec<String> {
     let found = lines(action).into_iter();
     let found = found.filter(|(_, line)| line.contains(text));
-    found
-        .map(|(level, line)| format!("{level}: {line}"))
-        .collect()
+    let lines = found.map(|(level, line)| format!("{level}: {line}"));
+    lines.collect()
 }

@@ -22,12 +22,10 @@ pub struct Net {
 impl Net {
     /// The same values in every run, and the same ids.
     pub fn new(device: &Device) -> Self {
-        let net = Self {
-            hidden: LinearConfig::new(6, 8).init(device),
-            norm: LayerNormConfig::new(8).init(device),
-            head: LinearConfig::new(8, 2).init(device),
-        };
-        fill_with_ids(net, 0, 0.7)
+        let linear = |from, to| LinearConfig::new(from, to).init(device);
+        let (hidden, head) = (linear(6, 8), linear(8, 2));
+        let norm = LayerNormConfig::new(8).init(device);
+        fill_with_ids(Self { hidden, norm, head }, 0, 0.7)
     }
 
     /// In half precision or in a scope, with a norm in f32 unless that is stored in half precision itself.
@@ -91,11 +89,8 @@ impl<O: ModuleOptim> Run<O> {
     }
 
     fn new(net: Net, optim: O, scaler: impl Into<GradScaler>) -> Self {
-        Self {
-            net,
-            optim: ScaledOptimizer::new(optim, scaler),
-            done: 0,
-        }
+        let (optim, done) = (ScaledOptimizer::new(optim, scaler), 0);
+        Self { net, optim, done }
     }
 
     /// With clipping, averages, and windows of three micro-batches, of which those that overflow are left out or not.

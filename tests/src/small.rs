@@ -14,13 +14,11 @@ pub struct Small {
 impl Small {
     /// The same values in every run.
     pub fn new(dtype: DType) -> Self {
-        let device = (&Device::flex().autodiff(), dtype);
-        let weight = Tensor::from_data([[0.5, -1.0, 0.25]], device);
-        let bias = Tensor::from_data([2.0], device);
-        Self {
-            weight: Param::initialized(ParamId::from(1001), weight.require_grad()),
-            bias: Param::initialized(ParamId::from(1002), bias.require_grad()),
-        }
+        let weight = Tensor::from_data([[0.5, -1.0, 0.25]], (&flex(), dtype));
+        let bias = Tensor::from_data([2.0], (&flex(), dtype));
+        let weight = Param::initialized(ParamId::from(1001), weight.require_grad());
+        let bias = Param::initialized(ParamId::from(1002), bias.require_grad());
+        Self { weight, bias }
     }
 
     /// Gradients of a loss that was multiplied by `scale`; infinite if `overflow`.
@@ -40,7 +38,7 @@ impl Small {
     pub fn train<O: ModuleOptim>(
         mut self,
         optim: &mut ScaledOptimizer<O>,
-        steps: std::ops::Range<usize>,
+        steps: Range<usize>,
         overflows: &[usize],
     ) -> Self {
         for step in steps {
@@ -56,7 +54,7 @@ impl Small {
 pub fn trained<O: ModuleOptim>(
     mut optim: ScaledOptimizer<O>,
     dtype: DType,
-    steps: std::ops::Range<usize>,
+    steps: Range<usize>,
     overflows: &[usize],
 ) -> ScaledOptimizer<O> {
     Small::new(dtype).train(&mut optim, steps, overflows);

@@ -49,10 +49,9 @@ impl Pair {
     /// These values, in this dtype.
     pub fn new(values: [f64; 10], device: &Device, dtype: DType) -> Self {
         let (weight, bias) = tensors(values, device, dtype);
-        Self {
-            weight: Param::initialized(ParamId::from(2002), weight.require_grad()),
-            bias: Param::initialized(ParamId::from(2001), bias.require_grad()),
-        }
+        let weight = Param::initialized(ParamId::from(2002), weight.require_grad());
+        let bias = Param::initialized(ParamId::from(2001), bias.require_grad());
+        Self { weight, bias }
     }
 
     /// The same value everywhere, in f32 on Burn's default device.
@@ -80,9 +79,8 @@ impl Pair {
 
     /// All values.
     pub fn values(&self) -> Vec<f64> {
-        let weight = self.weight.val().into_data().iter().collect::<Vec<f64>>();
-        let bias = self.bias.val().into_data().iter().collect::<Vec<f64>>();
-        [weight, bias].concat()
+        let (weight, bias) = (self.weight.val().into_data(), self.bias.val().into_data());
+        weight.iter().chain(bias.iter()).collect()
     }
 }
 
@@ -98,7 +96,14 @@ pub struct Trial<O = ModuleOptimizer> {
 impl Trial {
     /// A model of zeros at the border of half precision, with the loss scale of this handle and plain SGD.
     pub fn at_border(amp: &MixedPrecision) -> Self {
-        let (model, optim) = amp.prepare(Pair::of(0.0), SgdConfig::new().init());
+        Self::at_border_with(SgdConfig::new().init(), amp)
+    }
+}
+
+impl<O: ModuleOptim> Trial<O> {
+    /// The same with another optimizer.
+    pub fn at_border_with(optim: O, amp: &MixedPrecision) -> Self {
+        let (model, optim) = amp.prepare(Pair::of(0.0), optim);
         Self { optim, model }
     }
 
@@ -108,9 +113,7 @@ impl Trial {
         let output = amp.autocast((), |()| self.model.bias.val());
         GradientsParams::from_grads((output * factor).sum().backward(), &self.model)
     }
-}
 
-impl<O: ModuleOptim> Trial<O> {
     /// A model of zeros, in f32 on Burn's default device.
     pub fn new(optim: ScaledOptimizer<O>) -> Self {
         let model = Pair::of(0.0);
@@ -118,15 +121,15 @@ impl<O: ModuleOptim> Trial<O> {
     }
 
     /// With parameters of this dtype.
-    pub fn with_dtype(mut self, dtype: DType) -> Self {
-        self.model = Pair::new([0.0; 10], &device(), dtype);
-        self
+    pub fn with_dtype(self, dtype: DType) -> Self {
+        let model = Pair::new([0.0; 10], &device(), dtype);
+        Self { model, ..self }
     }
 
     /// With parameters of this value.
-    pub fn with_value(mut self, value: f64) -> Self {
-        self.model = Pair::of(value);
-        self
+    pub fn with_value(self, value: f64) -> Self {
+        let model = Pair::of(value);
+        Self { model, ..self }
     }
 
     /// Gradients of these values at the present loss scale.

@@ -29,11 +29,9 @@ fn exact() -> [[f64; 3]; 2] {
 type Run = Player<Weights>;
 
 fn run(amp: MixedPrecision, scaler: impl Into<GradScaler>) -> Run {
-    Player {
-        model: amp.attach(Param::from_tensor(tensor(START))),
-        optim: ScaledOptimizer::new(SgdConfig::new().init(), scaler),
-        amp,
-    }
+    let model = amp.attach(Param::from_tensor(tensor(START)));
+    let optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
+    Player { amp, model, optim }
 }
 
 fn gradients(run: &mut Run, model: &Weights) -> UnscaledGradients {
@@ -80,7 +78,7 @@ fn the_norm_of_the_parameters_gradient() {
 fn in_half_precision_the_radius_must_not_be_small() {
     let in_half = |radius| {
         // A scale at which nothing overflows.
-        let amp = MixedPrecision::f16().with_scaler(at_scale(1024.0)).unwrap();
+        let amp = f16_under(at_scale(1024.0));
         shares(run(amp.clone(), &amp), radius).map(|share| (share - 1.0).abs())
     };
     let off = in_half(0.1);

@@ -16,8 +16,8 @@ pub fn f16(scale: f64) -> MixedPrecision {
 
 /// A precision with this loss scale.
 pub fn scaled(dtype: FloatDType, scale: f64) -> MixedPrecision {
-    let config = at_scale(scale);
-    MixedPrecision::new(dtype).with_scaler(config).unwrap()
+    let amp = MixedPrecision::new(dtype);
+    amp.with_scaler(at_scale(scale)).unwrap()
 }
 
 /// A power of two.
@@ -113,20 +113,16 @@ pub struct Chain {
 impl Chain {
     /// Outside of half precision.
     pub fn new() -> Self {
-        Self {
-            first: Gain::new(&[2.0, -4.0]),
-            inner: Gain::new(&[0.5, 8.0]),
-            last: Gain::new(&[-1.0, 0.25]),
-        }
+        let values = [[2.0, -4.0], [0.5, 8.0], [-1.0, 0.25]];
+        let [first, inner, last] = values.map(|values| Gain::new(&values));
+        Self { first, inner, last }
     }
 
     /// `outer` computes the first and the last part, `inner` the one between.
     pub fn attach(self, outer: &MixedPrecision, inner: &MixedPrecision) -> Self {
-        Self {
-            first: outer.attach(self.first),
-            inner: inner.attach(self.inner),
-            last: outer.attach(self.last),
-        }
+        let [first, last] = [self.first, self.last].map(|gain| outer.attach(gain));
+        let inner = inner.attach(self.inner);
+        Self { first, inner, last }
     }
 
     /// The gradients of a loss of `weight` times the sum of the outputs: of the input, and of the parts.

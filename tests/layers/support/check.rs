@@ -185,18 +185,15 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
     }
 
     fn assert_close(&self, actual: &[f32], expected: &[f32], share: f32, what: &str) {
-        let (error, tolerance) = (relative_error(actual, expected), share * self.tolerance);
-        let amp = &self.amp;
-        assert!(error < tolerance, "{what}: off by {error} in {amp:?}");
+        assert_eq!(actual.len(), expected.len());
+        let errors = actual.iter().zip(expected).map(|(a, b)| (a - b).abs());
+        let magnitudes = expected.iter().map(|value| value.abs());
+        // The largest difference, relative to the largest magnitude. A NaN is larger than any.
+        let largest = magnitudes.max_by(f32::total_cmp).unwrap();
+        let error = errors.max_by(f32::total_cmp).unwrap() / largest;
+        let (fits, amp) = (error < share * self.tolerance, &self.amp);
+        assert!(fits, "{what}: off by {error} in {amp:?}");
     }
-}
-
-/// The largest difference, relative to the largest magnitude. A NaN is larger than any.
-fn relative_error(actual: &[f32], expected: &[f32]) -> f32 {
-    assert_eq!(actual.len(), expected.len());
-    let errors = actual.iter().zip(expected).map(|(a, b)| (a - b).abs());
-    let largest = expected.iter().map(|value| value.abs());
-    errors.max_by(f32::total_cmp).unwrap() / largest.max_by(f32::total_cmp).unwrap()
 }
 
 /// What a record holds: names, dtypes and shapes.

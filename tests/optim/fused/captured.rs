@@ -10,45 +10,37 @@ use super::run::{Batch, Event, Run, adam, batch, captured, loss, train};
 use crate::support::*;
 
 /// A network with embeddings, attention and tied weights; its batches are integers.
-#[derive(Module, Debug)]
-struct Gpt {
-    token: Embedding,
-    blocks: TransformerEncoder,
-}
+type Gpt = (Embedding, TransformerEncoder);
 
-impl Gpt {
-    fn loss(&self, amp: &MixedPrecision, tokens: Tensor<2, Int>) -> Tensor<1> {
-        let ([windows, length], device) = (tokens.dims(), tokens.device());
-        let next = tokens.clone().roll_dim(-1, 1).flatten::<1>(0, 1);
-        let logits = amp.autocast(tokens, |tokens| {
-            let mask = generate_autoregressive_mask(windows, length, &device);
-            let x = TransformerEncoderInput::new(self.token.forward(tokens)).mask_attn(mask);
-            let x = self.blocks.forward(x).flatten::<2>(0, 1);
-            x.matmul(self.token.weight.val().transpose())
-        });
-        let loss = CrossEntropyLossConfig::new().init(&device);
-        loss.forward(logits, next)
-    }
+fn loss_of((token, blocks): &Gpt, amp: &MixedPrecision, tokens: Tensor<2, Int>) -> Tensor<1> {
+    let ([windows, length], device) = (tokens.dims(), tokens.device());
+    let next = tokens.clone().roll_dim(-1, 1).flatten::<1>(0, 1);
+    let logits = amp.autocast(tokens, |tokens| {
+        let mask = generate_autoregressive_mask(windows, length, &device);
+        let x = TransformerEncoderInput::new(token.forward(tokens)).mask_attn(mask);
+        let x = blocks.forward(x).flatten::<2>(0, 1);
+        x.matmul(token.weight.val().transpose())
+    });
+    let loss = CrossEntropyLossConfig::new().init(&device);
+    loss.forward(logits, next)
 }
 
 #[test]
 fn a_gpt() {
     let device = device();
     let blocks = TransformerEncoderConfig::new(16, 32, 2, 1).with_dropout(0.0);
-    let gpt = Gpt {
-        token: EmbeddingConfig::new(20, 16).init(&device),
-        blocks: blocks.init(&device),
-    };
+    let token = EmbeddingConfig::new(20, 16).init(&device);
+    let gpt: Gpt = (token, blocks.init(&device));
     let play = || burn_amp_tests::Player::with(adam(), gpt.clone(), &MixedPrecision::f16());
     let (mut eager, other) = (play(), play());
     let batch = |step: i64| {
         let tokens = Tensor::<1, Int>::arange(step..step + 24, &device).remainder_scalar(20);
         tokens.reshape([3, 8])
     };
-    let of = |gpt: &Gpt, tokens| gpt.loss(&other.amp, tokens);
+    let of = |gpt: &Gpt, tokens| loss_of(gpt, &other.amp, tokens);
     let mut recorded = CapturedStep::new(other.model, other.optim, of).unwrap();
     for step in 0..20 {
-        let expected = eager.model.loss(&eager.amp, batch(step));
+        let expected = loss_of(&eager.model, &eager.amp, batch(step));
         eager.train(1e-2, expected.clone());
         let found = recorded.step(1e-2, batch(step)).unwrap().into_data();
         assert_eq!(found, expected.inner().into_data(), "step {step}");
@@ -57,10 +49,10 @@ fn a_gpt() {
 }
 
 /// With a layer that draws random numbers.
-#[derive(Module, Debug)]
-struct Dropped {
-    net: Net,
-    dropout: Dropout,
+type Dropped = (Net, Dropout);
+
+fn dropped(net: Net) -> Dropped {
+    (net, DropoutConfig::new(0.5).init())
 }
 
 /// Why a closure cannot be captured; nothing if it can.
@@ -85,30 +77,24 @@ fn here() -> Batch {
 
 #[test]
 fn optimizers_that_wait_are_refused() {
-    let Run {
-        amp,
-        model: net,
-        optim,
-    } = begun();
+    let Run { amp, model, optim } = begun();
     let of = |net: &Net, batch| loss(&amp, net, batch);
     let plain = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
     let windowed = optim.with_accumulation(AccumulationConfig::new(2));
-    says(&refusal(&net, plain, of).unwrap(), ["not a fused one"]);
-    says(&refusal(&net, windowed, of).unwrap(), ["accumulates"]);
+    says(&refusal(&model, plain, of).unwrap(), ["not a fused one"]);
+    says(&refusal(&model, windowed, of).unwrap(), ["accumulates"]);
     // Without a loss scale nothing is skipped; one that stays will do.
     let still = GradScalerConfig::new().with_init_scale(1.0);
     let amp = MixedPrecision::f32();
-    let fused = |amp: &MixedPrecision| ScaledOptimizer::new(adam(), amp);
-    says(&refusal(&net, fused(&amp), of).unwrap(), ["no loss scale"]);
+    let on = |amp: &MixedPrecision| ScaledOptimizer::new(adam(), amp);
+    says(&refusal(&model, on(&amp), of).unwrap(), ["no loss scale"]);
     let amp = amp.with_scaler(still.with_dynamic(false)).unwrap();
-    assert_eq!(refusal(&net, fused(&amp), of), None);
+    assert_eq!(refusal(&model, on(&amp), of), None);
 }
 
 #[test]
 fn what_a_replay_would_repeat_is_refused() {
-    let Run {
-        amp, model: net, ..
-    } = begun();
+    let Run { amp, model, .. } = begun();
     let reads = |net: &Net, batch: Batch| {
         let loss = loss(&amp, net, batch);
         let value = loss.clone().into_scalar::<f32>();
@@ -124,23 +110,16 @@ fn what_a_replay_would_repeat_is_refused() {
         kept.push(x.clone());
         loss(&amp, net, (x, factor))
     };
-    let dropout = DropoutConfig::new(0.5).init();
-    let dropped = Dropped {
-        net: net.clone(),
-        dropout,
-    };
-    let draws = |model: &Dropped, (x, factor): Batch| {
-        loss(&amp, &model.net, (model.dropout.forward(x), factor))
+    let dropped = dropped(model.clone());
+    let draws = |(net, dropout): &Dropped, (x, factor): Batch| {
+        loss(&amp, net, (dropout.forward(x), factor))
     };
     let optim = || ScaledOptimizer::new(adam(), &amp);
     for (error, with) in [
-        (refusal(&net, optim(), reads), "reads a tensor"),
-        (refusal(&net, optim(), sends), "values of the host"),
-        (refusal(&net, optim(), keeps), "keeps a tensor of the batch"),
-        (
-            refusal(&dropped, optim(), draws),
-            "draws random numbers (`dropout`)",
-        ),
+        (refusal(&model, optim(), reads), "reads a tensor"),
+        (refusal(&model, optim(), sends), "values of the host"),
+        (refusal(&model, optim(), keeps), "keeps a tensor of"),
+        (refusal(&dropped, optim(), draws), "random numbers (`1`)"),
     ] {
         match error {
             Some(error) => says(&error, [with]),
@@ -153,18 +132,12 @@ fn what_a_replay_would_repeat_is_refused() {
 #[test]
 fn where_nothing_is_recorded_dropout_is_warned_of() {
     let lines = logs("draw random numbers", || {
-        let model = Dropped {
-            net: Net::dense(&flex()),
-            dropout: DropoutConfig::new(0.5).init(),
-        };
-        let of = |model: &Dropped, x: Tensor<2>| model.net.forward(x).mean();
+        let model = dropped(Net::dense(&flex()));
+        let of = |(net, _): &Dropped, x: Tensor<2>| net.forward(x).mean();
         let optim = ScaledOptimizer::new(adam(), &MixedPrecision::f16());
         CapturedStep::new(model, optim, of).unwrap();
     });
-    says(
-        only(&lines),
-        ["WARN", "because `dropout` draw random numbers"],
-    );
+    says(only(&lines), ["WARN", "because `1` draw random numbers"]);
 }
 
 /// Whether the default device records steps.
@@ -177,12 +150,8 @@ pub fn has_graphs() -> bool {
 /// After a refusal, and where the closure panics, model and optimizer are as they were, and train on.
 #[test]
 fn a_refusal_changes_nothing() {
-    let Run {
-        amp,
-        model: net,
-        optim,
-    } = begun();
-    let before = parameters(&net);
+    let Run { amp, model, optim } = begun();
+    let before = parameters(&model);
     let (refuse, panics) = (Cell::new(has_graphs()), Cell::new(true));
     let of = |net: &Net, batch: Batch| {
         let loss = loss(&amp, net, batch);
@@ -192,7 +161,7 @@ fn a_refusal_changes_nothing() {
         }
         loss
     };
-    let mut step = CapturedStep::new(net, optim, of).unwrap();
+    let mut step = CapturedStep::new(model, optim, of).unwrap();
     quietly(|| step.step(1e-3, here())).unwrap_err();
     panics.set(false);
     assert_eq!(parameters(&step.model()), before);

@@ -54,7 +54,7 @@ fn snapshot<O: ModuleOptim>(net: &Net, optim: &O) -> BTreeMap<(String, usize), f
     let states = states.map(|(name, (_, values))| (name, values));
     let numbers = parameters.chain(states).flat_map(|(name, values)| {
         let (dtype, _, bytes) = values;
-        let numbers = f32s(dtype, &bytes).into_iter().enumerate();
+        let numbers = f32s(dtype, bytes).into_iter().enumerate();
         numbers.map(move |(index, number)| ((name.clone(), index), number))
     });
     numbers.collect()
@@ -117,22 +117,15 @@ every_configuration! {
 /// `Device::default()`: unlike Burn's loader.
 #[test]
 fn f64_parameters() {
-    #[derive(Module, Debug)]
-    struct Wide {
-        values: Param<Tensor<2>>,
-        narrow: Param<Tensor<1>>,
-    }
+    type Wide = (Param<Tensor<2>>, Param<Tensor<1>>);
 
-    let device = flex();
-    let start = Tensor::<2>::from_data([[0.1f64, -0.2], [1e-9, 3.0]], (&device, DType::F64));
-    let wide = Wide {
-        values: Param::from_tensor(start),
-        narrow: Param::from_tensor(Tensor::from_data([0.5f32, -1.5], &device)),
-    };
+    let wide = Tensor::<2>::from_data([[0.1f64, -0.2], [1e-9, 3.0]], (&flex(), DType::F64));
+    let narrow = Tensor::<1>::from_data([0.5f32, -1.5], &flex());
+    let wide: Wide = (Param::from_tensor(wide), Param::from_tensor(narrow));
     fn check<C: Clone>(mut burns: ModuleOptimizer, fresh: Fused<C>, wide: &Wide) {
         let grads = |wide: &Wide, _| {
-            let product = wide.values.val().square().sum().cast(FloatDType::F32);
-            let loss = product * wide.narrow.val().square().sum();
+            let product = wide.0.val().square().sum().cast(FloatDType::F32);
+            let loss = product * wide.1.val().square().sum();
             GradientsParams::from_grads(loss.backward(), wide)
         };
         let mut fused = fresh.clone();

@@ -73,29 +73,18 @@ fn frozen_parameters_stay() {
 /// A parameter that stands twice is stepped as Burn steps it.
 #[test]
 fn tied_parameters() {
-    #[derive(Module, Debug)]
-    struct Tied {
-        first: Param<Tensor<2>>,
-        between: Param<Tensor<1>>,
-        second: Param<Tensor<2>>,
-    }
+    type Tied = (Param<Tensor<2>>, Param<Tensor<1>>, Param<Tensor<2>>);
 
     let grads = |tied: &Tied, step: usize| {
+        let (first, between, second) = tied;
         let input = Tensor::<2>::full([3, 2], step as f32 - 1.5, &flex());
-        let hidden = input.matmul(tied.first.val()) + tied.between.val().unsqueeze();
-        let loss = hidden.matmul(tied.second.val()).square().mean();
+        let hidden = input.matmul(first.val()) + between.val().unsqueeze();
+        let loss = hidden.matmul(second.val()).square().mean();
         GradientsParams::from_grads(loss.backward(), tied)
     };
-    let shared = Tensor::<2>::from_data([[0.5, -1.0], [2.0, 0.25]], &flex());
-    let (first, between) = (
-        Param::from_tensor(shared),
-        Tensor::from_data([0.5, -0.5], &flex()),
-    );
-    let tied = Tied {
-        second: first.clone(),
-        first,
-        between: Param::from_tensor(between),
-    };
+    let shared = Param::from_tensor(random(1, [2, 2], &flex()));
+    let between = Param::from_tensor(random(2, [2], &flex()));
+    let tied: Tied = (shared.clone(), between, shared);
     let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
     let mut burns = sgd.init();
     let mut fused = FusedSgd::new(sgd);

@@ -45,15 +45,12 @@ impl Plan {
             net.hidden = net.hidden.no_grad();
         }
         let scaler = self.scaler.unwrap_or_else(config);
-        let amp = MixedPrecision::f16().with_scaler(scaler).unwrap();
-        let mut run = Run::with(optim, net, &amp);
+        let mut run = Run::with(optim, net, &f16_under(scaler));
         for (group, clip) in &self.clips {
+            let group = group.map(ParamGroup::from_predicate);
             run.optim = match group {
                 None => run.optim.with_clipping(*clip),
-                Some(name) => {
-                    let group = ParamGroup::from_predicate(*name);
-                    run.optim.with_group_clipping(group, *clip)
-                }
+                Some(group) => run.optim.with_group_clipping(group, *clip),
             };
         }
         if let Some(ema) = &self.ema {
@@ -281,10 +278,8 @@ fn averages() {
     let overwritten = EmaConfig::new().with_overwrite_frequency(Some(3));
     pending("overwritten", adam(), of(60, overwritten));
     // What has no average begins with one.
-    let thawed = Plan {
-        thawed: Some(20),
-        ..of(60, ema())
-    };
+    let mut thawed = of(60, ema());
+    thawed.thawed = Some(20);
     pending("thawed", adam(), thawed);
 }
 
@@ -298,22 +293,16 @@ fn clipping() {
         steps,
         ..Plan::default()
     };
-    let f32 = FloatDType::F32;
-    let global = [(None, GlobalNorm(0.05))];
+    let (f32, all, head) = (FloatDType::F32, None, Some("head"));
+    let global = [(all, GlobalNorm(0.05))];
     pending("global norm", decayed_adam(), of(120, f32, &global));
-    let groups = [
-        (None, GlobalNorm(0.02)),
-        (Some("head"), GlobalNorm(0.05)),
-        (Some("hidden.bias"), Norm(0.001)),
-    ];
+    let bias = (Some("hidden.bias"), Norm(0.001));
+    let groups = [(all, GlobalNorm(0.02)), (head, GlobalNorm(0.05)), bias];
     pending("groups", nesterov(), of(120, FloatDType::F16, &groups));
-    let each = [
-        (None, Norm(0.03)),
-        (Some("bias"), Value(0.004)),
-        (Some("head.weight"), GlobalNorm(f64::INFINITY)),
-    ];
+    let weight = (Some("head.weight"), GlobalNorm(f64::INFINITY));
+    let each = [(all, Norm(0.03)), (Some("bias"), Value(0.004)), weight];
     pending("norms and values", decayed_adam(), of(120, f32, &each));
-    let values = [(None, Value(0.004))];
+    let values = [(all, Value(0.004))];
     pending("values", nesterov(), of(100, f32, &values));
 
     // Not by hand.

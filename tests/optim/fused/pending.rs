@@ -3,12 +3,11 @@
 use super::gradients;
 use super::run::{Event, Run, Values, adam, begun, nesterov, step};
 use crate::support::*;
-use burn_amp_tests::trial::{Pair, Trial};
+use burn_amp_tests::trial::Trial;
 
 fn config() -> GradScalerConfig {
-    at_scale(1024.0)
-        .with_growth_interval(3)
-        .with_max_consecutive_skips(None)
+    let config = at_scale(1024.0).with_growth_interval(3);
+    config.with_max_consecutive_skips(None)
 }
 
 #[test]
@@ -17,27 +16,23 @@ fn the_host_hears_of_a_step_with_the_next_one() {
     let before = parameters(&run.model);
     step(&mut run, 0, Event::Overflow).unwrap();
     assert_eq!(parameters(&run.model), before, "skipped on the device");
-    assert_eq!(run.optim.scaler().counters().steps(), 0);
+    assert_eq!(run.counters().steps(), 0);
     step(&mut run, 1, Event::Nothing).unwrap();
     assert_ne!(parameters(&run.model), before);
     run.optim.synchronize().unwrap();
-    let (scaler, scale) = (run.optim.scaler(), run.amp.loss_scale());
-    let (counters, outcome) = (scaler.counters(), scaler.last_outcome());
-    assert_eq!((counters.steps(), counters.skipped()), (2, 1));
-    assert_eq!((outcome, scale), (Some(StepOutcome::Stepped), 32768.0));
+    assert_eq!((run.counters().steps(), run.counters().skipped()), (2, 1));
+    let found = (run.optim.scaler().last_outcome(), run.scale());
+    assert_eq!(found, (Some(StepOutcome::Stepped), 32768.0));
 }
 
 /// The host decides the steps of a clone that accumulates. Scopes take the scale from it then, and not from the device, where the optimizer
 /// that was cloned has left it.
 #[test]
 fn a_clone_whose_steps_the_host_decides_uses_the_scale_that_it_moves() {
-    let config = at_scale(16384.0).with_growth_interval(1);
-    let amp = MixedPrecision::f16().with_scaler(config).unwrap();
-    let (model, optim) = amp.prepare(Pair::of(0.0), FusedSgd::new(SgdConfig::new()));
-    let mut run = Trial { optim, model };
+    let amp = f16_under(at_scale(16384.0).with_growth_interval(1));
+    let mut run = Trial::at_border_with(FusedSgd::new(SgdConfig::new()), &amp);
     let step = |run: &mut Trial<FusedSgd>| {
-        let loss = amp.autocast((), |()| run.model.bias.val()).sum();
-        run.take(GradientsParams::from_grads(loss.backward(), &run.model));
+        run.take(run.in_scope(1.0));
         run.outcome()
     };
     step(&mut run);
@@ -53,36 +48,18 @@ fn a_clone_whose_steps_the_host_decides_uses_the_scale_that_it_moves() {
 #[test]
 fn an_iteration_that_was_shared_ends_before_the_device_goes_on() {
     fn run<O: ModuleOptim>(make: impl Fn() -> O) -> (StepCounters, f32, Vec<f64>) {
-        let config = at_scale(8192.0).with_growth_interval(2);
-        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
-        let [first, mut run] = [(); 2].map(|()| {
-            let (model, optim) = amp.prepare(Pair::of(0.0), make());
-            Trial { optim, model }
-        });
-        let mut step = || {
-            let loss = amp.autocast((), |()| run.model.bias.val()).sum();
-            run.take(GradientsParams::from_grads(loss.backward(), &run.model));
-        };
-        (0..2).for_each(|_| step());
+        let amp = f16_under(at_scale(8192.0).with_growth_interval(2));
+        let [first, mut run] = [(); 2].map(|()| Trial::at_border_with(make(), &amp));
+        (0..2).for_each(|_| run.take(run.in_scope(1.0)));
         drop(first);
         // Up to 2^16, at which f16 overflows, and again.
-        (0..8).for_each(|_| step());
+        (0..8).for_each(|_| run.take(run.in_scope(1.0)));
         run.optim.synchronize().unwrap();
         (run.counters(), amp.loss_scale(), run.values())
     }
     let host = run(|| SgdConfig::new().init());
     assert_eq!(host.0.skipped(), 2);
     assert_eq!(run(|| FusedSgd::new(SgdConfig::new())), host);
-}
-
-/// The same numbers for the same seed.
-struct Draws(u64);
-
-impl Draws {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1);
-        (self.0 >> 33) as usize % end
-    }
 }
 
 /// What a program shows of an optimizer: the state of a clone of its moment, and what it has counted, found and trained.
@@ -93,14 +70,18 @@ type Shown = (Vec<Bytes>, GradScaler, Vec<Optim>);
 
 /// Steps, drops, clones, loads, new optimizers and new rules of clipping on one scale, in the order of the seed.
 fn program<O: ModuleOptim + Clone>(make: impl Fn() -> O, seed: u64) -> Shown {
-    let mut draws = Draws(seed);
+    let mut state = seed;
+    let mut below = |end: usize| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+        (state >> 33) as usize % end
+    };
     let first = begun(make(), config());
     let amp = first.amp.clone();
     let mut runs = vec![first];
     let mut records: Vec<Bytes> = Vec::new();
     for number in 0..60 {
-        let at = draws.below(runs.len());
-        match draws.below(22) {
+        let at = below(runs.len());
+        match below(22) {
             0..2 => runs.push(runs[at].clone()),
             2..4 if runs.len() > 1 => drop(runs.swap_remove(at)),
             4 => runs[at].optim = ScaledOptimizer::new(make(), &amp),
@@ -131,11 +112,10 @@ fn program<O: ModuleOptim + Clone>(make: impl Fn() -> O, seed: u64) -> Shown {
     // The last ones are dropped with what they have under way.
     runs.truncate(2);
     let shown = runs.iter_mut().map(|run| {
-        let inner = state(&run.optim.clone().into_inner());
+        let inner = burn_amp_tests::state(&run.optim.clone().into_inner());
         run.optim.synchronize().unwrap();
-        let scaler = run.optim.scaler();
-        let (counters, status) = (scaler.counters(), scaler.last_status());
-        (inner, counters, status, parameters(&run.model))
+        let status = run.optim.scaler().last_status();
+        (inner, run.counters(), status, parameters(&run.model))
     });
     let shown = shown.collect();
     drop(runs);
@@ -177,7 +157,7 @@ fn another_optimizer_takes_the_scale_over() {
         for number in 0..40 {
             step(&mut plain, number, Event::Overflow).unwrap();
         }
-        let skipped = plain.optim.scaler().counters().skipped();
+        let skipped = plain.counters().skipped();
         assert!((1..40).contains(&skipped), "{skipped}");
         drop(kept);
     }
@@ -185,8 +165,7 @@ fn another_optimizer_takes_the_scale_over() {
 
 /// One that ends with the fourth skip.
 fn limited<O: ModuleOptim>(optim: O) -> Run<O> {
-    let config = config().with_max_consecutive_skips(Some(3));
-    begun(optim, config)
+    begun(optim, config().with_max_consecutive_skips(Some(3)))
 }
 
 fn exhausted() -> Run<FusedAdam> {
@@ -217,8 +196,8 @@ fn the_first_call_after_an_error_is_known_returns_it() {
     let calls: [(&str, Call); 5] = [
         ("step", |run| step(run, 9, Event::Nothing)),
         ("flush", |run| {
-            let flushed = run.optim.try_flush(0.1, run.model.clone());
-            flushed.map(drop).map_err(|error| error.error)
+            run.optim.try_flush(0.1, run.model.clone())?;
+            Ok(())
         }),
         ("synchronize", |run| run.optim.synchronize()),
         ("discard", |run| {
@@ -240,10 +219,7 @@ fn the_first_call_after_an_error_is_known_returns_it() {
         assert_eq!(parameters(&run.model), start, "{name}");
         assert_eq!(call(&mut run).err(), expected, "{name}");
         assert_eq!(parameters(&run.model), start, "{name}");
-        let found = (
-            run.optim.scaler().counters().steps(),
-            run.optim.synchronize(),
-        );
+        let found = (run.counters().steps(), run.optim.synchronize());
         assert_eq!(found, (4, Ok(())), "{name}");
         assert_eq!(run.amp.loss_scale(), waited.amp.loss_scale(), "{name}");
     }

@@ -24,10 +24,8 @@ where
     let (mut a, mut b) = (fresh_a.clone(), fresh_b.clone());
     let middle = steps(&mut a, 0.003, start.clone(), 0..5, by_hand);
     assert!(parameters(&steps(&mut b, 0.003, start, 0..5, by_hand)) == parameters(&middle));
-    let (from_a, from_b) = (
-        handed_over(&a, fresh_b.clone()),
-        handed_over(&b, fresh_a.clone()),
-    );
+    let from_a = handed_over(&a, fresh_b.clone());
+    let from_b = handed_over(&b, fresh_a.clone());
     let resumed = handed_over(&a, fresh_a);
     // A record that was loaded and not used yet is saved as it was.
     assert_eq!([state(&from_a), state(&resumed)], [state(&a), state(&a)]);

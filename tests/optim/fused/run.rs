@@ -33,16 +33,14 @@ pub type Batch = (Tensor<2>, Tensor<1>);
 pub fn batch(step: usize, event: Event, rows: usize) -> Batch {
     let device = Device::default().autodiff();
     let value = |index: usize| ((index * 13 + step * 7) % 32) as f32 / 16.0 - 1.0;
-    let values: Vec<f32> = (0..rows * 8).map(value).collect();
+    let values = (0..rows * 8).map(value).collect::<Vec<f32>>();
+    let input = Tensor::from_data(TensorData::new(values, [rows, 8]), &device);
     let factor = match event {
         Event::Nothing => 1.0,
         Event::Overflow => 1e9,
         Event::Nan => f32::NAN,
     };
-    (
-        Tensor::<1>::from_floats(values.as_slice(), &device).reshape([rows, 8]),
-        Tensor::from_floats([factor], &device),
-    )
+    (input, Tensor::from_floats([factor], &device))
 }
 
 pub fn loss(amp: &MixedPrecision, net: &Net, (x, factor): Batch) -> Tensor<1> {
@@ -69,15 +67,14 @@ pub fn config() -> GradScalerConfig {
 }
 
 pub fn is_flex() -> bool {
-    Device::default() == Device::flex()
+    device() == flex()
 }
 
 /// A network in training, whose steps the host or the device decides, as its optimizer does.
 pub type Run<O> = burn_amp_tests::Player<Net, O>;
 
 pub fn begun<O: ModuleOptim>(optim: O, config: GradScalerConfig) -> Run<O> {
-    let amp = MixedPrecision::f16().with_scaler(config).unwrap();
-    Run::with(optim, Net::dense(&device()), &amp)
+    Run::with(optim, Net::dense(&device()), &f16_under(config))
 }
 
 pub fn step<O: ModuleOptim>(run: &mut Run<O>, step: usize, event: Event) -> Result<(), AmpError> {

@@ -79,8 +79,7 @@ fn each_mistake_is_named() {
 
     let new = AdamConfig::new;
     let zeros = new().with_beta_1(0.0).with_beta_2(0.0).with_epsilon(0.0);
-    assert_eq!(adam(zeros), None);
-    assert_eq!(adam(decay(0.0)), None);
+    assert_eq!((adam(zeros), adam(decay(0.0))), (None, None));
     // What grows without bound is the user's own.
     let unbound = MomentumConfig::new().with_momentum(1.0);
     assert_eq!(momentum(unbound.with_dampening(0.0)), None);

@@ -30,12 +30,8 @@ impl Net {
 
     fn new(stem: Option<Conv2d>, bias: bool, device: &Device) -> Self {
         let linear = |from, to| LinearConfig::new(from, to).with_bias(bias).init(device);
-        let net = Self {
-            stem,
-            hidden: linear(8, 6),
-            head: linear(6, 3),
-        };
-        fill_with_ids(net, 0, 0.8)
+        let (hidden, head) = (linear(8, 6), linear(6, 3));
+        fill_with_ids(Self { stem, hidden, head }, 0, 0.8)
     }
 
     pub fn loss(&self, (input, target): (Tensor<4>, Tensor<2>)) -> Tensor<1> {
@@ -53,14 +49,9 @@ impl Net {
 
 /// The inputs and targets of one step.
 pub fn batch(step: usize, device: &Device) -> (Tensor<4>, Tensor<2>) {
-    let rows = 5;
     let seed = 1000 * (step + 1);
-    let input = TensorData::new(wave(seed, rows * 8, 0.8), [rows, 2, 2, 2]);
-    let target = TensorData::new(wave(seed + 500, rows * 3, 0.8), [rows, 3]);
-    (
-        Tensor::from_data(input, device),
-        Tensor::from_data(target, device),
-    )
+    let input = random(seed, [5, 2, 2, 2], device) * 0.8;
+    (input, random(seed + 500, [5, 3], device) * 0.8)
 }
 
 /// The gradients of one step, without scaling.

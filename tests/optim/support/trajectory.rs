@@ -4,7 +4,7 @@ use super::*;
 
 /// A value in place of a gradient's last, as an overflow in half precision would have it; or the loss itself is infinite. The scale
 /// moves down and up several times.
-fn bad(step: usize) -> Option<Option<f32>> {
+fn bad(step: usize) -> Bad {
     match step {
         // Before there is any state.
         0 => Some(Some(f32::INFINITY)),
@@ -14,6 +14,8 @@ fn bad(step: usize) -> Option<Option<f32>> {
         _ => None,
     }
 }
+
+type Bad = Option<Option<f32>>;
 
 /// A scaler that grows after two finite steps, by powers of two.
 pub fn scaler() -> GradScaler {
@@ -43,21 +45,15 @@ type Found = (LossScale, StepCounters, Option<GradientStatus>);
 type End = (Vec<(DType, Vec<u8>)>, Pack);
 
 /// Gradients of each part of a batch, whose losses are multiplied by `scale`. The `bad` value is in one, at this path.
-fn gradients(
-    (net, step, parts): (&Net, usize, usize),
-    scale: f32,
-    bad: Option<Option<f32>>,
-    path: &str,
-) -> Vec<GradientsParams> {
+fn gradients(at: (&Net, usize, usize), scale: f32, bad: Bad, path: &str) -> Vec<GradientsParams> {
+    let (net, step, parts) = at;
     let device = net.hidden.weight.device();
     let of = |part: usize| {
         let bad = bad.filter(|_| part == step % parts);
-        let factor = if bad == Some(None) {
-            f32::INFINITY
-        } else {
-            1.0
-        };
-        let loss = net.loss(batch(parts * step + part, &device)) * scale * factor;
+        let mut loss = net.loss(batch(parts * step + part, &device)) * scale;
+        if bad == Some(None) {
+            loss = loss * f32::INFINITY;
+        }
         let mut grads = GradientsParams::from_grads(loss.backward(), net);
         if step == 7 && part > 0 {
             // The loss has reached the head on one device only.
@@ -141,29 +137,24 @@ fn compare<O: ModuleOptim + Clone>(
         };
         let of = |net: &Net, scale, bad| gradients((net, step, parts), scale, bad, path);
         let before = (parameters(&scaled_net), state(scaled.optimizer()));
-        let scale = scaled.scaler().loss_scale();
+        let scaler = scaled.scaler().clone();
+        let scale = scaler.loss_scale();
         scales.push(scale);
-        let mut grads = match way {
-            Way::Plain | Way::Devices => of(&scaled_net, 1.0, bad),
-            _ => of(&scaled_net, scale, bad),
-        };
+        let is_plain = [Way::Plain, Way::Devices].contains(&way);
+        let mut grads = of(&scaled_net, if is_plain { 1.0 } else { scale }, bad);
         let (lr, module) = (lr.clone(), scaled_net);
+        let devices = |grads| multi(&Device::flex(), grads);
+        let by_hand = |grads| scaled_by_hand(&scaler, grads);
         scaled_net = match way {
             Way::Plain => scaled.step(lr, module, grads.remove(0)),
-            Way::Devices => {
-                let grads = multi(&Device::flex(), grads);
-                scaled.step_multi(lr, module, grads).unwrap()
-            }
+            Way::Devices => scaled.step_multi(lr, module, devices(grads)).unwrap(),
             Way::Sum => {
-                let sum = sum_of_devices(multi(&Device::flex(), grads), &module);
-                scaled.step(lr, module, scaled_by_hand(scaled.scaler(), sum))
+                let sum = sum_of_devices(devices(grads), &module);
+                scaled.step(lr, module, by_hand(sum))
             }
-            Way::Scaled => {
-                let grads = scaled_by_hand(scaled.scaler(), grads.remove(0));
-                scaled.step(lr, module, grads)
-            }
+            Way::Scaled => scaled.step(lr, module, by_hand(grads.remove(0))),
             Way::Ahead => {
-                let grads = scaled_by_hand(scaled.scaler(), grads.remove(0));
+                let grads = by_hand(grads.remove(0));
                 let mut grads = scaled.unscale(grads, &module).unwrap();
                 assert_eq!(grads.has_overflow(), bad.is_some(), "{at}");
                 if bad.is_some() {

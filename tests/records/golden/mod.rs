@@ -24,11 +24,6 @@ fn versions() -> Vec<PathBuf> {
     folders
 }
 
-fn json<T: serde::de::DeserializeOwned>(path: PathBuf) -> T {
-    let file = fs::File::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    serde_json::from_reader(file).unwrap()
-}
-
 #[test]
 #[ignore = "writes the files of a new release"]
 fn write_golden() {
@@ -109,7 +104,7 @@ fn go_on<O: ModuleOptim>(
         let (mut stored, small) = loaded(&folder.join(file), &mut optim);
         let (id, (stored_dtype, _, bytes)) = stored.tensors.remove(tensor).unwrap();
         assert!(tensor.starts_with(&id.unwrap().to_string()));
-        let stored = f32s(stored_dtype, &bytes).into_iter().map(f32::to_bits);
+        let stored = f32s(stored_dtype, bytes).into_iter().map(f32::to_bits);
         assert_eq!(stored.collect::<Vec<_>>(), values);
         assert_schedule(&optim.scaler().schedule());
         assert_counters(&optim.scaler().counters());

@@ -270,7 +270,9 @@ impl Ema {
     ///
     /// The record has handles to the averages, which the next update copies if the record is still there.
     pub fn to_record(&self) -> AmpRecord {
-        AmpRecord::of_hook(NAME, self.state_to_store())
+        let mut record = AmpRecord::empty();
+        record.hooks.insert(NAME.to_string(), self.state_to_store());
+        record
     }
 
     /// Takes over a stored state: its own, or that of the averages in an optimizer's record. The settings stay. Does not wait for
@@ -281,7 +283,7 @@ impl Ema {
     /// [`AmpError::ForeignRecord`] if there are no averages in it, [`AmpError::DamagedRecord`] if they are of no update; the present state
     /// stays as it was.
     pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
-        let Some(state) = record.take_hook(NAME) else {
+        let Some(state) = record.hooks.remove(NAME) else {
             return Err(record.foreign("no averages of weights"));
         };
         (self.restore(Some(state))).map_err(|reason| record.refused_state(NAME, &reason))
@@ -388,7 +390,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 impl AmpRecord {
     /// The number of parameters whose averages are kept; 0 without averaging.
     pub fn averages(&self) -> usize {
-        self.hook(NAME).map_or(0, |state| state.tensors.len())
+        let averages = self.hooks.get(NAME);
+        averages.map_or(0, |state| state.tensors.len())
     }
 
     /// The record without averages: the run starts them again, or has none.
@@ -421,7 +424,9 @@ mod tests {
         let state = State::of(&EmaState { updates })
             .unwrap()
             .with_tensors(tensors);
-        let bytes = AmpRecord::of_hook(NAME, state).into_bytes().unwrap();
+        let mut record = AmpRecord::empty();
+        record.hooks.insert(NAME.to_string(), state);
+        let bytes = record.into_bytes().unwrap();
         let mut ema = EmaConfig::new().init().unwrap();
         let loaded = AmpRecord::from_bytes(bytes).and_then(|record| ema.load_record(record));
         loaded.map_err(|error| error.to_string())?;

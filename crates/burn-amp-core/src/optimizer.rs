@@ -530,7 +530,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.resolve();
         let state = record.optimizer_state()?;
         if let Some(scaler) = &record.scaler {
-            scaler.check(self.scaler.live(), record.origin())?;
+            scaler.check(self.scaler.live(), &record.origin)?;
         }
         if let Some(reason) = self.misfit(&record) {
             return Err(record.misfit(reason));
@@ -538,8 +538,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let hooks = self.options.hooks.restored(&mut record)?;
         record.check_left_hooks()?;
         record.drop_rest();
-        let (scaler, window) = (record.scaler.take(), record.window_state());
-        let origin = record.origin().to_string();
+        let (scaler, window) = (record.scaler.take(), record.window.take());
+        let origin = record.origin.clone();
         let loaded = self.optim.load_record(record.into_optimizer()?);
         loaded.map_err(|error| match error {
             AmpError::ForeignRecord { reason, .. } => AmpError::foreign(&origin, reason),
@@ -571,7 +571,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                           `AmpRecord::without_masters`";
             return Some(reason.to_string());
         }
-        let state = record.window_state().filter(|state| state.len > 0)?;
+        let state = record.window.as_ref().filter(|state| state.len > 0)?;
         let Some(window) = &self.options.window else {
             return Some(format!(
                 "it holds a window of {} accumulated micro-batches, but there is no accumulation here: use \
@@ -579,7 +579,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 state.len
             ));
         };
-        let reason = window.misfit(&state)?;
+        let reason = window.misfit(state)?;
         Some(format!(
             "{reason}; drop it with `AmpRecord::without_window`"
         ))

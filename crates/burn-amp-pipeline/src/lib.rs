@@ -37,7 +37,7 @@ use burn::tensor::{Device, Tensor};
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::ModuleOptimizer,
 };
-use std::path::Path;
+use std::{mem::take, path::Path};
 
 use burn_amp_core::internal::{
     Entries, ParamTensors, Parameter, Statistics, StepGradients, StepOptions, is_half, parameters,
@@ -370,10 +370,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         let stored = self.stored.clone();
         let record = (self.worker).send(move |update| {
             let mut record = update.optim.to_record();
-            let masters = update.masters_or(stored, of.as_ref());
-            if !masters.is_empty() {
-                record.put_masters(masters);
-            }
+            record.masters = update.masters_or(stored, of.as_ref());
             record
         });
         record
@@ -397,7 +394,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// As [`ScaledOptimizer::load_record`]; the present state stays as it was. [`AmpError::OptimizerThread`].
     pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
-        let (masters, sent) = (record.take_masters(), record.window());
+        let (masters, sent) = (take(&mut record.masters), record.window());
         let loaded = self
             .worker
             .send(|update| update.load_record(record))
@@ -502,7 +499,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         if !self.stored.is_empty() {
             masters::check_stored(&trained, &self.stored)?;
         }
-        let (own, stored) = (module.clone(), std::mem::take(&mut self.stored));
+        let (own, stored) = (module.clone(), take(&mut self.stored));
         self.trained = Some(trained.clone());
         self.send(What::Other, move |update| {
             update.begin(own, &trained, &stored)

@@ -6,7 +6,7 @@ use burn::{
 
 use crate::gradients::clip::{ClipRules, Factors};
 use crate::gradients::{StepGradients, UnscaledGradients};
-use crate::record::{AmpRecord, WINDOW};
+use crate::record::AmpRecord;
 use crate::values::{distinct_parameters, parameters};
 use crate::{
     error::AmpError, gradients::entries::Entries, scale::loss_scale::StepOutcome,
@@ -63,12 +63,9 @@ impl StepOptions {
     /// The state of a scaler, and of what is kept here.
     pub fn record_with(&self, scaler: &GradScaler) -> AmpRecord {
         let mut record = scaler.to_record();
-        if let Some(window) = self.window.as_ref().filter(|window| !window.is_empty()) {
-            record.put(WINDOW, window.state.clone().into());
-        }
-        for (name, state) in self.hooks.states() {
-            record.put_hook(&name, state);
-        }
+        let open = self.window.as_ref().filter(|window| !window.is_empty());
+        record.window = open.map(|window| window.state.clone());
+        record.hooks = self.hooks.states().collect();
         record
     }
 

@@ -166,11 +166,8 @@ impl UnscaledGradients {
             }
         }
         pass.unscale(factor as f32)?;
-        for position in positions.iter().rev() {
-            let entry = &self.entries[*position];
-            if let Some(grad) = pass.pop(*position, entry.rank) {
-                entry.put(&mut self.params, grad);
-            }
+        for (position, grad) in pass.into_tensors() {
+            self.entries[position].put(&mut self.params, grad);
         }
         Ok(())
     }

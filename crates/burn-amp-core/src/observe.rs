@@ -86,7 +86,7 @@ pub fn measure<'a>(
 
 /// Counts values on any devices by exponent. Waits for each device once.
 pub fn count(tensors: impl Iterator<Item = Tensor<1>>) -> Result<ExponentHistogram, AmpError> {
-    Ok(Pass::of(tensors.map(AnyTensor::new)).histogram()?)
+    Ok(Pass::of(None, tensors.map(AnyTensor::new).enumerate()).histogram()?)
 }
 
 impl GradScaler {

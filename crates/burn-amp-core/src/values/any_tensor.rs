@@ -29,9 +29,10 @@ impl AnyTensor {
         Self(Tensor::from_bridge(tensor.into_bridge()))
     }
 
-    /// Takes the last tensor out of a list, of this rank.
-    pub fn pop(list: &mut TensorList, rank: usize) -> Option<Self> {
-        with_rank!(rank, D => list.pop::<D>().map(Self::new), _rank => None)
+    /// The tensors of a list, each of which nothing else holds once it is taken out.
+    pub fn all_of(list: TensorList) -> impl Iterator<Item = Self> {
+        let tensors = list.into_iter();
+        tensors.map(|tensor| Self(Tensor::from_dispatch(tensor)))
     }
 
     /// The tensor itself, with its rank.

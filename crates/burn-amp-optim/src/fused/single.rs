@@ -83,7 +83,7 @@ fn job(
     grad: Tensor<1>,
     kept: Option<WithMaster<Tensors>>,
 ) -> Job {
-    let (device, has_master, rank) = (grad.device(), is_half(tensor.dtype()), tensor.rank());
+    let (device, has_master) = (grad.device(), is_half(tensor.dtype()));
     let WithMaster { master, state, .. } = kept.unwrap_or_default();
     let fresh = state.tensors.is_empty() || state.time.is_fresh();
     let time = pass::time(state.time, fresh);
@@ -115,7 +115,6 @@ fn job(
         idle: idle.clone(),
         has_master,
         tensors,
-        rank,
         slot: Slot::default(),
     }
 }

@@ -426,11 +426,7 @@ impl GradScaler {
 
     /// A scale that is on a device, for the scopes of this.
     pub(crate) fn device_step_at(&self, scale: DeviceScale) -> DeviceStep {
-        DeviceStep::new(
-            scale,
-            Arc::default(),
-            Arc::downgrade(&self.ledger.page.member),
-        )
+        DeviceStep::new(scale, Arc::downgrade(&self.ledger.page.member))
     }
 
     /// Starts again: the schedule at its initial scale, counters at zero. Settings stay.
@@ -458,7 +454,7 @@ impl GradScaler {
 
     /// Steps taken and skipped since this scaler was built.
     pub fn counters(&self) -> StepCounters {
-        self.account().counters()
+        self.account().counters
     }
 
     /// What the last call of `step`, `accumulate`, `flush`, `observe` or `discard` has done, of this scaler or of the optimizer

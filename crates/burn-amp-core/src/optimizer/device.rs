@@ -334,7 +334,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let run = self.flight.run_of(ids.clone());
         let goes_on = |device_step: &Arc<DeviceStep>| {
             run.as_ref()
-                .is_some_and(|run| Arc::ptr_eq(run, device_step.run()))
+                .is_some_and(|run| Arc::ptr_eq(run, &device_step.run))
         };
         if let Some(device_step) = self.scaler.live().in_flight.device_step().filter(goes_on) {
             return Some(device_step);
@@ -344,9 +344,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             return None;
         }
         let scale = self.scaler.live().on_device()?.upload(&entries[0].device);
-        let device_step = self.scaler.device_step_at(scale);
-        let device_step = device_step.clipping(self.options.clip.table(entries));
-        let run = device_step.run().clone();
+        let mut device_step = self.scaler.device_step_at(scale);
+        let table = self.options.clip.table(entries);
+        device_step.clip = table.map(|table| (table, Status::default()));
+        let run = device_step.run.clone();
         (self.flight).begin(run, ids.collect(), self.scaler.live());
         Some(Arc::new(device_step))
     }

@@ -108,7 +108,7 @@ impl Pass {
         match self.rehearses() {
             Some(Rehearses::Run | Rehearses::Recording) => before.unchanged(fresh),
             _ => {
-                let run = self.decides.as_ref().map(|decides| decides.run().clone());
+                let run = self.decides.as_ref().map(|decides| decides.run.clone());
                 before.next(run, fresh)
             }
         }
@@ -141,7 +141,8 @@ impl Pass {
             let list = match &self.decides {
                 Some(decides) => {
                     let mut rehearsal = decides.rehearsal();
-                    group.step(decides.scale(), decides.clip(), call, rehearsal.as_mut())
+                    let (scale, clip) = (&decides.scale, decides.clip.as_ref());
+                    group.step(scale, clip, call, rehearsal.as_mut())
                 }
                 None => {
                     let Job { idle, device, .. } = &group.jobs[0];
@@ -165,7 +166,7 @@ impl Group {
     fn step(
         &mut self,
         decides: &DeviceScale,
-        clip: Option<(&ClipTable, &Status)>,
+        clip: Option<&(ClipTable, Status)>,
         call: usize,
         rehearsal: Option<&mut Rehearsal>,
     ) -> TensorList {
@@ -174,6 +175,7 @@ impl Group {
         let time = |job: &Job| u32::try_from(job.time.given).unwrap_or(u32::MAX);
         let times: Vec<_> = self.jobs.iter().map(time).collect();
         let Job { rule, device, .. } = &self.jobs[0];
+        let clip = clip.map(|(table, status)| (table, status));
         // Asked before: see `can_update`.
         let update = |list, sent| {
             update(*rule, list, decides.decide(*rule, sent, clip))
@@ -183,7 +185,7 @@ impl Group {
             return update(list, DeviceScale::send(&rows, &times, gradients, device));
         };
         let sent = rehearsal.sent(call, &rows, &times, gradients, device);
-        if rehearsal.what() == Rehearses::Replay {
+        if rehearsal.what == Rehearses::Replay {
             return list;
         }
         let before = list.places();

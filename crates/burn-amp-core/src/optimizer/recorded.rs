@@ -41,9 +41,9 @@ impl Found {
     }
 }
 
+#[doc(hidden)]
 impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Why no step of this optimizer can be captured, if so.
-    #[doc(hidden)]
     pub fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
         self.check_settings()?;
         self.check_loaded(module)?;
@@ -51,7 +51,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// The loss scale as it is, on a device: in the place of another, if there is one.
-    #[doc(hidden)]
     pub fn scale_on(
         &self,
         device: &Device,
@@ -70,13 +69,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Scopes take the scale from the host again, after a recording that has failed.
-    #[doc(hidden)]
     pub fn end_recording(&self) {
         self.scaler.live().in_flight.set_device_step(None);
     }
 
     /// Computes a loss and its gradients, at the scale on the device, and looks at them there.
-    #[doc(hidden)]
     pub fn find<M: Module>(
         &self,
         scale: &DeviceScale,
@@ -104,7 +101,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Goes on from what was found to the step, which is not made or only recorded. Says whether all that it writes stays in its place.
-    #[doc(hidden)]
     pub fn rehearse<M: Module>(
         &mut self,
         what: Rehearses,
@@ -133,7 +129,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// What the host does before a replay: resolves steps that are over, sends what this one reads, and counts it.
-    #[doc(hidden)]
     pub fn begin_replay<M: Module>(
         &mut self,
         mut stage: Stage,

@@ -12,15 +12,14 @@ pub const ID: u64 = u64::from_le_bytes(*b"burn_amp");
 /// taken for a section of the file around them.
 pub const TENSOR: &str = "scaler";
 
+#[doc(hidden)]
 impl AmpRecord {
     /// The bytes of that tensor.
-    #[doc(hidden)]
     pub fn into_checkpoint(self) -> Result<Bytes, AmpError> {
         Ok(inverted(&self.into_bytes()?))
     }
 
     /// The record of such bytes.
-    #[doc(hidden)]
     pub fn from_checkpoint(bytes: &[u8], origin: &str) -> Result<Self, AmpError> {
         let record = Self::from_container(Container::from_bytes(inverted(bytes), origin)?)?;
         match record.counters() {

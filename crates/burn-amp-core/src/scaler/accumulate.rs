@@ -5,7 +5,7 @@ use burn::module::Module;
 use super::{GradScaler, step::check_accepted};
 use crate::gradients::entries::{Entries, Entry};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients};
-use crate::values::{optimizer_dtype, parameters};
+use crate::values::{AnyTensor, optimizer_dtype, parameters};
 use crate::{
     error::AmpError, gradients::unscale::unscale, journal::account::Purpose,
     scale::loss_scale::StepOutcome, scaler::accumulation::AccumulationWindow,
@@ -180,10 +180,8 @@ impl GradScaler {
         let (mut sums, divisor) = window.take(&entries);
         if !self.is_enabled() {
             for entry in &mut entries {
-                entry.change(&mut sums, |sum| match divisor {
-                    1.0 => sum.cast(entry.parameter),
-                    divisor => sum.mul_scalar(1.0 / divisor).cast(entry.parameter),
-                });
+                let mean = |sum: AnyTensor| sum.mul_scalar(1.0 / divisor).cast(entry.parameter);
+                entry.change(&mut sums, mean);
                 entry.gradient = entry.parameter;
             }
             return Ok(UnscaledGradients::new(sums, entries, false));

@@ -150,18 +150,13 @@ impl AccumulationWindow {
             let Some(grad) = entry.take(&mut grads) else {
                 continue;
             };
+            let wide = working_dtype(entry.parameter);
             // Nothing else here may hold its memory.
             let sum = self.state.sums.remove(&entry.id);
             let sum = match sum.and_then(|sum| sum.live(&grad.device())) {
                 Some(sum) => sum.blend(grad, 1.0, factor),
-                None => {
-                    // The first gradient's memory becomes the sum's.
-                    let sum = grad.cast(working_dtype(entry.parameter));
-                    match factor == 1.0 {
-                        true => sum,
-                        false => sum.mul_scalar(factor),
-                    }
-                }
+                // The first gradient's memory becomes the sum's.
+                None => grad.cast(wide).mul_scalar(factor),
             };
             self.state.sums.insert(entry.id, sum.into());
         }

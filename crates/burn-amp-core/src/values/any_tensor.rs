@@ -118,9 +118,12 @@ impl AnyTensor {
         }
     }
 
-    /// Multiplies by a number, in f32 for f16 and bf16. The dtype stays.
+    /// Multiplies by a number, in f32 for f16 and bf16. The dtype stays; so does the tensor itself, if the number is 1.
     pub fn mul_scalar(self, factor: f64) -> Self {
-        self.map_wide(|tensor| tensor.mul_scalar(factor))
+        match factor == 1.0 {
+            true => self,
+            false => self.map_wide(|tensor| tensor.mul_scalar(factor)),
+        }
     }
 
     /// `keep * self + add * other`, in one pass; in place, if nothing else holds the tensor.

@@ -280,15 +280,13 @@ impl AmpRecord {
 
     /// Whose states these are that may be all of a record: the kind of the record then, and the owner.
     fn owners(&self) -> impl Iterator<Item = (&'static str, String)> {
-        let has_window = self.window.is_some();
-        let alone = [
-            (self.scaler.is_some(), GRAD_SCALER, "a `GradScaler`"),
-            (has_window, ACCUMULATION_WINDOW, "an `AccumulationWindow`"),
-        ];
-        let alone = alone.into_iter().filter(|(is_here, ..)| *is_here);
-        let alone = alone.map(|(_, kind, owner)| (kind, owner.to_string()));
+        let scaler = self.scaler.iter();
+        let scaler = scaler.map(|_| (GRAD_SCALER, "a `GradScaler`".to_string()));
+        let window = self.window.iter();
+        let window = window.map(|_| (ACCUMULATION_WINDOW, "an `AccumulationWindow`".to_string()));
         let hooks = self.hooks();
-        alone.chain(hooks.map(|name| (ONE_HOOK, format!("the hook `{name}`"))))
+        let hooks = hooks.map(|name| (ONE_HOOK, format!("the hook `{name}`")));
+        scaler.chain(window).chain(hooks)
     }
 
     /// All of it in one container. Waits for the device.

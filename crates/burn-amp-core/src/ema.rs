@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
-use burn_amp_kernels::{blend, blend_unless};
+use burn_amp_kernels::blend_unless;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{AmpError, in_range};
@@ -182,10 +182,8 @@ impl Ema {
             let average = match old.and_then(|old| old.live(&value.device())) {
                 Some(average) => {
                     let value = value.into_handle();
-                    average.map(|average| match found_inf {
-                        Some(found) => blend_unless(average, value, keep, add, found.clone()),
-                        None => blend(average, value, keep, add),
-                    })
+                    let found = found_inf.cloned();
+                    average.map(|average| blend_unless(average, value, keep, add, found))
                 }
                 // The first time it shares the parameter's memory, which the next step leaves to it.
                 None => {

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 use burn::{module::ParamId, optim::GradientsParams};
-use burn_amp_kernels::{Factor, TensorList, Watch, scaled_cast, watched_cast};
+use burn_amp_kernels::{Factor, TensorList, Watch, copied, watched_cast};
 
 use crate::{values::dtype::is_half, values::rank::with_rank};
 
@@ -138,10 +138,7 @@ impl AnyTensor {
         factor: Factor,
         watch: Option<&Watch>,
     ) -> Self {
-        self.map(|tensor| match watch {
-            Some(watch) => watched_cast(tensor, dtype, factor, watch),
-            None => scaled_cast(tensor, dtype, factor),
-        })
+        self.map(|tensor| watched_cast(tensor, dtype, factor, watch))
     }
 
     /// All values in one row; none if there are none.
@@ -174,12 +171,6 @@ pub(crate) fn take_gradient(
 /// Puts a gradient in, in the place of another one.
 pub fn put_gradient(grads: &mut GradientsParams, id: ParamId, gradient: AnyTensor) {
     with_rank!(gradient.rank(), D => grads.register(id, gradient.into_tensor::<D>()), rank => no_such(rank));
-}
-
-/// A copy that shares no memory with the tensor.
-pub fn copied<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    Tensor::empty(tensor.shape(), (&tensor.device(), tensor.dtype()))
-        .slice_assign([(); D].map(|()| ..), tensor)
 }
 
 fn no_such<T>(rank: usize) -> T {

@@ -74,7 +74,7 @@ impl ScaledGradients {
 #[derive(Debug)]
 pub struct UnscaledGradients {
     params: GradientsParams,
-    entries: Vec<Entry>,
+    pub(crate) entries: Vec<Entry>,
     pub(crate) status: Box<GradientStatus>,
     /// Whether what was found in each gradient is known: they were measured, and not changed since.
     is_measured: bool,
@@ -335,10 +335,6 @@ impl UnscaledGradients {
         self.find_overflow();
         self.verdicts.extend(other.verdicts);
         self
-    }
-
-    pub(crate) fn entries(&self) -> &[Entry] {
-        &self.entries
     }
 }
 

@@ -38,7 +38,7 @@ pub fn is_dynamic(amp: &MixedPrecision) -> bool {
 
 /// Counts gradients by exponent. Waits for the device.
 pub fn histogram(grads: &UnscaledGradients) -> Result<ExponentHistogram, AmpError> {
-    Ok(handles(grads.params(), grads.entries(), None).histogram()?)
+    Ok(handles(grads.params(), &grads.entries, None).histogram()?)
 }
 
 /// Whether the gradient of the loss is the cause of an overflow, and no loss scale; and then whether the model's output was finite.

@@ -52,10 +52,10 @@ use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 use crate::scaler::iteration::{Iteration, Unsettled};
 use crate::{
     border::mixed_precision::MixedPrecision, error::AmpError, gradients::status::GradientStatus,
-    gradients::unscale::unscale, journal::Journal, journal::account::Account,
-    journal::step_counters::StepCounters, scale::border_events::BorderEvent,
-    scale::device_step::DeviceStep, scale::live_scale::LiveScale, scaler::ledger::Ledger,
-    scaler::loss_watch::LossWatch, values::dtype::is_half,
+    gradients::unscale::unscale, journal::account::Account, journal::step_counters::StepCounters,
+    scale::border_events::BorderEvent, scale::device_step::DeviceStep,
+    scale::live_scale::LiveScale, scaler::ledger::Ledger, scaler::loss_watch::LossWatch,
+    values::dtype::is_half,
 };
 
 impl GradScalerConfig {
@@ -406,11 +406,6 @@ impl GradScaler {
             self.ledger.forget_others();
         }
         self.ledger.show(None);
-    }
-
-    /// That of this optimizer alone.
-    pub(crate) fn journal(&self) -> &Journal {
-        self.ledger.journal()
     }
 
     /// Whether a device can move the scale: nobody else does, nor wants to see the gradients.

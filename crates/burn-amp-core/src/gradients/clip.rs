@@ -205,10 +205,10 @@ impl UnscaledGradients {
             return Ok((self, factors));
         }
         let norms = Norms::of(&self, &statuses)?;
-        let mut plan = Plan::new(rules, factor, self.entries(), &statuses, &norms, later);
+        let mut plan = Plan::new(rules, factor, &self.entries, &statuses, &norms, later);
         let clipped = plan.changed();
         if later {
-            factors = plan.take_factors(self.entries());
+            factors = plan.take_factors(&self.entries);
         }
         for (factor, positions) in plan.take_shared() {
             self.scale(&positions, factor)?;
@@ -245,7 +245,7 @@ impl Norms {
             // Far from that range; but so small, they might not be in that of their dtype.
             _ => norms[index] * unit,
         };
-        let norms = grads.entries().iter().enumerate().map(norm).collect();
+        let norms = grads.entries.iter().enumerate().map(norm).collect();
         Ok(Self { unit, norms })
     }
 }

@@ -96,7 +96,7 @@ impl From<u32> for AccumulationConfig {
 /// A value: a clone is independent.
 #[derive(Clone, Debug)]
 pub struct AccumulationWindow {
-    config: AccumulationConfig,
+    pub(crate) config: AccumulationConfig,
     pub(crate) state: WindowState,
 }
 
@@ -133,14 +133,6 @@ impl AccumulationWindow {
     /// Throws away what was summed; the next micro-batch is the first of a new window.
     pub fn clear(&mut self) {
         self.state = WindowState::default();
-    }
-
-    pub(crate) fn drops_micro_batches(&self) -> bool {
-        self.config.skip_micro_batch
-    }
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.state.len >= self.config.micro_batches
     }
 
     /// Adds `factor` times a micro-batch's gradients to the sums, in place, in f32 (f64 for f64 parameters). Does not wait for
@@ -207,7 +199,7 @@ impl AccumulationWindow {
                 "its window holds {len} micro-batches, but a window has {size} here"
             ));
         }
-        let (stored, here) = match (state.scale, self.drops_micro_batches()) {
+        let (stored, here) = match (state.scale, self.config.skip_micro_batch) {
             (Some(_), true) => (false, true),
             (None, false) => (true, false),
             _ => return None,

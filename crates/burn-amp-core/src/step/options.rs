@@ -94,7 +94,7 @@ impl StepOptions {
         }
         let losses = window.map(|window| window.state.losses).unwrap_or_default();
         let loss = losses.and(self.loss).mean();
-        let tests_micro_batches = window.is_some_and(AccumulationWindow::drops_micro_batches);
+        let tests_micro_batches = window.is_some_and(|window| window.config.skip_micro_batch);
         scaler.begin_step(std::mem::take(&mut entries.buffers));
         let decided = self.step(scaler, optim, module, grads, entries, loss);
         let outcome = scaler.last_outcome();
@@ -145,7 +145,7 @@ impl StepOptions {
         loss: Option<f64>,
     ) -> Result<Option<Decided>, AmpError> {
         let mut judged = None;
-        if !grads.has_overflow() && !grads.entries().is_empty() {
+        if !grads.has_overflow() && !grads.entries.is_empty() {
             let of_module = || distinct_parameters(module);
             judged = self.hooks.judge(Some(&mut grads), loss, &of_module)?;
         }
@@ -182,7 +182,7 @@ impl StepOptions {
         scaler.account().begin_call();
         self.loss = None;
         scaler.resolve_dropped()?;
-        let frozen = |window: &AccumulationWindow| !window.drops_micro_batches();
+        let frozen = |window: &AccumulationWindow| !window.config.skip_micro_batch;
         match grads {
             // An overflow is met again and again unless the scale moves.
             StepGradients::Unscaled(grads)

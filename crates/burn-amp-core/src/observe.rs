@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::border::{MixedPrecision, scope};
 use crate::gradients::{Pass, UnscaledGradients, handles};
-use crate::values::{AnyTensor, Parameter, any_tensor, distinct_parameters};
+use crate::values::{AnyTensor, any_tensor, distinct_parameters};
 pub use crate::{
     border::dry_run::DryRun,
     border::observer::{Observer, Stepped},
@@ -60,18 +60,14 @@ pub struct Flat {
 /// The gradients of a model's parameters, in its order; or without any the parameters themselves. What has no values is left out.
 pub fn values<M: Module>(model: &M, grads: Option<&GradientsParams>) -> Vec<Flat> {
     let parameters = distinct_parameters(model).into_iter();
-    let flat = parameters.filter_map(
-        |Parameter {
-             path, value, id, ..
-         }| {
-            let values = match grads {
-                Some(grads) => any_tensor::gradient(grads, id, value.rank())?,
-                None => value,
-            };
-            let values = values.flat()?;
-            Some(Flat { path, values })
-        },
-    );
+    let flat = parameters.filter_map(|found| {
+        let values = match grads {
+            Some(grads) => any_tensor::gradient(grads, found.id, found.value.rank())?,
+            None => found.value,
+        };
+        let (path, values) = (found.path, values.flat()?);
+        Some(Flat { path, values })
+    });
     flat.collect()
 }
 

@@ -310,16 +310,11 @@ pub(super) fn key_of(name: &str) -> String {
 /// Whether bytes in which a reader finds no section hold one all the same: a damaged length can make it stop before that.
 fn hides_section(bytes: &[u8]) -> bool {
     let head = &bytes[..bytes.len().min(HEADER_SIZE + MAX_METADATA_SIZE as usize)];
-    let numbers = head
-        .iter()
-        .enumerate()
-        .filter(|(_, byte)| **byte == NUMBER[0]);
-    numbers
-        .map(|(at, _)| head.split_at(at))
-        .any(|(name, value)| {
-            let names = [VERSION_KEY, CHECKSUM_KEY];
-            value.starts_with(NUMBER) && names.iter().any(|key| name.ends_with(key.as_bytes()))
-        })
+    (0..head.len()).any(|at| {
+        let (name, value) = head.split_at(at);
+        let names = [VERSION_KEY, CHECKSUM_KEY];
+        value.starts_with(NUMBER) && names.iter().any(|key| name.ends_with(key.as_bytes()))
+    })
 }
 
 /// The checksum in a head; none if there is no section of ours. Says first whether a later release has written it.

@@ -7,6 +7,7 @@ use std::{any::type_name, path::Path};
 
 pub(crate) mod burn_optimizer;
 mod device;
+mod host;
 pub(crate) mod lr_scheduler;
 mod recorded;
 
@@ -17,17 +18,11 @@ use crate::error::{AmpError, StepError};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
 use crate::record::{AmpRecord, OptimizerState};
 use crate::scaler::accumulation::{AccumulationConfig, AccumulationWindow};
+use crate::step::hook::{Hook, IntoHook};
 use crate::{
-    gradients::clip::GradientClip,
-    gradients::entries::Entries,
-    scale::in_flight::Resolution,
-    scale::loss_scale::GradScalerConfig,
-    scaler::GradScaler,
-    step::hook::{Hook, IntoHook},
-    step::options::StepOptions,
-    update::Update,
-    update::module_optim::ModuleOptim,
-    values::parameters,
+    gradients::clip::GradientClip, gradients::entries::Entries,
+    scale::loss_scale::GradScalerConfig, scaler::GradScaler, step::options::StepOptions,
+    update::Update, update::module_optim::ModuleOptim, values::parameters,
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -366,33 +361,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
     }
 
-    /// A step that the host decides: of these gradients, or of a window that is not full.
-    fn step_on_host<M: Module>(
-        &mut self,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: Option<StepGradients>,
-        update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
-    ) -> Result<M, StepError<M>> {
-        self.scaler.account().begin_call();
-        let decided = self.check_loaded(&module).and_then(|()| {
-            (self.options).decide(&mut self.scaler, &self.optim, &module, grads, &lr)
-        });
-        let error = decided.as_ref().err().cloned();
-        let module = match decided {
-            Ok(Some((grads, factors))) => {
-                let module = update(&mut self.optim, Update::of(lr, factors), module, grads);
-                let (masters, known) = (|| self.optim.masters(), Resolution::applied());
-                Ok((self.options.hooks).applied(module, &masters, None, &known))
-            }
-            Ok(None) => Ok(module),
-            Err(error) => Err(StepError::new(module, error)),
-        };
-        self.scaler.enter();
-        self.scaler.notify(error.as_ref());
-        module
-    }
-
     /// Compares a state that was loaded with the first module it meets.
     fn check_loaded<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
         if let Some(loaded) = &self.loaded {
@@ -431,7 +399,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
         self.check_settings()?;
         self.synchronize()?;
-        let discarded = self.options.discard(&mut self.scaler, grads.into());
+        let discarded = self.discard_on_host(grads.into());
         self.scaler.ledger.show(None);
         discarded
     }

@@ -61,7 +61,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             visits,
             read: std::mem::take(&mut noted.read),
             is_loss_inside: noted.is_loss_inside,
-            max_abs: noted.measured().max_abs,
+            max_abs: noted.measured().0.unwrap_or_default(),
         })
     }
 

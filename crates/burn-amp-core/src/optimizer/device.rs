@@ -212,12 +212,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module
     }
 
-    /// Why no step can be recorded, whatever its gradients are.
-    pub(super) fn cannot_record(&self) -> Option<String> {
-        match self.options.hooks.first() {
-            Some(name) => Some(format!("the hook `{name}` looks at its steps")),
-            None => self.why_host().map(String::from),
-        }
+    /// Whether steps can be recorded, whatever their gradients are. The error says why not.
+    pub(super) fn can_record(&self) -> Result<(), AmpError> {
+        let hook = self.options.hooks.first();
+        let hook = hook.map(|name| format!("the hook `{name}` looks at its steps"));
+        let what = hook.or_else(|| self.why_host().map(String::from));
+        what.map_or(Ok(()), |what| Err(refused(what)))
     }
 
     /// What has to be read between the gradients and the step, whatever they are.

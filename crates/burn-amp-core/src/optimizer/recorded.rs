@@ -47,7 +47,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
         self.check_settings()?;
         self.check_loaded(module)?;
-        (self.cannot_record()).map_or(Ok(()), |what| Err(refused(what)))
+        self.can_record()
     }
 
     /// The loss scale as it is, on a device: in the place of another, if there is one.
@@ -56,11 +56,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         device: &Device,
         place: Option<DeviceScale>,
     ) -> Result<DeviceScale, AmpError> {
-        let why = || {
-            let what = self.cannot_record();
-            refused(what.unwrap_or_else(|| "its loss scale is the host's".to_string()))
-        };
-        let state = self.scaler.live().on_device().ok_or_else(why)?;
+        self.can_record()?;
+        let state = self.scaler.live().on_device();
+        let state = state.ok_or_else(|| refused("its loss scale is the host's"))?;
         let sent = state.upload(device);
         Ok(match place {
             Some(place) => place.become_of(sent),
@@ -165,9 +163,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     fn replay_run(&mut self, recorded: &Found) -> Result<Option<Arc<Run>>, AmpError> {
         self.scaler.live().resolve(false);
         self.take_error()?;
-        if let Some(what) = self.cannot_record() {
-            return Err(refused(what));
-        }
+        self.can_record()?;
         let run = self.flight.run_of(recorded.inspected.ids());
         if run.is_none() {
             self.scaler.live().resolve(true);

@@ -54,10 +54,8 @@ pub(super) fn check<M: Module>(
 /// Refuses masters of a record that are not those of these parameters.
 pub(super) fn check_stored(trained: &Trained, masters: &ParamTensors) -> Result<(), AmpError> {
     let misfit = |reason| AmpError::foreign("the record of the pipelined optimizer", reason);
-    let known = trained
-        .iter()
-        .filter(|found| masters.contains_key(&found.id));
-    let known = known.count();
+    let is_known = |found: &&Parameter| masters.contains_key(&found.id);
+    let known = trained.iter().filter(is_known).count();
     if known != trained.len() || known != masters.len() {
         return Err(misfit(format!(
             "it holds master weights of {} parameters, of which {known} are among the {} that are trained here: load the model's own \

@@ -30,10 +30,10 @@ pub fn blend<const D: usize>(
     keep: f64,
     add: f64,
 ) -> Tensor<D> {
-    blended(target, source, keep, add, None)
+    blend_unless(target, source, keep, add, None::<Tensor<1>>)
 }
 
-/// As [`blend`], unless `found_inf` is above 0: the target stays as it is then, bit for bit.
+/// As [`blend`], unless there is a `found_inf` and it is above 0: the target stays as it is then, bit for bit.
 ///
 /// `found_inf` has shape `[1]`, is in f32 and on the device of the tensors ([`DeviceScale::found_inf`](crate::DeviceScale::found_inf)). Nobody
 /// reads it.
@@ -46,17 +46,7 @@ pub fn blend_unless<const D: usize>(
     source: Tensor<D>,
     keep: f64,
     add: f64,
-    found_inf: Tensor<1>,
-) -> Tensor<D> {
-    blended(target, source, keep, add, Some(found_inf))
-}
-
-fn blended<const D: usize>(
-    target: Tensor<D>,
-    source: Tensor<D>,
-    keep: f64,
-    add: f64,
-    found_inf: Option<Tensor<1>>,
+    found_inf: impl Into<Option<Tensor<1>>>,
 ) -> Tensor<D> {
     let (one, other) = (target.shape(), source.shape());
     assert_eq!(one, other, "only tensors of one shape can be blended");
@@ -67,6 +57,7 @@ fn blended<const D: usize>(
     let is_wide = matches!(target.dtype(), DType::F32 | DType::F64);
     let tensors = [target, source].map(|tensor| tensor.inner().into_dispatch());
     let has_kernels = is_wide && tensors.iter().all(has_kernels);
+    let found_inf = found_inf.into();
     let found_inf = found_inf.map(|found| found.inner().into_dispatch());
     let tensors = tensors.into_iter().chain(found_inf);
     let mut sum = run(has_kernels, tensors, Job::Blend { keep, add });

@@ -39,10 +39,10 @@ pub fn scaled_cast<const D: usize>(
     dtype: FloatDType,
     factor: impl Into<Factor>,
 ) -> Tensor<D> {
-    cast(tensor, dtype, factor.into(), None)
+    watched_cast(tensor, dtype, factor, None::<&Watch>)
 }
 
-/// As [`scaled_cast`], and tells `watch` at the backward pass what arrived there.
+/// As [`scaled_cast`], and tells `watch`, if there is one, at the backward pass what arrived there.
 ///
 /// Measuring reads the gradient once, and the tensor too unless the watch is [`Watch::of_gradient`], in one pass; until then the
 /// tensor is kept. [`Watch::of_arrival`] measures nothing. Nothing is told of what is composed of Burn's operations. Does not wait for the device: what was found stays
@@ -52,27 +52,19 @@ pub fn scaled_cast<const D: usize>(
 /// # Panics
 ///
 /// As [`scaled_cast`].
-pub fn watched_cast<const D: usize>(
+pub fn watched_cast<'a, const D: usize>(
     tensor: Tensor<D>,
     dtype: FloatDType,
     factor: impl Into<Factor>,
-    watch: &Watch,
+    watch: impl Into<Option<&'a Watch>>,
 ) -> Tensor<D> {
-    cast(tensor, dtype, factor.into(), Some(watch.clone()))
-}
-
-fn cast<const D: usize>(
-    tensor: Tensor<D>,
-    dtype: FloatDType,
-    factor: Factor,
-    watch: Option<Watch>,
-) -> Tensor<D> {
+    let watch = watch.into();
     let from = tensor.dtype();
     if !is_narrow(from) {
         return tensor;
     }
     let is_empty = tensor.shape().num_elements() == 0;
-    let Factor { ratio, scale } = factor;
+    let Factor { ratio, scale } = factor.into();
     let is_one = ratio == 1.0 && scale.is_none();
     if !tensor.is_tracked() || is_empty || is_one && watch.is_none() {
         return tensor.cast(dtype);
@@ -87,7 +79,7 @@ fn cast<const D: usize>(
     match has_kernels(&tensor) && is_narrow(dtype.into()) {
         true => {
             let scale = TensorVec(scale.into_iter().map(Tensor::into_dispatch).collect());
-            let cast = Dispatch::amp_cast(tensor, dtype, ratio, scale, watch);
+            let cast = Dispatch::amp_cast(tensor, dtype, ratio, scale, watch.cloned());
             Tensor::from_dispatch(cast)
         }
         false => composed(Tensor::from_dispatch(tensor), dtype, (ratio, scale)),

@@ -70,6 +70,8 @@ pub use reading::Reading;
 pub use rule::ScaleState;
 pub use run::{histogram, inspect, unscale, unscale_in_dtype};
 pub use schedule::DeviceScale;
+#[doc(hidden)]
+pub use status::copied;
 pub use status::{Status, TensorStatus};
 pub use step::{UpdateRow, UpdateRule};
 pub use update::{can_update, update};

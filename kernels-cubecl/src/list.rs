@@ -84,6 +84,16 @@ impl TensorList {
     }
 }
 
+/// Takes the tensors out one by one, so that nothing else holds the memory of one that is out.
+impl IntoIterator for TensorList {
+    type Item = DispatchTensor;
+    type IntoIter = std::vec::IntoIter<DispatchTensor>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.tensors.into_iter()
+    }
+}
+
 impl Default for TensorList {
     fn default() -> Self {
         Self::new()

@@ -95,12 +95,15 @@ impl Status {
     /// The same, in memory of its own: for what is written again before it is read. Does not wait for the device.
     #[must_use]
     pub fn copied(&self) -> Self {
-        let copied = |rows: Tensor<1>| {
-            let own = Tensor::empty(rows.shape(), (&rows.device(), rows.dtype()));
-            own.slice_assign(.., rows)
-        };
         let mut own = self.clone();
         own.rows = own.rows.map(copied);
         own
     }
+}
+
+/// A copy that shares no memory with the tensor.
+#[doc(hidden)]
+pub fn copied<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    Tensor::empty(tensor.shape(), (&tensor.device(), tensor.dtype()))
+        .slice_assign([(); D].map(|()| ..), tensor)
 }

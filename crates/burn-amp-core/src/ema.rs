@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
-use burn_amp_kernels::{blend, blend_unless};
+use burn_amp_kernels::blend_unless;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{AmpError, in_range};
@@ -182,10 +182,8 @@ impl Ema {
             let average = match old.and_then(|old| old.live(&value.device())) {
                 Some(average) => {
                     let value = value.into_handle();
-                    average.map(|average| match found_inf {
-                        Some(found) => blend_unless(average, value, keep, add, found.clone()),
-                        None => blend(average, value, keep, add),
-                    })
+                    let found = found_inf.cloned();
+                    average.map(|average| blend_unless(average, value, keep, add, found))
                 }
                 // The first time it shares the parameter's memory, which the next step leaves to it.
                 None => {
@@ -270,7 +268,9 @@ impl Ema {
     ///
     /// The record has handles to the averages, which the next update copies if the record is still there.
     pub fn to_record(&self) -> AmpRecord {
-        AmpRecord::of_hook(NAME, self.state_to_store())
+        let mut record = AmpRecord::empty();
+        record.hooks.insert(NAME.to_string(), self.state_to_store());
+        record
     }
 
     /// Takes over a stored state: its own, or that of the averages in an optimizer's record. The settings stay. Does not wait for
@@ -281,7 +281,7 @@ impl Ema {
     /// [`AmpError::ForeignRecord`] if there are no averages in it, [`AmpError::DamagedRecord`] if they are of no update; the present state
     /// stays as it was.
     pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
-        let Some(state) = record.take_hook(NAME) else {
+        let Some(state) = record.hooks.remove(NAME) else {
             return Err(record.foreign("no averages of weights"));
         };
         (self.restore(Some(state))).map_err(|reason| record.refused_state(NAME, &reason))
@@ -388,7 +388,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 impl AmpRecord {
     /// The number of parameters whose averages are kept; 0 without averaging.
     pub fn averages(&self) -> usize {
-        self.hook(NAME).map_or(0, |state| state.tensors.len())
+        let averages = self.hooks.get(NAME);
+        averages.map_or(0, |state| state.tensors.len())
     }
 
     /// The record without averages: the run starts them again, or has none.
@@ -421,7 +422,9 @@ mod tests {
         let state = State::of(&EmaState { updates })
             .unwrap()
             .with_tensors(tensors);
-        let bytes = AmpRecord::of_hook(NAME, state).into_bytes().unwrap();
+        let mut record = AmpRecord::empty();
+        record.hooks.insert(NAME.to_string(), state);
+        let bytes = record.into_bytes().unwrap();
         let mut ema = EmaConfig::new().init().unwrap();
         let loaded = AmpRecord::from_bytes(bytes).and_then(|record| ema.load_record(record));
         loaded.map_err(|error| error.to_string())?;

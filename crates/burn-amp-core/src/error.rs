@@ -382,14 +382,14 @@ impl From<Unsupported> for AmpError {
     }
 }
 
+#[doc(hidden)]
 impl AmpError {
-    #[doc(hidden)]
+    /// Of a number that a setting cannot have.
     pub fn invalid(field: &'static str, value: impl Into<f64>, allowed: impl Into<String>) -> Self {
         Self::refused(field, short(value.into()), allowed)
     }
 
     /// As [`invalid`](Self::invalid), of a setting that is no number.
-    #[doc(hidden)]
     pub fn refused(
         field: &'static str,
         value: impl Into<String>,
@@ -403,25 +403,25 @@ impl AmpError {
         }
     }
 
-    #[doc(hidden)]
+    /// Of a parameter that is not that of the last step.
     pub fn other_module(parameter: impl Into<String>, reason: impl Into<String>) -> Self {
         let (parameter, reason) = (parameter.into(), reason.into());
         Self::OtherModule { parameter, reason }
     }
 
-    #[doc(hidden)]
+    /// Of a record that cannot be read or written.
     pub fn record_io(origin: impl Into<String>, reason: impl Into<String>) -> Self {
         let (origin, reason) = (origin.into(), reason.into());
         Self::RecordIo { origin, reason }
     }
 
-    #[doc(hidden)]
+    /// Of a record that no run has written.
     pub fn damaged(origin: impl Into<String>, reason: impl Into<String>) -> Self {
         let (origin, reason) = (origin.into(), reason.into());
         Self::DamagedRecord { origin, reason }
     }
 
-    #[doc(hidden)]
+    /// Of a record that is of something else.
     pub fn foreign(origin: impl Into<String>, reason: impl Into<String>) -> Self {
         let (origin, reason) = (origin.into(), reason.into());
         Self::ForeignRecord { origin, reason }
@@ -463,15 +463,15 @@ pub struct StepError<M> {
     pub error: AmpError,
 }
 
+#[doc(hidden)]
 impl<M> StepError<M> {
-    #[doc(hidden)]
+    /// With the module, as it was given.
     pub fn new(module: M, error: AmpError) -> Self {
         let module = Box::new(module);
         Self { module, error }
     }
 
     /// The module of a step, and whether the step failed.
-    #[doc(hidden)]
     pub fn split(stepped: Result<M, Self>) -> (M, Result<(), AmpError>) {
         match stepped {
             Ok(module) => (module, Ok(())),
@@ -480,7 +480,6 @@ impl<M> StepError<M> {
     }
 
     /// The module of a step, or what has failed, with it.
-    #[doc(hidden)]
     pub fn join(module: M, stepped: Result<(), AmpError>) -> Result<M, Self> {
         match stepped {
             Ok(()) => Ok(module),

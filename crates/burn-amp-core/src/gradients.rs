@@ -16,7 +16,7 @@ pub(crate) use unscale::inspect;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::{GradientsParams, MultiGradientsParams};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{TensorStatus, UnsupportedDType};
 use std::{collections::HashMap, ops::Add, sync::Arc};
 
@@ -74,7 +74,7 @@ impl ScaledGradients {
 #[derive(Debug)]
 pub struct UnscaledGradients {
     params: GradientsParams,
-    entries: Vec<Entry>,
+    pub(crate) entries: Vec<Entry>,
     pub(crate) status: Box<GradientStatus>,
     /// Whether what was found in each gradient is known: they were measured, and not changed since.
     is_measured: bool,
@@ -143,34 +143,26 @@ impl UnscaledGradients {
         self.finding.overflow = overflow.filter(|_| self.tested).cloned();
     }
 
-    /// Multiplies some of the gradients by a number in one pass a device, and keeps their dtypes. Does not wait.
+    /// Multiplies some of the gradients, none of them in f64, by a number in one pass a device, and keeps their dtypes. Does not wait.
     ///
     /// The pass reads and writes what a multiplication of each does, in a few launches. It is taken where a norm that was measured
     /// asks for it: measuring first and unscaling by both factors would read all gradients twice where the norm asks for nothing.
     pub(crate) fn scale(
         &mut self,
         positions: &[usize],
-        factor: f64,
+        factor: f32,
     ) -> Result<(), UnsupportedDType> {
         self.is_measured = false;
         let mut pass = Pass::default();
         for position in positions {
             let entry = &self.entries[*position];
-            match entry.take(&mut self.params) {
-                // The pass rounds the factor to f32.
-                Some(grad) if grad.dtype() == DType::F64 => {
-                    entry.put(&mut self.params, grad.mul_scalar(factor));
-                }
-                Some(grad) => pass.push(*position, grad, true),
-                None => {}
+            if let Some(grad) = entry.take(&mut self.params) {
+                pass.push(*position, grad, true);
             }
         }
-        pass.unscale(factor as f32)?;
-        for position in positions.iter().rev() {
-            let entry = &self.entries[*position];
-            if let Some(grad) = pass.pop(*position, entry.rank) {
-                entry.put(&mut self.params, grad);
-            }
+        pass.unscale(factor)?;
+        for (position, grad) in pass.into_tensors() {
+            self.entries[position].put(&mut self.params, grad);
         }
         Ok(())
     }
@@ -338,10 +330,6 @@ impl UnscaledGradients {
         self.find_overflow();
         self.verdicts.extend(other.verdicts);
         self
-    }
-
-    pub(crate) fn entries(&self) -> &[Entry] {
-        &self.entries
     }
 }
 

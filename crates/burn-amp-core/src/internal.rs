@@ -19,7 +19,7 @@ pub use crate::{
     update::Update,
     update::masters::{BurnsState, Masters, WithMaster, masters_of},
     update::module_optim::FRESH,
-    values::any_tensor::{AnyTensor, copied},
+    values::any_tensor::AnyTensor,
     values::dtype::{is_half, working_dtype},
     values::module_path::{
         ModulePath, Parameter, SCOPED, distinct_parameters, ids_with_gradient, parameters, replaced,

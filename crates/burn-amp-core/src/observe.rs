@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::border::{MixedPrecision, scope};
 use crate::gradients::{Pass, UnscaledGradients, handles};
-use crate::values::{AnyTensor, Parameter, any_tensor, distinct_parameters};
+use crate::values::{AnyTensor, any_tensor, distinct_parameters};
 pub use crate::{
     border::dry_run::DryRun,
     border::observer::{Observer, Stepped},
@@ -38,7 +38,7 @@ pub fn is_dynamic(amp: &MixedPrecision) -> bool {
 
 /// Counts gradients by exponent. Waits for the device.
 pub fn histogram(grads: &UnscaledGradients) -> Result<ExponentHistogram, AmpError> {
-    Ok(handles(grads.params(), grads.entries(), None).histogram()?)
+    Ok(handles(grads.params(), &grads.entries, None).histogram()?)
 }
 
 /// Whether the gradient of the loss is the cause of an overflow, and no loss scale; and then whether the model's output was finite.
@@ -60,18 +60,14 @@ pub struct Flat {
 /// The gradients of a model's parameters, in its order; or without any the parameters themselves. What has no values is left out.
 pub fn values<M: Module>(model: &M, grads: Option<&GradientsParams>) -> Vec<Flat> {
     let parameters = distinct_parameters(model).into_iter();
-    let flat = parameters.filter_map(
-        |Parameter {
-             path, value, id, ..
-         }| {
-            let values = match grads {
-                Some(grads) => any_tensor::gradient(grads, id, value.rank())?,
-                None => value,
-            };
-            let values = values.flat()?;
-            Some(Flat { path, values })
-        },
-    );
+    let flat = parameters.filter_map(|found| {
+        let values = match grads {
+            Some(grads) => any_tensor::gradient(grads, found.id, found.value.rank())?,
+            None => found.value,
+        };
+        let (path, values) = (found.path, values.flat()?);
+        Some(Flat { path, values })
+    });
     flat.collect()
 }
 
@@ -86,7 +82,7 @@ pub fn measure<'a>(
 
 /// Counts values on any devices by exponent. Waits for each device once.
 pub fn count(tensors: impl Iterator<Item = Tensor<1>>) -> Result<ExponentHistogram, AmpError> {
-    Ok(Pass::of(tensors.map(AnyTensor::new)).histogram()?)
+    Ok(Pass::of(None, tensors.map(AnyTensor::new).enumerate()).histogram()?)
 }
 
 impl GradScaler {

@@ -7,6 +7,7 @@ use std::{any::type_name, path::Path};
 
 pub(crate) mod burn_optimizer;
 mod device;
+mod host;
 pub(crate) mod lr_scheduler;
 mod recorded;
 
@@ -17,17 +18,11 @@ use crate::error::{AmpError, StepError};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
 use crate::record::{AmpRecord, OptimizerState};
 use crate::scaler::accumulation::{AccumulationConfig, AccumulationWindow};
+use crate::step::hook::{Hook, IntoHook};
 use crate::{
-    gradients::clip::GradientClip,
-    gradients::entries::Entries,
-    scale::in_flight::Resolution,
-    scale::loss_scale::GradScalerConfig,
-    scaler::GradScaler,
-    step::hook::{Hook, IntoHook},
-    step::options::StepOptions,
-    update::Update,
-    update::module_optim::ModuleOptim,
-    values::parameters,
+    gradients::clip::GradientClip, gradients::entries::Entries,
+    scale::loss_scale::GradScalerConfig, scaler::GradScaler, step::options::StepOptions,
+    update::Update, update::module_optim::ModuleOptim, values::parameters,
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -366,33 +361,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
     }
 
-    /// A step that the host decides: of these gradients, or of a window that is not full.
-    fn step_on_host<M: Module>(
-        &mut self,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: Option<StepGradients>,
-        update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
-    ) -> Result<M, StepError<M>> {
-        self.scaler.account().begin_call();
-        let decided = self.check_loaded(&module).and_then(|()| {
-            (self.options).decide(&mut self.scaler, &self.optim, &module, grads, &lr)
-        });
-        let error = decided.as_ref().err().cloned();
-        let module = match decided {
-            Ok(Some((grads, factors))) => {
-                let module = update(&mut self.optim, Update::of(lr, factors), module, grads);
-                let (masters, known) = (|| self.optim.masters(), Resolution::applied());
-                Ok((self.options.hooks).applied(module, &masters, None, &known))
-            }
-            Ok(None) => Ok(module),
-            Err(error) => Err(StepError::new(module, error)),
-        };
-        self.scaler.enter();
-        self.scaler.notify(error.as_ref());
-        module
-    }
-
     /// Compares a state that was loaded with the first module it meets.
     fn check_loaded<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
         if let Some(loaded) = &self.loaded {
@@ -431,7 +399,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
         self.check_settings()?;
         self.synchronize()?;
-        let discarded = self.options.discard(&mut self.scaler, grads.into());
+        let discarded = self.discard_on_host(grads.into());
         self.scaler.ledger.show(None);
         discarded
     }
@@ -530,7 +498,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.resolve();
         let state = record.optimizer_state()?;
         if let Some(scaler) = &record.scaler {
-            scaler.check(self.scaler.live(), record.origin())?;
+            scaler.check(self.scaler.live(), &record.origin)?;
         }
         if let Some(reason) = self.misfit(&record) {
             return Err(record.misfit(reason));
@@ -538,8 +506,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let hooks = self.options.hooks.restored(&mut record)?;
         record.check_left_hooks()?;
         record.drop_rest();
-        let (scaler, window) = (record.scaler.take(), record.window_state());
-        let origin = record.origin().to_string();
+        let (scaler, window) = (record.scaler.take(), record.window.take());
+        let origin = record.origin.clone();
         let loaded = self.optim.load_record(record.into_optimizer()?);
         loaded.map_err(|error| match error {
             AmpError::ForeignRecord { reason, .. } => AmpError::foreign(&origin, reason),
@@ -571,7 +539,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                           `AmpRecord::without_masters`";
             return Some(reason.to_string());
         }
-        let state = record.window_state().filter(|state| state.len > 0)?;
+        let state = record.window.as_ref().filter(|state| state.len > 0)?;
         let Some(window) = &self.options.window else {
             return Some(format!(
                 "it holds a window of {} accumulated micro-batches, but there is no accumulation here: use \
@@ -579,7 +547,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 state.len
             ));
         };
-        let reason = window.misfit(&state)?;
+        let reason = window.misfit(state)?;
         Some(format!(
             "{reason}; drop it with `AmpRecord::without_window`"
         ))

@@ -14,19 +14,20 @@ mod state;
 
 use burn::optim::OptimizerRecord;
 use burn::tensor::{Bytes, DType};
-use std::{collections::BTreeMap, path::Path};
+use serde::de::IgnoredAny;
+use std::{collections::BTreeMap, mem::take, path::Path};
 
 pub use container::Container;
-use container::STATE;
+use container::{STATE, key_of};
 pub use file::write_whole;
 pub use optimizer_state::OptimizerState;
-pub(crate) use owners::WINDOW;
-use owners::{HOOK, MASTERS};
+use owners::{HOOK, MASTER, MASTERS, SUM, WINDOW};
 pub use state::State;
 
 use crate::{
     earlier, error::AmpError, journal::step_counters::StepCounters, scale::loss_scale::LossScale,
-    scaler::ScalerState, update::ModuleOptim, update::module_optim::FRESH,
+    scaler::ScalerState, scaler::accumulation::WindowState, update::ModuleOptim,
+    update::module_optim::FRESH, values::ParamTensors,
 };
 
 /// The kind of a record that holds a plain optimizer's state beside that of a loss scale.
@@ -58,12 +59,18 @@ const ONE_HOOK: &str = "hook";
 /// ```
 #[derive(Clone)]
 pub struct AmpRecord {
-    origin: String,
+    /// Where it came from, for messages.
+    pub(crate) origin: String,
     #[doc(hidden)]
     pub optimizer: Option<Container>,
     pub(crate) scaler: Option<ScalerState>,
-    /// What else is stored, by its name in a container.
-    states: BTreeMap<String, State>,
+    /// Of a window, open or empty.
+    pub(crate) window: Option<WindowState>,
+    /// The f32 values of parameters that the model's own record does not have.
+    #[doc(hidden)]
+    pub masters: ParamTensors,
+    /// The states of hooks, by the hooks' names.
+    pub(crate) hooks: BTreeMap<String, State>,
     /// Why the optimizer's state cannot be stored.
     refused: Option<AmpError>,
 }
@@ -80,16 +87,11 @@ impl AmpRecord {
             origin: origin.to_string(),
             optimizer: None,
             scaler: None,
-            states: BTreeMap::new(),
+            window: None,
+            masters: ParamTensors::default(),
+            hooks: BTreeMap::new(),
             refused: None,
         }
-    }
-
-    /// The record of a hook's state alone.
-    pub(crate) fn of_hook(name: &str, state: State) -> Self {
-        let mut record = Self::empty();
-        record.put_hook(name, state);
-        record
     }
 
     /// That of a state that cannot be had.
@@ -101,45 +103,22 @@ impl AmpRecord {
         }
     }
 
-    /// Holds a state from now on, in place of one of the same name.
-    pub(crate) fn put(&mut self, name: &str, state: State) {
-        self.states.insert(name.to_string(), state);
-    }
-
-    pub(crate) fn put_hook(&mut self, name: &str, state: State) {
-        self.put(&format!("{HOOK}{name}"), state);
-    }
-
-    /// The state of a hook, if there is one.
-    pub(crate) fn hook(&self, name: &str) -> Option<&State> {
-        self.states.get(&format!("{HOOK}{name}"))
-    }
-
-    /// Takes out the state of a hook, if there is one.
-    pub(crate) fn take_hook(&mut self, name: &str) -> Option<State> {
-        self.states.remove(&format!("{HOOK}{name}"))
-    }
-
     /// The names of the [hooks](crate::step::hook::Hook) whose states it holds.
     pub fn hooks(&self) -> impl Iterator<Item = &str> {
-        let names = self.states.keys();
-        names.filter_map(|name| name.strip_prefix(HOOK))
+        self.hooks.keys().map(String::as_str)
     }
 
     /// The record without the state of a hook, which starts again, or is not there.
     pub fn without_hook(mut self, name: &str) -> Self {
-        self.take_hook(name);
+        self.hooks.remove(name);
         self
     }
 
     /// Refuses to drop the tensors of a hook that is not here.
     pub(crate) fn check_left_hooks(&self) -> Result<(), AmpError> {
-        let has_tensors = |name: &&str| {
-            self.hook(name)
-                .is_some_and(|state| !state.tensors.is_empty())
-        };
-        match self.hooks().find(has_tensors) {
-            Some(name) => Err(self.misfit(format!(
+        let mut hooks = self.hooks.iter();
+        match hooks.find(|(_, state)| !state.tensors.is_empty()) {
+            Some((name, _)) => Err(self.misfit(format!(
                 "it holds the state of the hook `{name}`, which is not here: add the hook, or drop the state with \
                  `AmpRecord::without_hook`"
             ))),
@@ -156,8 +135,8 @@ impl AmpRecord {
                 self.origin
             );
         }
-        self.states.retain(|name, _| !name.starts_with(HOOK));
-        let masters = self.take_masters().len();
+        self.hooks.clear();
+        let masters = take(&mut self.masters).len();
         if masters > 0 {
             warn!(
                 "{} holds master weights of {masters} parameters, which only a `PipelinedOptimizer` goes on from: they are dropped, and \
@@ -183,8 +162,8 @@ impl AmpRecord {
         }
         // Burn would round others when it loads them. An optimizer of one's own need not.
         let is_other = |dtype: DType| dtype.is_float() && dtype != DType::F32;
-        let tensors = self.optimizer.iter().flat_map(Container::tensors);
-        if tensors.map(|tensor| tensor.dtype).any(is_other) {
+        let mut tensors = self.optimizer.iter().flat_map(|own| own.tensors.values());
+        if tensors.any(|tensor| is_other(tensor.dtype)) {
             let again = self.clone().into_optimizer();
             if let Err(error) = again.and_then(|record| optim.check_record(record)) {
                 let reason = format!("it could not be loaded again: {error}");
@@ -207,7 +186,7 @@ impl AmpRecord {
     /// The number of the optimizer's state tensors; 0 without an optimizer.
     pub fn num_tensors(&self) -> usize {
         let container = self.optimizer.as_ref();
-        container.map_or(0, |container| container.tensors().len())
+        container.map_or(0, |container| container.tensors.len())
     }
 
     /// The record with its own settings of the loss scale, which are loaded in place of the program's: all of
@@ -285,11 +264,6 @@ impl AmpRecord {
         }
     }
 
-    /// Where it came from, for messages.
-    pub(crate) fn origin(&self) -> &str {
-        &self.origin
-    }
-
     /// The error for a record that lacks what is wanted: says what it holds instead.
     #[doc(hidden)]
     pub fn foreign(&self, lacks: &str) -> AmpError {
@@ -306,15 +280,13 @@ impl AmpRecord {
 
     /// Whose states these are that may be all of a record: the kind of the record then, and the owner.
     fn owners(&self) -> impl Iterator<Item = (&'static str, String)> {
-        let has_window = self.states.contains_key(WINDOW);
-        let alone = [
-            (self.scaler.is_some(), GRAD_SCALER, "a `GradScaler`"),
-            (has_window, ACCUMULATION_WINDOW, "an `AccumulationWindow`"),
-        ];
-        let alone = alone.into_iter().filter(|(is_here, ..)| *is_here);
-        let alone = alone.map(|(_, kind, owner)| (kind, owner.to_string()));
+        let scaler = self.scaler.iter();
+        let scaler = scaler.map(|_| (GRAD_SCALER, "a `GradScaler`".to_string()));
+        let window = self.window.iter();
+        let window = window.map(|_| (ACCUMULATION_WINDOW, "an `AccumulationWindow`".to_string()));
         let hooks = self.hooks();
-        alone.chain(hooks.map(|name| (ONE_HOOK, format!("the hook `{name}`"))))
+        let hooks = hooks.map(|name| (ONE_HOOK, format!("the hook `{name}`")));
+        scaler.chain(window).chain(hooks)
     }
 
     /// All of it in one container. Waits for the device.
@@ -334,10 +306,16 @@ impl AmpRecord {
             return Ok(container);
         };
         if let Some(scaler) = self.scaler {
-            State::plain(&scaler).put_into(&mut container, STATE);
+            State::plain(&scaler).put_into(&mut container, STATE, STATE);
         }
-        for (name, state) in &self.states {
-            state.put_into(&mut container, name);
+        if let Some(window) = self.window {
+            let state = State::plain(&window).with_tensors(window.sums);
+            state.put_into(&mut container, WINDOW, SUM);
+        }
+        State::of_tensors(self.masters).put_into(&mut container, MASTERS, MASTER);
+        for (name, state) in self.hooks {
+            let name = format!("{HOOK}{name}");
+            state.put_into(&mut container, &name, &name);
         }
         container.seal_as(kind);
         Ok(container)
@@ -349,7 +327,7 @@ impl AmpRecord {
             record.optimizer = Some(container);
             return Ok(record);
         }
-        let mut record = Self::empty_of(container.origin());
+        let mut record = Self::empty_of(&container.origin);
         let kind = container.take_kind();
         if let Some(kind) = &kind {
             record.take_states(&mut container, kind)?;
@@ -358,7 +336,7 @@ impl AmpRecord {
         if kind.is_none_or(|kind| kind == SCALED_OPTIMIZER) {
             OptimizerState::of(&container)?;
             record.optimizer = Some(container);
-        } else if let Some(tensor) = container.tensors().next() {
+        } else if let Some(tensor) = container.tensors.values().next() {
             let reason = format!("tensor `{}` is that of no parameter", tensor.name);
             return Err(container.damaged(reason));
         }
@@ -367,10 +345,10 @@ impl AmpRecord {
 
     /// Takes all states out of a container of this kind, and checks them.
     fn take_states(&mut self, container: &mut Container, kind: &str) -> Result<(), AmpError> {
-        let section = State::take_from(container, STATE)?;
+        let section = container.metadata.remove(&key_of(STATE));
         match kind {
             SCALED_OPTIMIZER | GRAD_SCALER => {
-                let state = section.as_ref().map(ScalerState::of).transpose();
+                let state = section.as_deref().map(ScalerState::of).transpose();
                 self.scaler = state.map_err(|reason| self.refused_state(STATE, &reason))?;
             }
             ACCUMULATION_WINDOW | ONE_HOOK | earlier::ONE_HOOK => {}
@@ -379,12 +357,18 @@ impl AmpRecord {
         for (hook, field) in earlier::HOOKS {
             container.rename_state(hook, field, &format!("{HOOK}{hook}"));
         }
-        let hooks = container.names_from(HOOK);
-        for name in [WINDOW, MASTERS].map(String::from).into_iter().chain(hooks) {
-            if let Some(state) = State::take_from(container, &name)? {
-                owners::check(&name, &state)
-                    .map_err(|reason| self.refused_state(&name, &reason))?;
-                self.states.insert(name, state);
+        let window = State::take_from(container, WINDOW, SUM)?;
+        let window = window.map(WindowState::of).transpose();
+        self.window = window.map_err(|reason| self.refused_state(WINDOW, &reason))?;
+        if let Some(masters) = State::take_from(container, MASTERS, MASTER)? {
+            let values = masters.values::<IgnoredAny>();
+            values.map_err(|reason| self.refused_state(MASTERS, &reason))?;
+            self.masters = masters.tensors;
+        }
+        for hook in container.names_from(HOOK) {
+            let name = format!("{HOOK}{hook}");
+            if let Some(state) = State::take_from(container, &name, &name)? {
+                self.hooks.insert(hook, state);
             }
         }
         Ok(())

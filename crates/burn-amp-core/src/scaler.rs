@@ -52,10 +52,10 @@ use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 use crate::scaler::iteration::{Iteration, Unsettled};
 use crate::{
     border::mixed_precision::MixedPrecision, error::AmpError, gradients::status::GradientStatus,
-    gradients::unscale::unscale, journal::Journal, journal::account::Account,
-    journal::step_counters::StepCounters, scale::border_events::BorderEvent,
-    scale::device_step::DeviceStep, scale::live_scale::LiveScale, scaler::ledger::Ledger,
-    scaler::loss_watch::LossWatch, values::dtype::is_half,
+    gradients::unscale::unscale, journal::account::Account, journal::step_counters::StepCounters,
+    scale::border_events::BorderEvent, scale::device_step::DeviceStep,
+    scale::live_scale::LiveScale, scaler::ledger::Ledger, scaler::loss_watch::LossWatch,
+    values::dtype::is_half,
 };
 
 impl GradScalerConfig {
@@ -408,11 +408,6 @@ impl GradScaler {
         self.ledger.show(None);
     }
 
-    /// That of this optimizer alone.
-    pub(crate) fn journal(&self) -> &Journal {
-        self.ledger.journal()
-    }
-
     /// Whether a device can move the scale: nobody else does, nor wants to see the gradients.
     pub(crate) fn can_step_on_device(&self) -> bool {
         let live = self.live();
@@ -426,11 +421,7 @@ impl GradScaler {
 
     /// A scale that is on a device, for the scopes of this.
     pub(crate) fn device_step_at(&self, scale: DeviceScale) -> DeviceStep {
-        DeviceStep::new(
-            scale,
-            Arc::default(),
-            Arc::downgrade(&self.ledger.page.member),
-        )
+        DeviceStep::new(scale, Arc::downgrade(&self.ledger.page.member))
     }
 
     /// Starts again: the schedule at its initial scale, counters at zero. Settings stay.
@@ -458,7 +449,7 @@ impl GradScaler {
 
     /// Steps taken and skipped since this scaler was built.
     pub fn counters(&self) -> StepCounters {
-        self.account().counters()
+        self.account().counters
     }
 
     /// What the last call of `step`, `accumulate`, `flush`, `observe` or `discard` has done, of this scaler or of the optimizer

@@ -9,13 +9,13 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams,
     tensor::kind::BridgeTensor,
 };
-use burn_amp_kernels::{ClipTable, Graph, Place, Preparation};
+use burn_amp_kernels::{ClipTable, Graph, Place, Preparation, copied};
 use std::{marker::PhantomData, rc::Rc};
 
 use self::draws::Draws;
 pub use self::input::CaptureInput;
 use self::input::{Kind, copied_to, kinds_of, places_of};
-use burn_amp_core::internal::{Found, ModulePath, Rehearses, Stage, copied, refused, replaced};
+use burn_amp_core::internal::{Found, ModulePath, Rehearses, Stage, refused, replaced};
 use burn_amp_core::{AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, StepError};
 
 /// Runs before a recording: fusing backends find their kernels in the first ones, and memory is there after them.

@@ -37,7 +37,7 @@ use burn::tensor::{Device, Tensor};
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::ModuleOptimizer,
 };
-use std::path::Path;
+use std::{mem::take, path::Path};
 
 use burn_amp_core::internal::{
     Entries, ParamTensors, Parameter, Statistics, StepGradients, StepOptions, is_half, parameters,
@@ -48,7 +48,7 @@ use burn_amp_core::{
 use in_flight::{InFlight, What};
 use masters::Trained;
 use update::{Update, Updated};
-use worker::{Pending, Worker};
+use worker::Worker;
 
 /// What the other crates of the workspace need. It may change with any release.
 #[doc(hidden)]
@@ -309,10 +309,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// As [`received_scaler`](Self::received_scaler), after all that was handed over: waits until that is done. Where the
     /// thread has ended, it is the received one.
     pub fn synchronized_scaler(&self) -> GradScaler {
-        let copy = self
-            .worker
-            .send(|update| update.optim.scaler().detached())
-            .and_then(Pending::wait);
+        let copy = self.ask(|update| update.optim.scaler().detached());
         copy.unwrap_or_else(|_| self.received_scaler())
     }
 
@@ -368,17 +365,12 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     pub fn to_record(&mut self) -> AmpRecord {
         let of = self.not_in_module();
         let stored = self.stored.clone();
-        let record = (self.worker).send(move |update| {
+        let record = self.ask(move |update| {
             let mut record = update.optim.to_record();
-            let masters = update.masters_or(stored, of.as_ref());
-            if !masters.is_empty() {
-                record.put_masters(masters);
-            }
+            record.masters = update.masters_or(stored, of.as_ref());
             record
         });
-        record
-            .and_then(Pending::wait)
-            .unwrap_or_else(AmpRecord::refused)
+        record.unwrap_or_else(AmpRecord::refused)
     }
 
     /// The parameters whose masters are not what the module of the program holds: it is behind, or they are in half precision.
@@ -397,11 +389,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// As [`ScaledOptimizer::load_record`]; the present state stays as it was. [`AmpError::OptimizerThread`].
     pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
-        let (masters, sent) = (record.take_masters(), record.window());
-        let loaded = self
-            .worker
-            .send(|update| update.load_record(record))
-            .and_then(Pending::wait)?;
+        let (masters, sent) = (take(&mut record.masters), record.window());
+        let loaded = self.ask(|update| update.load_record(record))?;
         self.scaler.follow(&loaded?, false);
         self.in_flight.0.clear();
         self.trained = None;
@@ -465,8 +454,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// What is around the steps, as all that was handed over has left it: waits for that. None where the thread has ended.
     #[doc(hidden)]
     pub fn options(&self) -> Option<StepOptions> {
-        let options = (self.worker).send(|update| update.optim.options.clone());
-        options.and_then(Pending::wait).ok()
+        let options = self.ask(|update| update.optim.options.clone());
+        options.ok()
     }
 
     /// What is to be refused before anything is sent, and the masters of a module that was not met before.
@@ -502,7 +491,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         if !self.stored.is_empty() {
             masters::check_stored(&trained, &self.stored)?;
         }
-        let (own, stored) = (module.clone(), std::mem::take(&mut self.stored));
+        let (own, stored) = (module.clone(), take(&mut self.stored));
         self.trained = Some(trained.clone());
         self.send(What::Other, move |update| {
             update.begin(own, &trained, &stored)
@@ -535,6 +524,14 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             true => self.synchronize(module),
             false => Ok(module),
         }
+    }
+
+    /// Gives the thread a job, and waits for what comes of it.
+    fn ask<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Update<O>) -> R + Send + 'static,
+    ) -> Result<R, AmpError> {
+        self.worker.send(job)?.wait()
     }
 
     fn send(

@@ -26,12 +26,10 @@ pub(super) fn check<M: Module>(
     compares: bool,
 ) -> Result<(), AmpError> {
     let mut left = by_id(known);
-    for Parameter {
-        id, path, value, ..
-    } in trained(module).iter()
-    {
+    for found in trained(module).iter() {
+        let value = &found.value;
         let data = |value: &AnyTensor| value.clone().into_data();
-        let reason = match left.remove(id) {
+        let reason = match left.remove(&found.id) {
             None => "was not there, or not trained",
             Some(known) if known.shape() != value.shape() || known.dtype() != value.dtype() => {
                 "has another shape or dtype"
@@ -42,7 +40,7 @@ pub(super) fn check<M: Module>(
             }
             Some(_) => continue,
         };
-        return Err(AmpError::other_module(path, reason));
+        return Err(AmpError::other_module(&found.path, reason));
     }
     match known.iter().find(|known| left.contains_key(&known.id)) {
         None => Ok(()),
@@ -56,10 +54,8 @@ pub(super) fn check<M: Module>(
 /// Refuses masters of a record that are not those of these parameters.
 pub(super) fn check_stored(trained: &Trained, masters: &ParamTensors) -> Result<(), AmpError> {
     let misfit = |reason| AmpError::foreign("the record of the pipelined optimizer", reason);
-    let known = trained
-        .iter()
-        .filter(|found| masters.contains_key(&found.id));
-    let known = known.count();
+    let is_known = |found: &&Parameter| masters.contains_key(&found.id);
+    let known = trained.iter().filter(is_known).count();
     if known != trained.len() || known != masters.len() {
         return Err(misfit(format!(
             "it holds master weights of {} parameters, of which {known} are among the {} that are trained here: load the model's own \
@@ -68,11 +64,9 @@ pub(super) fn check_stored(trained: &Trained, masters: &ParamTensors) -> Result<
             trained.len()
         )));
     }
-    for Parameter {
-        id, path, value, ..
-    } in trained.iter()
-    {
-        let (shape, expected) = (masters.get(id).map(ParamTensor::shape), value.shape());
+    for found in trained.iter() {
+        let (path, expected) = (&found.path, found.value.shape());
+        let shape = masters.get(&found.id).map(ParamTensor::shape);
         if let Some(shape) = shape.filter(|shape| *shape != expected) {
             let (shape, expected) = (shape.as_slice(), expected.as_slice());
             return Err(misfit(format!(
@@ -97,11 +91,8 @@ pub(super) fn masters_of<M: Module>(
         let working = working_dtype(value.dtype());
         let stored = stored.get(&id).cloned();
         let master = stored.and_then(|stored| stored.live(host));
-        Some(
-            master
-                .unwrap_or_else(|| value.clone())
-                .cast_to(working, host),
-        )
+        let master = master.unwrap_or_else(|| value.clone());
+        Some(master.cast_to(working, host))
     };
     // `valid` gives it running statistics of its own.
     replaced(module.valid(), master).train()

@@ -116,10 +116,8 @@ fn unit(name: &str) -> &'static str {
         _ => {}
     }
     // Burn's metrics, which do not log theirs.
-    let metric = name
-        .strip_prefix("Train ")
-        .or(name.strip_prefix("Valid "))
-        .unwrap_or_default();
+    let metric = name.strip_prefix("Train ");
+    let metric = metric.or(name.strip_prefix("Valid ")).unwrap_or_default();
     let begins = |names: &[&str]| names.iter().any(|name| metric.starts_with(name));
     match metric {
         _ if begins(&SHARES) => "%",

@@ -216,10 +216,8 @@ pub trait LearnerExt {
     /// Burn's `LearningResult::error` then says why, as the failure of a worker (the nearest of Burn's errors);
     /// [`run_result`](Self::run_result) has the error itself.
     fn interrupter(&self) -> Interrupter {
-        run::state(self.handle())
-            .interrupter
-            .get_or_insert_default()
-            .clone()
+        let mut state = run::state(self.handle());
+        state.interrupter.get_or_insert_default().clone()
     }
 
     /// Ends the run with an error, through the [`interrupter`](Self::interrupter): for strategies and agents that step by

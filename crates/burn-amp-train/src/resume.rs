@@ -104,10 +104,8 @@ impl Resume {
 /// The error for an epoch that has no checkpoint.
 fn missing(folder: &Path, epoch: usize) -> AmpError {
     let of_epoch = |name: &str| {
-        name.strip_prefix("model-")?
-            .strip_suffix(".bpk")?
-            .parse()
-            .ok()
+        let epoch = name.strip_prefix("model-")?.strip_suffix(".bpk")?;
+        epoch.parse().ok()
     };
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let epochs: BTreeSet<usize> = files

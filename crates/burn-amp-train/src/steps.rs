@@ -116,7 +116,7 @@ impl Steps {
         let mut stored = stored.unwrap_or_else(|| AmpRecord::empty_of("the checkpoint"));
         self.options.hooks = self.options.hooks.restored(&mut stored)?;
         let masters = match self.kind.thread {
-            Some(_) => stored.take_masters(),
+            Some(_) => take(&mut stored.masters),
             None => ParamTensors::default(),
         };
         stored.drop_rest();
@@ -304,11 +304,9 @@ impl DynOptimizer for Handles {
         let Some(container) = state.stored_optimizer() else {
             panic!("the optimizer's thread has ended: there is no state to be stored");
         };
-        let is_of_it = |name: &str| name.split_once('.').is_some_and(|(id, _)| id == prefix);
-        let scalars = container.scalars().iter();
-        let scalars = scalars.filter(|(name, _)| is_of_it(name));
-        (out.scalars).extend(scalars.map(|(name, value)| (name.clone(), *value)));
-        for tensor in container.split_tensors(is_of_it) {
+        let (tensors, scalars) = container.take_of(prefix);
+        out.scalars.extend(scalars);
+        for tensor in tensors {
             let (name, dtype, shape, _, bytes) = tensor
                 .into_parts()
                 .unwrap_or_else(|error| panic!("the optimizer's state cannot be read: {error}"));

@@ -25,7 +25,7 @@ pub trait CastFloat {
     fn cast_float(self, cast: &Cast<'_>) -> Self;
 }
 
-/// Implements [`CastFloat`] for a structure: its named fields are cast, the others stay.
+/// Implements [`CastFloat`] for a structure, which may have a rank: its named fields are cast, the others stay.
 ///
 /// ```
 /// use burn::tensor::{Int, Tensor};
@@ -36,11 +36,17 @@ pub trait CastFloat {
 /// }
 ///
 /// burn_amp::cast_fields!(Batch { images });
+///
+/// struct Sequence<const D: usize> {
+///     values: Tensor<D>,
+/// }
+///
+/// burn_amp::cast_fields!(Sequence<const D: usize> { values });
 /// ```
 #[macro_export]
 macro_rules! cast_fields {
-    ($name:ident { $($field:ident),* $(,)? }) => {
-        impl $crate::CastFloat for $name {
+    ($name:ident $(<const $rank:ident: usize>)? { $($field:ident),* $(,)? }) => {
+        impl $(<const $rank: usize>)? $crate::CastFloat for $name $(<$rank>)? {
             fn cast_float(mut self, cast: &$crate::Cast<'_>) -> Self {
                 $(self.$field = $crate::CastFloat::cast_float(self.$field, cast);)*
                 self
@@ -69,23 +75,8 @@ impl<T: CastFloat> CastFloat for Vec<T> {
 }
 
 cast_fields!(MhaOutput { weights, context });
-
-impl<const D: usize> CastFloat for LstmState<D> {
-    fn cast_float(self, cast: &Cast<'_>) -> Self {
-        Self {
-            cell: cast.apply(self.cell),
-            hidden: cast.apply(self.hidden),
-        }
-    }
-}
-
-impl<const D: usize> CastFloat for RnnState<D> {
-    fn cast_float(self, cast: &Cast<'_>) -> Self {
-        Self {
-            hidden: cast.apply(self.hidden),
-        }
-    }
-}
+cast_fields!(LstmState<const D: usize> { cell, hidden });
+cast_fields!(RnnState<const D: usize> { hidden });
 
 impl<const D: usize> CastFloat for Tensor<D, Int> {
     fn cast_float(self, _cast: &Cast<'_>) -> Self {

@@ -53,17 +53,6 @@ struct Passed {
     after: bool,
 }
 
-/// The gradients that have passed casts.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Measured {
-    /// Whether anything has passed.
-    pub is_any: bool,
-    /// The largest finite magnitude in the precision of the run, as the scale has made it.
-    pub max_abs: f64,
-    /// Whether something was not finite there.
-    pub overflow: bool,
-}
-
 impl DryRun {
     /// With this in place of the loss scale.
     pub fn at(scale: f64) -> Self {
@@ -118,25 +107,25 @@ impl DryRun {
 }
 
 impl DryRunNotes {
-    /// Reads the gradients that have passed. Waits for the device.
-    pub fn measured(self) -> Measured {
-        let mut measured = Measured::default();
+    /// The largest magnitude where gradients have passed, if any was read, and whether one has overflowed. Waits for the device.
+    pub fn measured(self) -> (Option<f64>, bool) {
+        let (mut largest, mut overflows) = (None, false);
         for passed in self.passed {
             let Some(status) = passed.crossing.read() else {
                 continue;
             };
-            measured.is_any = true;
+            let max_abs = largest.get_or_insert(0.0f64);
             if passed.before {
-                measured.overflow |= !status.gradient_finite;
-                measured.max_abs = measured.max_abs.max(status.max_abs / passed.factor);
+                overflows |= !status.gradient_finite;
+                *max_abs = max_abs.max(status.max_abs / passed.factor);
             }
             if passed.after {
-                measured.overflow |= status.overflow || !status.gradient_finite;
+                overflows |= status.overflow || !status.gradient_finite;
             }
             if passed.after && !status.overflow {
-                measured.max_abs = measured.max_abs.max(status.max_abs);
+                *max_abs = max_abs.max(status.max_abs);
             }
         }
-        measured
+        (largest, overflows)
     }
 }

@@ -73,14 +73,11 @@ impl MixedPrecision {
             });
             let grads = dry_loss(self, &dry, model, &mut loss)?.backward();
             let status = inspect(&GradientsParams::from_grads(grads, model), model)?;
-            let measured = dry.take().measured();
+            let (largest, overflows) = dry.take().measured();
             Ok(Found {
                 // Casts of Burn's own operations are not watched.
-                max_abs: match measured.is_any {
-                    true => measured.max_abs,
-                    false => status.max_abs() * scale,
-                },
-                overflow: measured.overflow || status.has_overflow(),
+                max_abs: largest.unwrap_or(status.max_abs() * scale),
+                overflow: overflows || status.has_overflow(),
                 status,
             })
         })?;

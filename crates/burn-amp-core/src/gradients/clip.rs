@@ -205,13 +205,13 @@ impl UnscaledGradients {
             return Ok((self, factors));
         }
         let norms = Norms::of(&self, &statuses)?;
-        let mut plan = Plan::new(rules, factor, self.entries(), &statuses, &norms, later);
+        let mut plan = Plan::new(rules, factor, &self.entries, &statuses, &norms, later);
         let clipped = plan.changed();
         if later {
-            factors = plan.take_factors(self.entries());
+            factors = plan.take_factors(&self.entries);
         }
-        for (factor, positions) in plan.take_shared() {
-            self.scale(&positions, factor)?;
+        for (factor, positions) in plan.take_shared(&self.entries) {
+            self.scale(&positions, factor as f32)?;
         }
         if plan.changed() > 0 {
             self = self.map_each(|position, grad| plan.change(position, grad));
@@ -245,7 +245,7 @@ impl Norms {
             // Far from that range; but so small, they might not be in that of their dtype.
             _ => norms[index] * unit,
         };
-        let norms = grads.entries().iter().enumerate().map(norm).collect();
+        let norms = grads.entries.iter().enumerate().map(norm).collect();
         Ok(Self { unit, norms })
     }
 }
@@ -345,11 +345,11 @@ impl Plan {
         alone.map(take).collect()
     }
 
-    /// Takes out the factors that several gradients share, with the positions of these: one pass does each.
-    fn take_shared(&mut self) -> Vec<(f64, Vec<usize>)> {
+    /// Takes out the factors that several gradients share, with the positions of these: one pass does each, in f32.
+    fn take_shared(&mut self, entries: &[Entry]) -> Vec<(f64, Vec<usize>)> {
         let mut shared: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-        for (position, factor) in self.factors.iter().enumerate() {
-            if *factor < 1.0 {
+        for (position, (factor, entry)) in self.factors.iter().zip(entries).enumerate() {
+            if *factor < 1.0 && entry.gradient != DType::F64 {
                 shared.entry(factor.to_bits()).or_default().push(position);
             }
         }

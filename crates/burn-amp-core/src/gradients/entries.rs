@@ -225,13 +225,8 @@ pub(crate) fn measure(
 
 /// Handles to gradients, at the positions of their entries.
 pub(crate) fn handles(grads: &GradientsParams, entries: &[Entry], edge: Option<f32>) -> Pass {
-    let mut pass = Pass::counting_from(edge);
-    for (position, entry) in entries.iter().enumerate() {
-        if let Some(grad) = entry.get(grads) {
-            pass.push(position, grad, true);
-        }
-    }
-    pass
+    let found = entries.iter().map(|entry| entry.get(grads)).enumerate();
+    Pass::of(edge, found.filter_map(|(at, grad)| Some((at, grad?))))
 }
 
 /// The status of all gradients, from that of each.

@@ -5,7 +5,7 @@ use burn_amp_kernels::{
     Crossing, CrossingStatus, ExponentHistogram, Histogram, Reading, Status, TensorList,
     TensorStatus, UnsupportedDType,
 };
-use std::mem::take;
+use std::{iter::zip, mem::take};
 
 use crate::values::AnyTensor;
 
@@ -40,19 +40,18 @@ impl Pass {
         Self { groups, edge }
     }
 
-    /// Of tensors that stay as they are.
-    pub(crate) fn of(tensors: impl IntoIterator<Item = AnyTensor>) -> Self {
-        let mut pass = Self::default();
-        for (position, tensor) in tensors.into_iter().enumerate() {
-            pass.push(position, tensor, true);
-        }
+    /// Of tensors that stay as they are, by their positions.
+    pub(crate) fn of(edge: Option<f32>, tensors: impl Iterator<Item = (usize, AnyTensor)>) -> Self {
+        let mut pass = Self::counting_from(edge);
+        tensors.for_each(|(position, tensor)| pass.push(position, tensor, true));
         pass
     }
 
     /// What is in each of these tensors. Waits for each device once.
     pub(crate) fn measure(tensors: Vec<AnyTensor>) -> Result<Vec<TensorStatus>, UnsupportedDType> {
         let mut statuses = vec![TensorStatus::default(); tensors.len()];
-        Self::of(tensors).inspect(Vec::new(), |at, status| statuses[at] = status)?;
+        let pass = Self::of(None, tensors.into_iter().enumerate());
+        pass.inspect(Vec::new(), |at, status| statuses[at] = status)?;
         Ok(statuses)
     }
 
@@ -130,12 +129,10 @@ impl Pass {
         crossed
     }
 
-    /// Takes the gradient at a position out. From the last to the first, so that nothing else holds its memory.
-    pub(crate) fn pop(&mut self, position: usize, rank: usize) -> Option<AnyTensor> {
-        let is_last = |group: &&mut Group| group.positions.last() == Some(&position);
-        let group = self.groups.iter_mut().find(is_last)?;
-        group.positions.pop();
-        AnyTensor::pop(&mut group.list, rank)
+    /// Takes the gradients out, each with its position.
+    pub(crate) fn into_tensors(self) -> impl Iterator<Item = (usize, AnyTensor)> {
+        let tensors = |group: Group| zip(group.positions, AnyTensor::all_of(group.list));
+        self.groups.into_iter().flat_map(tensors)
     }
 
     /// The list, if all are on one device.

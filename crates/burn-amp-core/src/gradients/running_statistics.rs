@@ -19,8 +19,6 @@ pub(crate) struct Buffers {
     met: Statistics,
     /// Whether the module has made another forward pass since that of the step, as in a pipeline: those are good then that this has met.
     pub(crate) is_behind: bool,
-    /// Whether the step is one of a module that has some.
-    are_there: bool,
     /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
     are_suspicious: bool,
     /// The skips of all optimizers of the scale after which they were looked at.
@@ -38,7 +36,6 @@ impl Buffers {
 
     /// Before a step, or a micro-batch, of a module that has these.
     pub fn before_step(&mut self, found: Statistics) {
-        self.are_there = !found.is_empty();
         // Those that were not met before, as they were before the last forward pass.
         for Parameter { id, value, .. } in found.0.iter().cloned() {
             self.good.entry(id).or_insert_with(|| value.into());
@@ -67,7 +64,7 @@ impl Buffers {
             true => live.add_skip(),
             false => skips,
         };
-        if !self.are_there {
+        if self.met.is_empty() {
             return;
         }
         if lost || (clean && self.are_suspicious) {
@@ -75,7 +72,7 @@ impl Buffers {
             self.are_suspicious = false;
         }
         match (clean, self.is_behind) {
-            (true, true) => self.good.extend(std::mem::take(&mut self.met).values()),
+            (true, true) => self.good.extend(self.met.clone().values()),
             (true, false) => self.good.extend(updated(module).values()),
             (false, _) => {}
         }

@@ -36,16 +36,15 @@ pub(crate) fn unscale(
     pass.read(Vec::new(), |at, status| entries[at].status = status);
     let mut target = GradientsParams::new();
     let mut rounded = Pass::counting_from(edge);
-    for (position, entry) in entries.iter_mut().enumerate().rev() {
+    for (position, mut grad) in pass.into_tensors() {
+        let entry = &mut entries[position];
         let wanted = optimizer_dtype(entry.parameter, in_own_dtype);
-        if let Some(mut grad) = pass.pop(position, entry.rank) {
-            if grad.dtype() != DType::from(wanted) {
-                grad = grad.cast(wanted);
-                rounded.push(position, grad.clone(), true);
-            }
-            entry.gradient = grad.dtype();
-            entry.put(&mut target, grad);
+        if grad.dtype() != DType::from(wanted) {
+            grad = grad.cast(wanted);
+            rounded.push(position, grad.clone(), true);
         }
+        entry.gradient = grad.dtype();
+        entry.put(&mut target, grad);
     }
     // What counts is what the optimizer gets: rounding can overflow, and can end in zeros.
     rounded.inspect(Vec::new(), |at, status| entries[at].status = status)?;

@@ -48,7 +48,7 @@ fn limit(
 /// The counters of an optimizer, and what its last call has done.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Account {
-    pub(super) counters: StepCounters,
+    pub(crate) counters: StepCounters,
     /// None before the first call, and where gradients were refused.
     pub(crate) outcome: Option<StepOutcome>,
     /// None where nothing was measured.
@@ -110,10 +110,6 @@ impl Account {
                 Ok(())
             }
         }
-    }
-
-    pub(crate) fn counters(&self) -> StepCounters {
-        self.counters
     }
 
     /// Skips are counted in a row anew.

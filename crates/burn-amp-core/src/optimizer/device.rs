@@ -212,12 +212,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module
     }
 
-    /// Why no step can be recorded, whatever its gradients are.
-    pub(super) fn cannot_record(&self) -> Option<String> {
-        match self.options.hooks.first() {
-            Some(name) => Some(format!("the hook `{name}` looks at its steps")),
-            None => self.why_host().map(String::from),
-        }
+    /// Whether steps can be recorded, whatever their gradients are. The error says why not.
+    pub(super) fn can_record(&self) -> Result<(), AmpError> {
+        let hook = self.options.hooks.first();
+        let hook = hook.map(|name| format!("the hook `{name}` looks at its steps"));
+        let what = hook.or_else(|| self.why_host().map(String::from));
+        what.map_or(Ok(()), |what| Err(refused(what)))
     }
 
     /// What has to be read between the gradients and the step, whatever they are.
@@ -334,7 +334,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let run = self.flight.run_of(ids.clone());
         let goes_on = |device_step: &Arc<DeviceStep>| {
             run.as_ref()
-                .is_some_and(|run| Arc::ptr_eq(run, device_step.run()))
+                .is_some_and(|run| Arc::ptr_eq(run, &device_step.run))
         };
         if let Some(device_step) = self.scaler.live().in_flight.device_step().filter(goes_on) {
             return Some(device_step);
@@ -344,9 +344,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             return None;
         }
         let scale = self.scaler.live().on_device()?.upload(&entries[0].device);
-        let device_step = self.scaler.device_step_at(scale);
-        let device_step = device_step.clipping(self.options.clip.table(entries));
-        let run = device_step.run().clone();
+        let mut device_step = self.scaler.device_step_at(scale);
+        let table = self.options.clip.table(entries);
+        device_step.clip = table.map(|table| (table, Status::default()));
+        let run = device_step.run.clone();
         (self.flight).begin(run, ids.collect(), self.scaler.live());
         Some(Arc::new(device_step))
     }

@@ -156,13 +156,13 @@ impl From<&MixedPrecision> for Journal {
 
 impl From<&GradScaler> for Journal {
     fn from(scaler: &GradScaler) -> Self {
-        scaler.journal().clone()
+        scaler.ledger.journal().clone()
     }
 }
 
 impl<O: ModuleOptim> From<&ScaledOptimizer<O>> for Journal {
     fn from(optim: &ScaledOptimizer<O>) -> Self {
-        optim.scaler().journal().clone()
+        optim.scaler().ledger.journal().clone()
     }
 }
 

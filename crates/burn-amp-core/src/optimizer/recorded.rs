@@ -41,27 +41,24 @@ impl Found {
     }
 }
 
+#[doc(hidden)]
 impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Why no step of this optimizer can be captured, if so.
-    #[doc(hidden)]
     pub fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
         self.check_settings()?;
         self.check_loaded(module)?;
-        (self.cannot_record()).map_or(Ok(()), |what| Err(refused(what)))
+        self.can_record()
     }
 
     /// The loss scale as it is, on a device: in the place of another, if there is one.
-    #[doc(hidden)]
     pub fn scale_on(
         &self,
         device: &Device,
         place: Option<DeviceScale>,
     ) -> Result<DeviceScale, AmpError> {
-        let why = || {
-            let what = self.cannot_record();
-            refused(what.unwrap_or_else(|| "its loss scale is the host's".to_string()))
-        };
-        let state = self.scaler.live().on_device().ok_or_else(why)?;
+        self.can_record()?;
+        let state = self.scaler.live().on_device();
+        let state = state.ok_or_else(|| refused("its loss scale is the host's"))?;
         let sent = state.upload(device);
         Ok(match place {
             Some(place) => place.become_of(sent),
@@ -70,13 +67,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Scopes take the scale from the host again, after a recording that has failed.
-    #[doc(hidden)]
     pub fn end_recording(&self) {
         self.scaler.live().in_flight.set_device_step(None);
     }
 
     /// Computes a loss and its gradients, at the scale on the device, and looks at them there.
-    #[doc(hidden)]
     pub fn find<M: Module>(
         &self,
         scale: &DeviceScale,
@@ -104,7 +99,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Goes on from what was found to the step, which is not made or only recorded. Says whether all that it writes stays in its place.
-    #[doc(hidden)]
     pub fn rehearse<M: Module>(
         &mut self,
         what: Rehearses,
@@ -133,7 +127,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// What the host does before a replay: resolves steps that are over, sends what this one reads, and counts it.
-    #[doc(hidden)]
     pub fn begin_replay<M: Module>(
         &mut self,
         mut stage: Stage,
@@ -170,9 +163,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     fn replay_run(&mut self, recorded: &Found) -> Result<Option<Arc<Run>>, AmpError> {
         self.scaler.live().resolve(false);
         self.take_error()?;
-        if let Some(what) = self.cannot_record() {
-            return Err(refused(what));
-        }
+        self.can_record()?;
         let run = self.flight.run_of(recorded.inspected.ids());
         if run.is_none() {
             self.scaler.live().resolve(true);

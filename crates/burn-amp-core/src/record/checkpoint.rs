@@ -12,15 +12,14 @@ pub const ID: u64 = u64::from_le_bytes(*b"burn_amp");
 /// taken for a section of the file around them.
 pub const TENSOR: &str = "scaler";
 
+#[doc(hidden)]
 impl AmpRecord {
     /// The bytes of that tensor.
-    #[doc(hidden)]
     pub fn into_checkpoint(self) -> Result<Bytes, AmpError> {
         Ok(inverted(&self.into_bytes()?))
     }
 
     /// The record of such bytes.
-    #[doc(hidden)]
     pub fn from_checkpoint(bytes: &[u8], origin: &str) -> Result<Self, AmpError> {
         let record = Self::from_container(Container::from_bytes(inverted(bytes), origin)?)?;
         match record.counters() {
@@ -33,15 +32,12 @@ impl AmpRecord {
 impl Container {
     /// Takes the record out of the file of a `Learner`'s optimizer; none if it is that of a run without scaler.
     pub(super) fn take_checkpoint(&mut self) -> Result<Option<AmpRecord>, AmpError> {
-        let id = ID.to_string();
-        let of_it = |name: &str| name.split_once('.').is_some_and(|(of, _)| of == id);
-        let Some(tensor) = self.split_tensors(of_it).pop() else {
+        let (mut tensors, _) = self.take_of(&ID.to_string());
+        let Some(tensor) = tensors.pop() else {
             return Ok(None);
         };
-        self.scalars.retain(|name, _| !of_it(name));
-        self.metadata.remove(&id);
         let bytes = self.bytes_of(&tensor)?;
-        AmpRecord::from_checkpoint(&bytes, self.origin()).map(Some)
+        AmpRecord::from_checkpoint(&bytes, &self.origin).map(Some)
     }
 }
 

@@ -8,7 +8,7 @@ impl Container {
     /// CRC-32 over names, types, shapes and values, in the container's order: by name.
     pub(super) fn checksum(&self) -> Result<u32, AmpError> {
         let mut hasher = Hasher::new();
-        for tensor in self.tensors() {
+        for tensor in self.tensors.values() {
             text(&mut hasher, &tensor.name);
             text(&mut hasher, tensor.dtype.name());
             for size in tensor.shape.iter() {

@@ -4,7 +4,7 @@ use burn_pack::{
     Tensor, Writer,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::{collections::btree_map::Values, fs, path::Path};
+use std::{fs, path::Path};
 
 use super::file::{saved_path, write_whole};
 use crate::{error::AmpError, values::ParamTensors};
@@ -27,7 +27,8 @@ pub struct Container {
     pub(super) tensors: BTreeMap<String, Tensor>,
     pub(super) scalars: BTreeMap<String, Scalar>,
     pub(super) metadata: BTreeMap<String, String>,
-    origin: String,
+    /// Where the container came from, for messages.
+    pub(super) origin: String,
     /// Handles to the memory of tensors that are not read yet, so that nobody changes them in place until then.
     pub(super) held: Vec<ParamTensors>,
 }
@@ -106,15 +107,14 @@ impl Container {
         self.metadata.remove(&key_of(KIND))
     }
 
-    /// The names that begin so of states that are here.
+    /// The names of states that are here and begin so, without their beginning.
     pub(super) fn names_from(&self, start: &str) -> BTreeSet<String> {
         let keys = self.metadata.keys().map(String::as_str);
         let fields = self.tensors.keys();
         let fields = fields.filter_map(|name| Some(name.split_once('.')?.1));
-        let names = keys
-            .chain(fields)
-            .filter_map(|name| name.strip_prefix(PREFIX));
-        let names = names.filter(|name| name.starts_with(start));
+        let start = key_of(start);
+        let names = keys.chain(fields);
+        let names = names.filter_map(|name| name.strip_prefix(&start));
         names.map(String::from).collect()
     }
 
@@ -154,23 +154,23 @@ impl Container {
     }
 
     /// Takes out the tensors with such a name.
-    pub fn split_tensors(&mut self, chosen: impl Fn(&str) -> bool) -> Vec<Tensor> {
+    pub(super) fn split_tensors(&mut self, chosen: impl Fn(&str) -> bool) -> Vec<Tensor> {
         let taken = self.tensors.extract_if(.., |name, _| chosen(name));
         taken.map(|(_, tensor)| tensor).collect()
+    }
+
+    /// Takes out all that is stored of one parameter: its tensors and scalars are given back.
+    pub fn take_of(&mut self, id: &str) -> (Vec<Tensor>, Vec<(String, Scalar)>) {
+        let of_it = |name: &str| name.split_once('.').is_some_and(|(of, _)| of == id);
+        self.metadata.remove(id);
+        let scalars = self.scalars.extract_if(.., |name, _| of_it(name));
+        let scalars = scalars.collect();
+        (self.split_tensors(of_it), scalars)
     }
 
     /// The error for contents that contradict each other.
     pub(crate) fn damaged(&self, reason: impl Into<String>) -> AmpError {
         AmpError::damaged(&self.origin, reason)
-    }
-
-    /// Where the container came from, for messages.
-    pub(crate) fn origin(&self) -> &str {
-        &self.origin
-    }
-
-    pub(crate) fn tensors(&self) -> Values<'_, String, Tensor> {
-        self.tensors.values()
     }
 
     /// The bytes of a tensor of this.
@@ -179,19 +179,12 @@ impl Container {
         bytes.map_err(|error| self.damaged(error.to_string()))
     }
 
-    /// Its scalars, by their names.
-    pub fn scalars(&self) -> &BTreeMap<String, Scalar> {
-        &self.scalars
-    }
-
     /// Without the parameters that a scalar of this name marks: they have nothing else but their rank and path.
     pub(crate) fn without_marked(mut self, mark: &str) -> Self {
         let id = |name: &String| Some(name.strip_suffix(mark)?.strip_suffix('.')?.to_string());
         let marked: Vec<String> = self.scalars.keys().filter_map(id).collect();
         for id in marked {
-            let of_it = |name: &str| name.split_once('.').is_some_and(|(of, _)| of == id);
-            self.scalars.retain(|name, _| !of_it(name));
-            self.metadata.remove(&id);
+            self.take_of(&id);
         }
         self
     }
@@ -250,7 +243,8 @@ impl Container {
 
     fn into_writer(mut self) -> Result<Writer, AmpError> {
         let count = self.tensors.len();
-        let large = self.tensors().find(|t| t.byte_len() > MAX_TENSOR_SIZE);
+        let mut tensors = self.tensors.values();
+        let large = tensors.find(|t| t.byte_len() > MAX_TENSOR_SIZE);
         let reason = match large {
             Some(tensor) => Some(format!(
                 "its tensor `{}` has {} bytes, but Burn's reader takes at most {MAX_TENSOR_SIZE}",
@@ -316,16 +310,11 @@ pub(super) fn key_of(name: &str) -> String {
 /// Whether bytes in which a reader finds no section hold one all the same: a damaged length can make it stop before that.
 fn hides_section(bytes: &[u8]) -> bool {
     let head = &bytes[..bytes.len().min(HEADER_SIZE + MAX_METADATA_SIZE as usize)];
-    let numbers = head
-        .iter()
-        .enumerate()
-        .filter(|(_, byte)| **byte == NUMBER[0]);
-    numbers
-        .map(|(at, _)| head.split_at(at))
-        .any(|(name, value)| {
-            let names = [VERSION_KEY, CHECKSUM_KEY];
-            value.starts_with(NUMBER) && names.iter().any(|key| name.ends_with(key.as_bytes()))
-        })
+    (0..head.len()).any(|at| {
+        let (name, value) = head.split_at(at);
+        let names = [VERSION_KEY, CHECKSUM_KEY];
+        value.starts_with(NUMBER) && names.iter().any(|key| name.ends_with(key.as_bytes()))
+    })
 }
 
 /// The checksum in a head; none if there is no section of ours. Says first whether a later release has written it.

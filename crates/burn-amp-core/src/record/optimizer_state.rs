@@ -22,15 +22,15 @@ impl OptimizerState {
     ///
     /// If it is not an optimizer's, or the tensors of one parameter cannot belong to each other.
     pub(super) fn of(container: &Container) -> Result<Self, AmpError> {
-        check_names(container).map_err(|reason| AmpError::foreign(container.origin(), reason))?;
-        let ranks: BTreeMap<u64, usize> = (container.scalars().iter())
+        check_names(container).map_err(|reason| AmpError::foreign(&container.origin, reason))?;
+        let ranks: BTreeMap<u64, usize> = (container.scalars.iter())
             .filter_map(|(name, value)| {
                 let id = name.strip_suffix(".__rank")?.parse().ok()?;
                 Some((id, usize::try_from(*value).ok()?))
             })
             .collect();
         let mut tensors: BTreeMap<u64, Vec<(String, Shape)>> = BTreeMap::new();
-        for tensor in container.tensors() {
+        for tensor in container.tensors.values() {
             let (name, shape) = (&tensor.name, tensor.shape.clone());
             let field = name.split_once('.').map_or("", |(_, field)| field);
             if field == "master" && tensor.dtype != DType::F32 {
@@ -65,7 +65,7 @@ impl OptimizerState {
             }
         }
         Ok(Self {
-            origin: container.origin().to_string(),
+            origin: container.origin.clone(),
             tensors,
             ranks,
         })
@@ -113,7 +113,7 @@ impl OptimizerState {
 /// Every tensor and scalar of an optimizer's record is named after its parameter, `{id}.{field}`: Burn panics on
 /// a tensor without an id, and takes a model's record for an empty optimizer's.
 fn check_names(container: &Container) -> Result<(), String> {
-    for tensor in container.tensors() {
+    for tensor in container.tensors.values() {
         let id = tensor.param_id.map(|id| format!("{id}."));
         if !id.is_some_and(|id| tensor.name.starts_with(&id)) {
             return Err(format!(
@@ -122,7 +122,7 @@ fn check_names(container: &Container) -> Result<(), String> {
             ));
         }
     }
-    for (name, value) in container.scalars() {
+    for (name, value) in &container.scalars {
         // Burn's optimizers count their steps, and would overflow.
         if name.ends_with(".time") && u64::try_from(*value).is_ok_and(|time| time > u64::MAX / 2) {
             return Err(format!("`{name}` is {value:?}: no run has counted so far"));

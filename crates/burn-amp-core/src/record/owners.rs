@@ -1,59 +1,32 @@
 //! The owners of states that records hold: under which names, what no run can have stored, and their own records.
-//!
-//! The only file of records that knows them.
 
-use serde::de::IgnoredAny;
-
-use super::{AmpRecord, State, container::STATE};
+use super::{AmpRecord, State};
 use crate::scaler::accumulation::{AccumulationWindow, WindowState};
 use crate::scaler::{GradScaler, ScalerState};
 use crate::{border::MixedPrecision, error::AmpError, values::ParamTensors};
 
-/// The state of an open accumulation window.
-pub(crate) const WINDOW: &str = "window";
-/// The f32 values of parameters that the model's own record does not have.
+/// The state of an open accumulation window, and its tensors.
+pub(super) const WINDOW: &str = "window";
+pub(super) const SUM: &str = "sum";
+/// Master weights, and each of them.
 pub(super) const MASTERS: &str = "masters";
-/// What the names of hooks' states begin with.
+pub(super) const MASTER: &str = "master";
+/// What the names of hooks' states, and of their tensors, begin with.
 pub(super) const HOOK: &str = "hook.";
-
-/// What the tensors of a state are called; none if it has none.
-pub(super) fn field_of(name: &str) -> Option<&str> {
-    match name {
-        WINDOW => Some("sum"),
-        MASTERS => Some("master"),
-        STATE => None,
-        hook => Some(hook),
-    }
-}
-
-/// Refuses what no run can have stored. Hooks look at theirs themselves.
-pub(super) fn check(name: &str, state: &State) -> Result<(), String> {
-    match name {
-        WINDOW => WindowState::of(state).map(drop),
-        MASTERS => state.values::<IgnoredAny>().map(drop),
-        _ => Ok(()),
-    }
-}
 
 impl ScalerState {
     /// The error says what serde refuses, or what no run can have stored.
-    pub(super) fn of(state: &State) -> Result<Self, String> {
-        let values: Self = state.values()?;
+    pub(super) fn of(json: &str) -> Result<Self, String> {
+        let values: Self = serde_json::from_str(json).map_err(|error| error.to_string())?;
         values.contradiction().map_or(Ok(values), Err)
-    }
-}
-
-impl From<WindowState> for State {
-    fn from(window: WindowState) -> Self {
-        Self::plain(&window).with_tensors(window.sums)
     }
 }
 
 impl WindowState {
     /// The error says what serde refuses, or what no run can have stored.
-    fn of(state: &State) -> Result<Self, String> {
+    pub(super) fn of(state: State) -> Result<Self, String> {
         let mut window: Self = state.values()?;
-        window.sums = state.tensors.clone();
+        window.sums = state.tensors;
         let losses = window.losses.mean();
         let is_empty = window.sums.is_empty() && window.scale.is_none() && losses.is_none();
         if window.len == 0 && !is_empty {
@@ -70,43 +43,24 @@ impl WindowState {
 impl AmpRecord {
     /// The number of micro-batches in an accumulation window that was open; 0 if none was.
     pub fn window(&self) -> u32 {
-        self.window_state().map_or(0, |window| window.len)
-    }
-
-    /// The state of a window, open or empty.
-    pub(crate) fn window_state(&self) -> Option<WindowState> {
-        let state = self.states.get(WINDOW)?;
-        Some(WindowState::of(state).expect("a state that was checked"))
+        self.window.as_ref().map_or(0, |window| window.len)
     }
 
     /// The number of master weights, which a `PipelinedOptimizer` stores where the model's own record does not
     /// have them; 0 otherwise.
     pub fn masters(&self) -> usize {
-        let masters = self.states.get(MASTERS);
-        masters.map_or(0, |state| state.tensors.len())
-    }
-
-    #[doc(hidden)]
-    pub fn put_masters(&mut self, masters: ParamTensors) {
-        self.put(MASTERS, State::of_tensors(masters));
-    }
-
-    /// Takes out the master weights: none where there are none.
-    #[doc(hidden)]
-    pub fn take_masters(&mut self) -> ParamTensors {
-        let state = self.states.remove(MASTERS);
-        state.map_or_else(ParamTensors::default, |state| state.tensors)
+        self.masters.len()
     }
 
     /// The record without an open window: the run resumes with an empty one, or without accumulation.
     pub fn without_window(mut self) -> Self {
-        self.states.remove(WINDOW);
+        self.window = None;
         self
     }
 
     /// The record without master weights: the run goes on from the parameters of the model.
     pub fn without_masters(mut self) -> Self {
-        self.take_masters();
+        self.masters = ParamTensors::default();
         self
     }
 
@@ -125,7 +79,7 @@ impl AmpRecord {
 impl std::fmt::Debug for AmpRecord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("AmpRecord")
-            .field("origin", &self.origin())
+            .field("origin", &self.origin)
             .field("num_tensors", &self.num_tensors())
             .field("scaler", &self.scaler)
             .field("window", &self.window())
@@ -172,7 +126,7 @@ impl GradScaler {
     /// [rule of your own](crate::schedule::Rule) refuses what is stored under its name; the present state stays as it was.
     pub fn load_record(&mut self, record: AmpRecord) -> Result<(), AmpError> {
         match &record.scaler {
-            Some(state) => self.restore(state.clone(), record.origin()),
+            Some(state) => self.restore(state.clone(), &record.origin),
             None => Err(record.foreign("no state of a loss scaler")),
         }
     }
@@ -184,9 +138,10 @@ impl AccumulationWindow {
     ///
     /// The record has handles to the sums, which the next micro-batch copies if the record is still there.
     pub fn to_record(&self) -> AmpRecord {
-        let mut record = AmpRecord::empty();
-        record.put(WINDOW, self.state.clone().into());
-        record
+        AmpRecord {
+            window: Some(self.state.clone()),
+            ..AmpRecord::empty()
+        }
     }
 
     /// Takes over a stored state: its own, or that of the window in an optimizer's record. The settings stay. An empty window
@@ -197,13 +152,13 @@ impl AccumulationWindow {
     /// [`AmpError::ForeignRecord`] if there is no window in it, or if the stored window is full by the settings here, or was summed by
     /// the other rule for an overflow; the present state stays as it was.
     pub fn load_record(&mut self, record: AmpRecord) -> Result<(), AmpError> {
-        let Some(state) = record.window_state() else {
+        let Some(state) = &record.window else {
             return Err(record.foreign("no accumulation window"));
         };
-        if let Some(reason) = self.misfit(&state) {
+        if let Some(reason) = self.misfit(state) {
             return Err(record.misfit(reason));
         }
-        self.state = state;
+        self.state = state.clone();
         Ok(())
     }
 }
@@ -241,7 +196,7 @@ mod tests {
             ..Default::default()
         };
         let mut record = AmpRecord::empty();
-        record.put(WINDOW, window.into());
+        record.window = Some(window);
         read(record).map(|record| record.window())
     }
 

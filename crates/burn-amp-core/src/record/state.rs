@@ -5,7 +5,6 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::container::{Container, key_of};
-use super::owners::field_of;
 use crate::error::AmpError;
 use crate::values::{ParamTensor, ParamTensors, working_dtype};
 
@@ -83,31 +82,29 @@ impl State {
 /// are, whose readers pass over them.
 impl State {
     /// On some devices the tensors are read when the container is written.
-    pub(super) fn put_into(&self, container: &mut Container, name: &str) {
+    pub(super) fn put_into(self, container: &mut Container, name: &str, field: &str) {
         if self.json != NO_VALUES {
-            (container.metadata).insert(key_of(name), self.json.clone());
+            container.metadata.insert(key_of(name), self.json);
         }
-        let Some(field) = field_of(name).map(key_of) else {
-            return;
-        };
+        let field = key_of(field);
         let pack = |(id, tensor): (&ParamId, &ParamTensor)| {
             let name = format!("{}.{field}", id.val());
             let (bytes, shape, dtype) = tensor.to_data().into_parts();
             burn_pack::Tensor::new(name, dtype, shape, Some(id.val()), bytes)
         };
-        container.held.push(self.tensors.clone());
         container.extend(self.tensors.iter().map(pack));
+        container.held.push(self.tensors);
     }
 
     /// Takes it out, if it is there. The tensors stay on the host until their parameter's device is known.
     pub(super) fn take_from(
         container: &mut Container,
         name: &str,
+        field: &str,
     ) -> Result<Option<Self>, AmpError> {
         let mut found = ParamTensors::default();
-        let end = field_of(name).map(|field| format!(".{}", key_of(field)));
-        let is_its = |name: &str| end.as_ref().is_some_and(|end| name.ends_with(end));
-        for tensor in container.split_tensors(is_its) {
+        let end = format!(".{}", key_of(field));
+        for tensor in container.split_tensors(|name| name.ends_with(&end)) {
             let name = tensor.name.clone();
             let parts = tensor.into_parts();
             let (_, dtype, shape, id, bytes) =

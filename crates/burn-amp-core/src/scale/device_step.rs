@@ -12,24 +12,26 @@ use crate::scale::rehearsal::{Rehearsal, Rehearses};
 /// The loss scale as the device moves it, further than the host's by the steps in flight. It also decides the last of them.
 #[derive(Debug)]
 pub struct DeviceStep {
-    scale: DeviceScale,
+    /// Where it is, in its words.
+    pub scale: DeviceScale,
     factors: OnceLock<[Tensor<1>; 2]>,
-    run: Arc<Run>,
+    /// The steps that go on from one to the next.
+    pub run: Arc<Run>,
     /// The optimizer whose steps move it.
     owner: Weak<()>,
     /// How a step is recorded, if it is not made.
     rehearsal: Mutex<Option<Rehearsal>>,
     /// How gradients are clipped, and what was found in those of the last step.
-    clip: Option<(ClipTable, Status)>,
+    pub clip: Option<(ClipTable, Status)>,
 }
 
 impl DeviceStep {
     /// The loss scale as a device has it, before a step of `owner`.
-    pub fn new(scale: DeviceScale, run: Arc<Run>, owner: Weak<()>) -> Self {
+    pub(crate) fn new(scale: DeviceScale, owner: Weak<()>) -> Self {
         Self {
             scale,
             factors: OnceLock::new(),
-            run,
+            run: Arc::default(),
             owner,
             rehearsal: Mutex::new(None),
             clip: None,
@@ -45,8 +47,9 @@ impl DeviceStep {
     ) -> Self {
         Self {
             clip,
+            run,
             rehearsal: Mutex::new(Some(rehearsal)),
-            ..Self::new(scale, run, Weak::new())
+            ..Self::new(scale, Weak::new())
         }
     }
 
@@ -57,7 +60,7 @@ impl DeviceStep {
 
     /// What becomes of the step, if it is recorded or replayed.
     pub fn rehearses(&self) -> Option<Rehearses> {
-        self.rehearsal().as_ref().map(Rehearsal::what)
+        self.rehearsal().as_ref().map(|rehearsal| rehearsal.what)
     }
 
     /// What is left of a step that was recorded: the scale after it, the rows that it reads, and whether all that it writes stays in its place.
@@ -83,36 +86,9 @@ impl DeviceStep {
         let scale = self.scale.clone().advance(status, crossing);
         Self {
             clip: (self.clip.clone()).map(|(table, _)| (table, status.clone())),
-            ..Self::new(scale, self.run.clone(), self.owner.clone())
+            run: self.run.clone(),
+            ..Self::new(scale, self.owner.clone())
         }
-    }
-
-    /// Its steps clip gradients like this.
-    pub(crate) fn clipping(self, table: Option<ClipTable>) -> Self {
-        Self {
-            clip: table.map(|table| (table, Status::default())),
-            ..self
-        }
-    }
-
-    /// How the gradients of the last step are clipped, and what was found in them.
-    pub fn clip(&self) -> Option<(&ClipTable, &Status)> {
-        self.clip.as_ref().map(|(table, status)| (table, status))
-    }
-
-    /// The steps that go on from one to the next.
-    pub fn run(&self) -> &Arc<Run> {
-        &self.run
-    }
-
-    /// The loss scale there.
-    pub fn scale(&self) -> &DeviceScale {
-        &self.scale
-    }
-
-    /// Whether the last step was skipped, of shape `[1]`.
-    pub(crate) fn found_inf(&self) -> Tensor<1> {
-        self.scale.found_inf()
     }
 
     /// The scale, of shape `[1]`.

@@ -188,12 +188,12 @@ impl LiveScale {
     ///
     /// An overflow lowers the scale at once, the first of an iteration alone. A finite iteration counts when all optimizers
     /// have stepped, or when one steps again: as one, with the measures of all their gradients.
-    pub(crate) fn report(&self, member: &Weak<()>, seen: Option<Evidence>) -> [f32; 2] {
+    pub(crate) fn report(&self, member: &Arc<()>, seen: Option<Evidence>) -> [f32; 2] {
         // Of a step that the host has decided, the device knows nothing.
         self.in_flight.set_device_step(None);
         let mut state = locked(&self.state);
         let before = state.schedule.scale();
-        let id = member.as_ptr() as usize;
+        let id = Arc::as_ptr(member) as usize;
         if state.iteration.reported.contains(&id) {
             self.end_iteration(&mut state);
         }

@@ -17,7 +17,8 @@ pub enum Rehearses {
 /// A pass over parameters that is recorded, or made by a replay, and the rows that it reads on the device.
 #[derive(Debug)]
 pub struct Rehearsal {
-    what: Rehearses,
+    /// What becomes of the step.
+    pub what: Rehearses,
     /// Of each call of the kernel.
     rows: Vec<Tensor<1>>,
     /// Whether something was not written in its place.
@@ -32,11 +33,6 @@ impl Rehearsal {
             rows,
             moved: false,
         }
-    }
-
-    /// What becomes of the step.
-    pub fn what(&self) -> Rehearses {
-        self.what
     }
 
     /// The rows of one call, where a replay will read them.

@@ -5,7 +5,7 @@ use burn::module::Module;
 use super::{GradScaler, step::check_accepted};
 use crate::gradients::entries::{Entries, Entry};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients};
-use crate::values::{optimizer_dtype, parameters};
+use crate::values::{AnyTensor, optimizer_dtype, parameters};
 use crate::{
     error::AmpError, gradients::unscale::unscale, journal::account::Purpose,
     scale::loss_scale::StepOutcome, scaler::accumulation::AccumulationWindow,
@@ -94,7 +94,7 @@ impl GradScaler {
         entries: &Entries,
     ) -> Result<bool, AmpError> {
         let found = &entries.gradients;
-        if window.drops_micro_batches() {
+        if window.config.skip_micro_batch {
             // Rounding to a half-precision dtype comes after the sum.
             let grads = self.test(grads, entries, false)?;
             self.end_micro_batch(&grads)?;
@@ -120,7 +120,7 @@ impl GradScaler {
         }
         self.account().outcome = Some(StepOutcome::Accumulated);
         self.live().events.take_micro_batch();
-        Ok(window.is_full())
+        Ok(window.state.len >= window.config.micro_batches)
     }
 
     /// Empties a window before it is full, at the end of an epoch, and returns the gradients to step with, unscaled; none
@@ -180,10 +180,8 @@ impl GradScaler {
         let (mut sums, divisor) = window.take(&entries);
         if !self.is_enabled() {
             for entry in &mut entries {
-                entry.change(&mut sums, |sum| match divisor {
-                    1.0 => sum.cast(entry.parameter),
-                    divisor => sum.mul_scalar(1.0 / divisor).cast(entry.parameter),
-                });
+                let mean = |sum: AnyTensor| sum.mul_scalar(1.0 / divisor).cast(entry.parameter);
+                entry.change(&mut sums, mean);
                 entry.gradient = entry.parameter;
             }
             return Ok(UnscaledGradients::new(sums, entries, false));
@@ -191,7 +189,7 @@ impl GradScaler {
         let in_own_dtype = self.config().parameter_dtype_gradients;
         let edge = self.schedule().edge();
         let mut grads = unscale(sums, entries, 1.0 / divisor, in_own_dtype, edge)?;
-        grads.finding.is_settled = window.drops_micro_batches();
+        grads.finding.is_settled = window.config.skip_micro_batch;
         match grads.finding.is_settled {
             true => Ok(grads),
             false => Ok(self.explained(grads)),

@@ -96,7 +96,7 @@ impl From<u32> for AccumulationConfig {
 /// A value: a clone is independent.
 #[derive(Clone, Debug)]
 pub struct AccumulationWindow {
-    config: AccumulationConfig,
+    pub(crate) config: AccumulationConfig,
     pub(crate) state: WindowState,
 }
 
@@ -135,14 +135,6 @@ impl AccumulationWindow {
         self.state = WindowState::default();
     }
 
-    pub(crate) fn drops_micro_batches(&self) -> bool {
-        self.config.skip_micro_batch
-    }
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.state.len >= self.config.micro_batches
-    }
-
     /// Adds `factor` times a micro-batch's gradients to the sums, in place, in f32 (f64 for f64 parameters). Does not wait for
     /// the device.
     pub(crate) fn add(&mut self, mut grads: GradientsParams, entries: &[Entry], factor: f64) {
@@ -150,18 +142,13 @@ impl AccumulationWindow {
             let Some(grad) = entry.take(&mut grads) else {
                 continue;
             };
+            let wide = working_dtype(entry.parameter);
             // Nothing else here may hold its memory.
             let sum = self.state.sums.remove(&entry.id);
             let sum = match sum.and_then(|sum| sum.live(&grad.device())) {
                 Some(sum) => sum.blend(grad, 1.0, factor),
-                None => {
-                    // The first gradient's memory becomes the sum's.
-                    let sum = grad.cast(working_dtype(entry.parameter));
-                    match factor == 1.0 {
-                        true => sum,
-                        false => sum.mul_scalar(factor),
-                    }
-                }
+                // The first gradient's memory becomes the sum's.
+                None => grad.cast(wide).mul_scalar(factor),
             };
             self.state.sums.insert(entry.id, sum.into());
         }
@@ -212,7 +199,7 @@ impl AccumulationWindow {
                 "its window holds {len} micro-batches, but a window has {size} here"
             ));
         }
-        let (stored, here) = match (state.scale, self.drops_micro_batches()) {
+        let (stored, here) = match (state.scale, self.config.skip_micro_batch) {
             (Some(_), true) => (false, true),
             (None, false) => (true, false),
             _ => return None,

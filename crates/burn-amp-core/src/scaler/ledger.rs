@@ -123,7 +123,7 @@ impl Ledger {
         let recorded = account.record(purpose, found, &schedule, is_first);
         if found.spares_scale() && schedule.config().enabled {
             // The others that share the scale are not kept waiting.
-            self.live.report(&Arc::downgrade(&self.page.member), None);
+            self.live.report(&self.page.member, None);
         }
         recorded
     }
@@ -136,9 +136,7 @@ impl Ledger {
             account.end_row();
         }
         if schedule.config().enabled {
-            let moved = self
-                .live
-                .report(&Arc::downgrade(&self.page.member), Some(seen));
+            let moved = self.live.report(&self.page.member, Some(seen));
             let often = schedule.needs_measures();
             account.record_scale(moved, seen, purpose, overflows, often);
         }

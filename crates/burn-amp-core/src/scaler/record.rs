@@ -109,28 +109,25 @@ impl ScalerState {
 
 /// Every setting in which the program differs from the record, in words.
 fn differences(here: &LossScale, stored: &LossScale) -> Vec<String> {
-    let fields = |scale: &LossScale| match serde_json::to_value(scale.config()) {
-        Ok(Value::Object(mut fields)) => {
-            if scale.has_own_rule() {
-                fields.insert("schedule".into(), scale.rule_name().into());
-            }
-            fields
+    let fields = |scale: &LossScale| {
+        let mut fields = serde_json::to_value(scale.config()).unwrap_or_default();
+        if scale.has_own_rule() {
+            fields["schedule"] = scale.rule_name().into();
         }
-        _ => Default::default(),
+        fields
     };
-    let stored = fields(stored);
-    fields(here)
-        .into_iter()
-        .filter(|(name, value)| stored.get(name) != Some(value))
-        .map(|(name, value)| {
-            let words = |value: &Value| match value {
-                Value::Null => "none".to_string(),
-                value => value.to_string(),
-            };
-            let there = stored.get(&name).map_or_else(String::new, words);
-            format!("`{name}` is {} here and {there} there", words(&value))
-        })
-        .collect()
+    let (here, stored) = (fields(here), fields(stored));
+    let words = |value: &Value| match value {
+        Value::Null => "none".to_string(),
+        value => value.to_string(),
+    };
+    let difference = |(name, value): (&String, &Value)| {
+        let (here, there) = (words(value), words(&stored[name]));
+        format!("`{name}` is {here} here and {there} there")
+    };
+    let fields = here.as_object().into_iter().flatten();
+    let others = fields.filter(|(name, value)| stored[*name] != **value);
+    others.map(difference).collect()
 }
 
 impl GradScaler {

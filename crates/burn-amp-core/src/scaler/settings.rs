@@ -1,6 +1,7 @@
 //! PyTorch's five values of a `GradScaler`: getters, setters, `state_dict`.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::GradScaler;
 use crate::error::AmpError;
@@ -131,16 +132,16 @@ impl GradScaler {
     /// ```
     pub fn state_dict(&self) -> String {
         let state = match self.is_enabled() {
-            false => StateDict::default(),
-            true => StateDict {
-                scale: Some(self.loss_scale().into()),
-                growth_factor: Some(self.growth_factor()),
-                backoff_factor: Some(self.backoff_factor()),
-                growth_interval: Some(self.growth_interval()),
-                growth_tracker: Some(self.growth_tracker()),
-            },
+            false => json!({}),
+            true => json!({
+                "scale": f64::from(self.loss_scale()),
+                "growth_factor": self.growth_factor(),
+                "backoff_factor": self.backoff_factor(),
+                "growth_interval": self.growth_interval(),
+                "_growth_tracker": self.growth_tracker(),
+            }),
         };
-        serde_json::to_string(&state).expect("a state is plain data")
+        state.to_string()
     }
 
     /// PyTorch's `load_state_dict`: takes over the five values from JSON, such as `json.dumps(scaler.state_dict())` in Python.
@@ -153,42 +154,31 @@ impl GradScaler {
     /// of another type, and [`AmpError::InvalidValue`] for one outside its range; the present state stays as it was.
     pub fn load_state_dict(&mut self, json: &str) -> Result<(), AmpError> {
         let invalid = |reason: String| AmpError::InvalidState { reason };
-        let state: StateDict =
+        let state: Value =
             serde_json::from_str(json).map_err(|error| invalid(error.to_string()))?;
+        let Some(values) = state.as_object() else {
+            let expected = "expected an object with the values of PyTorch's `state_dict`";
+            return Err(invalid(format!("it is {state}, {expected}")));
+        };
         if !self.is_enabled() {
             return Ok(());
         }
-        if state == StateDict::default() {
+        if values.is_empty() {
             return Err(AmpError::EmptyState);
         }
-        let missing = |name: &str| invalid(format!("`{name}` is missing"));
-        let number = |name, value: Option<f64>| value.ok_or_else(|| missing(name));
-        let count = |name, value: Option<u32>| value.ok_or_else(|| missing(name));
+        let wrong = |name: &str, wanted: &str| match &state[name] {
+            Value::Null => invalid(format!("`{name}` is missing")),
+            other => invalid(format!("`{name}` is {other}, but must be {wanted}")),
+        };
+        let number = |name: &str| state[name].as_f64().ok_or_else(|| wrong(name, "a number"));
+        let count =
+            |name: &str| u32::deserialize(&state[name]).map_err(|_| wrong(name, "a whole number"));
         let numbers = [
-            number("scale", state.scale)?,
-            number("growth_factor", state.growth_factor)?,
-            number("backoff_factor", state.backoff_factor)?,
+            number("scale")?,
+            number("growth_factor")?,
+            number("backoff_factor")?,
         ];
-        let counts = [
-            count("growth_interval", state.growth_interval)?,
-            count("_growth_tracker", state.growth_tracker)?,
-        ];
+        let counts = [count("growth_interval")?, count("_growth_tracker")?];
         self.change(|schedule| schedule.restored(numbers, counts))
     }
-}
-
-/// What PyTorch's `GradScaler.state_dict()` holds, under its names.
-#[derive(Default, PartialEq, Serialize, Deserialize)]
-#[serde(expecting = "an object with the values of PyTorch's `state_dict`")]
-struct StateDict {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    scale: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    growth_factor: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    backoff_factor: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    growth_interval: Option<u32>,
-    #[serde(rename = "_growth_tracker", skip_serializing_if = "Option::is_none")]
-    growth_tracker: Option<u32>,
 }

@@ -93,7 +93,7 @@ impl GradScaler {
     ) -> Result<Option<GradientsParams>, AmpError> {
         let optimizer = std::ptr::from_ref(optim).addr();
         self.iteration.check(&grads, optimizer)?;
-        check_accepted(optim, grads.entries(), |entry| {
+        check_accepted(optim, &grads.entries, |entry| {
             // They may have been changed since they were tested.
             let now = entry.get(grads.params());
             now.map_or(entry.gradient, |gradient| gradient.dtype())

@@ -15,6 +15,7 @@ pub struct HandedOver {
     losses: SharedLosses,
 }
 
+#[doc(hidden)]
 impl GradScaler {
     /// Takes out what was noted since the last step.
     pub fn hand_over(&mut self) -> HandedOver {
@@ -31,7 +32,6 @@ impl GradScaler {
     }
 
     /// The side that learns: it moves a scale of its own, in the same state, which multiplies nothing.
-    #[doc(hidden)]
     pub fn for_worker(&self) -> Self {
         let account = self.account().clone();
         Self {
@@ -45,7 +45,6 @@ impl GradScaler {
     }
 
     /// A copy with a scale that it shares with nobody: what the scaler has come to.
-    #[doc(hidden)]
     pub fn detached(&self) -> Self {
         Self {
             ledger: self.ledger.detached(),
@@ -54,7 +53,6 @@ impl GradScaler {
     }
 
     /// Scales the next losses as far as the side that learns has come, by a call of `step` or by something else.
-    #[doc(hidden)]
     pub fn follow(&mut self, reached: &Self, is_call: bool) {
         *self.account() = reached.account().clone();
         self.live().follow(reached.live());
@@ -62,13 +60,11 @@ impl GradScaler {
     }
 
     /// Whether other optimizers move the scale, too.
-    #[doc(hidden)]
     pub fn is_shared(&self) -> bool {
         self.live().is_shared()
     }
 
     /// Gradients that were tested come to a step.
-    #[doc(hidden)]
     pub fn take_tested(&self, grads: &StepGradients) {
         if let StepGradients::Unscaled(grads) = grads {
             self.unsettled.take(&grads.verdicts);
@@ -76,21 +72,18 @@ impl GradScaler {
     }
 
     /// The other side has made an update of `module`. `is_behind` if more forward passes have been made than it knows of.
-    #[doc(hidden)]
     pub fn leave_update<M: Module>(&mut self, module: &M, is_behind: bool) {
         self.buffers.is_behind = is_behind;
         self.leave_step(module, false);
     }
 
     /// Forgets which buffers were good: another state was loaded.
-    #[doc(hidden)]
     pub fn forget_buffers(&mut self) {
         self.buffers.forget();
     }
 
     /// Ends an iteration with a scale of the caller's choice, where its outcome has moved the scale that was `before`. The growth
     /// tracker is that of before, too.
-    #[doc(hidden)]
     pub fn replace_update(&mut self, before: LossScale, scale: f64) -> Result<(), AmpError> {
         self.live()
             .set_schedule(before.with_scale("loss_scale", scale)?);

@@ -204,7 +204,7 @@ impl Applied<'_> {
 
     /// On a step that the device decides: one f32 value there, 1 if the step was skipped, and 0 if it was applied. None: it was applied.
     pub fn skipped(&self) -> Option<Tensor<1>> {
-        self.device_step.map(DeviceStep::found_inf)
+        self.device_step.map(|step| step.scale.found_inf())
     }
 
     /// Tells later whether the step was applied.

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 use burn::{module::ParamId, optim::GradientsParams};
-use burn_amp_kernels::{Factor, TensorList, Watch, scaled_cast, watched_cast};
+use burn_amp_kernels::{Factor, TensorList, Watch, copied, watched_cast};
 
 use crate::{values::dtype::is_half, values::rank::with_rank};
 
@@ -29,9 +29,10 @@ impl AnyTensor {
         Self(Tensor::from_bridge(tensor.into_bridge()))
     }
 
-    /// Takes the last tensor out of a list, of this rank.
-    pub fn pop(list: &mut TensorList, rank: usize) -> Option<Self> {
-        with_rank!(rank, D => list.pop::<D>().map(Self::new), _rank => None)
+    /// The tensors of a list, each of which nothing else holds once it is taken out.
+    pub fn all_of(list: TensorList) -> impl Iterator<Item = Self> {
+        let tensors = list.into_iter();
+        tensors.map(|tensor| Self(Tensor::from_dispatch(tensor)))
     }
 
     /// The tensor itself, with its rank.
@@ -117,9 +118,12 @@ impl AnyTensor {
         }
     }
 
-    /// Multiplies by a number, in f32 for f16 and bf16. The dtype stays.
+    /// Multiplies by a number, in f32 for f16 and bf16. The dtype stays; so does the tensor itself, if the number is 1.
     pub fn mul_scalar(self, factor: f64) -> Self {
-        self.map_wide(|tensor| tensor.mul_scalar(factor))
+        match factor == 1.0 {
+            true => self,
+            false => self.map_wide(|tensor| tensor.mul_scalar(factor)),
+        }
     }
 
     /// `keep * self + add * other`, in one pass; in place, if nothing else holds the tensor.
@@ -134,10 +138,7 @@ impl AnyTensor {
         factor: Factor,
         watch: Option<&Watch>,
     ) -> Self {
-        self.map(|tensor| match watch {
-            Some(watch) => watched_cast(tensor, dtype, factor, watch),
-            None => scaled_cast(tensor, dtype, factor),
-        })
+        self.map(|tensor| watched_cast(tensor, dtype, factor, watch))
     }
 
     /// All values in one row; none if there are none.
@@ -170,12 +171,6 @@ pub(crate) fn take_gradient(
 /// Puts a gradient in, in the place of another one.
 pub fn put_gradient(grads: &mut GradientsParams, id: ParamId, gradient: AnyTensor) {
     with_rank!(gradient.rank(), D => grads.register(id, gradient.into_tensor::<D>()), rank => no_such(rank));
-}
-
-/// A copy that shares no memory with the tensor.
-pub fn copied<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    Tensor::empty(tensor.shape(), (&tensor.device(), tensor.dtype()))
-        .slice_assign([(); D].map(|()| ..), tensor)
 }
 
 fn no_such<T>(rank: usize) -> T {

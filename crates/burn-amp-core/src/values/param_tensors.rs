@@ -19,10 +19,7 @@ pub enum ParamTensor {
 impl ParamTensor {
     /// Its rank.
     pub fn rank(&self) -> usize {
-        match self {
-            Self::Live(tensor) => tensor.rank(),
-            Self::Stored(data) => data.rank(),
-        }
+        self.shape().num_dims()
     }
 
     /// Its shape.

@@ -9,7 +9,7 @@ use std::{cell::RefCell, mem::take};
 
 use super::state::{Slot, Tensors, Time};
 use burn_amp_core::internal::{
-    AnyTensor, Beside, DeviceStep, Rehearsal, Rehearses, WithMaster, during, locked,
+    AnyTensor, Beside, DeviceStep, ParamTensor, Rehearsal, Rehearses, WithMaster, during, locked,
 };
 
 thread_local! {
@@ -34,26 +34,23 @@ pub(super) struct Job {
     pub(super) has_master: bool,
     /// Gradient, parameter, its master if it has one, states: handles, until they are in the list of a pass.
     pub(super) tensors: Vec<Tensor<1>>,
-    pub(super) rank: usize,
     pub(super) slot: Slot,
 }
 
 impl Job {
-    /// Takes the results, which are the last of a list, and gives the parameter.
-    fn take_from(self, list: &mut TensorList) -> AnyTensor {
-        let states = self.rule.states();
-        let mut pop = || AnyTensor::pop(list, self.rank);
-        let mut tensors: Vec<_> = (0..states).map_while(|_| pop()).map(Into::into).collect();
-        tensors.reverse();
+    /// Takes the results, which are the next of a list, and gives the parameter.
+    fn take_from(self, list: &mut impl Iterator<Item = AnyTensor>) -> AnyTensor {
+        let parameter = list.next();
+        let mut kept = list.map(ParamTensor::from);
         self.slot.fill(WithMaster {
-            master: self.has_master.then(&mut pop).flatten().map(Into::into),
+            master: self.has_master.then(|| kept.next()).flatten(),
             state: Tensors {
                 time: self.time,
-                tensors,
+                tensors: kept.take(self.rule.states()).collect(),
             },
             wrapped: self.has_master,
         });
-        pop().expect("the kernel gives back what it was given")
+        parameter.expect("the kernel gives back what it was given")
     }
 }
 
@@ -111,7 +108,7 @@ impl Pass {
         match self.rehearses() {
             Some(Rehearses::Run | Rehearses::Recording) => before.unchanged(fresh),
             _ => {
-                let run = self.decides.as_ref().map(|decides| decides.run().clone());
+                let run = self.decides.as_ref().map(|decides| decides.run.clone());
                 before.next(run, fresh)
             }
         }
@@ -141,10 +138,11 @@ impl Pass {
     fn run(self) -> Vec<Stepped> {
         let mut stepped: Vec<Stepped> = (0..self.len).map(|_| None).collect();
         for (call, mut group) in self.groups.into_iter().enumerate() {
-            let mut list = match &self.decides {
+            let list = match &self.decides {
                 Some(decides) => {
                     let mut rehearsal = decides.rehearsal();
-                    group.step(decides.scale(), decides.clip(), call, rehearsal.as_mut())
+                    let (scale, clip) = (&decides.scale, decides.clip.as_ref());
+                    group.step(scale, clip, call, rehearsal.as_mut())
                 }
                 None => {
                     let Job { idle, device, .. } = &group.jobs[0];
@@ -154,7 +152,8 @@ impl Pass {
             };
             #[cfg(any(test, feature = "counts"))]
             PASSES.set(PASSES.get() + 1);
-            for (job, position) in group.jobs.into_iter().zip(group.gradients).rev() {
+            let mut list = AnyTensor::all_of(list);
+            for (job, position) in group.jobs.into_iter().zip(group.gradients) {
                 stepped[position as usize] = Some(job.take_from(&mut list));
             }
         }
@@ -167,7 +166,7 @@ impl Group {
     fn step(
         &mut self,
         decides: &DeviceScale,
-        clip: Option<(&ClipTable, &Status)>,
+        clip: Option<&(ClipTable, Status)>,
         call: usize,
         rehearsal: Option<&mut Rehearsal>,
     ) -> TensorList {
@@ -176,6 +175,7 @@ impl Group {
         let time = |job: &Job| u32::try_from(job.time.given).unwrap_or(u32::MAX);
         let times: Vec<_> = self.jobs.iter().map(time).collect();
         let Job { rule, device, .. } = &self.jobs[0];
+        let clip = clip.map(|(table, status)| (table, status));
         // Asked before: see `can_update`.
         let update = |list, sent| {
             update(*rule, list, decides.decide(*rule, sent, clip))
@@ -185,7 +185,7 @@ impl Group {
             return update(list, DeviceScale::send(&rows, &times, gradients, device));
         };
         let sent = rehearsal.sent(call, &rows, &times, gradients, device);
-        if rehearsal.what() == Rehearses::Replay {
+        if rehearsal.what == Rehearses::Replay {
             return list;
         }
         let before = list.places();

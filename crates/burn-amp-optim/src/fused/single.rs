@@ -55,12 +55,7 @@ impl<C: FusedConfig> Single<C> {
         grad: Tensor<1>,
         state: Option<State<C::Optim>>,
     ) -> (Tensor<1>, Option<State<C::Optim>>) {
-        let grad = match pass::skip() {
-            1.0 => grad,
-            factor => AnyTensor::with_graph(grad)
-                .mul_scalar(factor.into())
-                .into_handle(),
-        };
+        let grad = AnyTensor::with_graph(grad).mul_scalar(pass::skip().into());
         let (dtype, device) = (working_dtype(tensor.dtype()), grad.device());
         let (rule, rank) = (&self.rule, tensor.rank());
         let kept = match state {
@@ -69,7 +64,7 @@ impl<C: FusedConfig> Single<C> {
             }
             state => state.and_then(|state| state.into_burns::<C>(rule, rank, dtype, &device)),
         };
-        let (tensor, kept) = self.burns.step(lr, tensor, grad, kept);
+        let (tensor, kept) = self.burns.step(lr, tensor, grad.into_handle(), kept);
         (tensor, kept.map(|kept| State::Burns(dtype, kept.into())))
     }
 }
@@ -83,7 +78,7 @@ fn job(
     grad: Tensor<1>,
     kept: Option<WithMaster<Tensors>>,
 ) -> Job {
-    let (device, has_master, rank) = (grad.device(), is_half(tensor.dtype()), tensor.rank());
+    let (device, has_master) = (grad.device(), is_half(tensor.dtype()));
     let WithMaster { master, state, .. } = kept.unwrap_or_default();
     let fresh = state.tensors.is_empty() || state.time.is_fresh();
     let time = pass::time(state.time, fresh);
@@ -115,7 +110,6 @@ fn job(
         idle: idle.clone(),
         has_master,
         tensors,
-        rank,
         slot: Slot::default(),
     }
 }

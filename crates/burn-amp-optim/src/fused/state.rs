@@ -95,8 +95,7 @@ impl Slot {
     }
 
     pub(super) fn take(self) -> WithMaster<Tensors> {
-        let kept = Arc::try_unwrap(self.0).map(OnceLock::into_inner);
-        let kept = kept.unwrap_or_else(|shared| shared.get().cloned());
+        let kept = Arc::unwrap_or_clone(self.0).into_inner();
         kept.expect(HALFWAY)
     }
 }

@@ -24,12 +24,14 @@ pub(super) struct Bench<'a, M, F> {
 }
 
 impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
+    /// One loss and its gradients, with these layers in f32.
     fn run(
         &mut self,
         seed: u64,
         dtype: FloatDType,
         loss_scale: f64,
         trace: Trace,
+        in_f32: &[String],
     ) -> Result<Trial, AmpError> {
         for device in self.model.devices() {
             device.seed(seed);
@@ -39,7 +41,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             dtype: Some(dtype),
             // From those in f32 the scale is computed.
             is_measured: dtype == FloatDType::F32,
-            in_f32: trace.in_f32.clone(),
+            in_f32: in_f32.iter().cloned().collect(),
             observer: Some(trace.clone()),
             ..DryRun::at(loss_scale)
         });
@@ -59,7 +61,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             visits,
             read: std::mem::take(&mut noted.read),
             is_loss_inside: noted.is_loss_inside,
-            max_abs: noted.measured().max_abs,
+            max_abs: noted.measured().0.unwrap_or_default(),
         })
     }
 
@@ -68,7 +70,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             FloatDType::F16 => f64::from(self.amp.loss_scale()),
             _ => 65536.0,
         };
-        let in_f32 = self.run(SEED, FloatDType::F32, 1.0, Trace::of_all())?;
+        let in_f32 = self.run(SEED, FloatDType::F32, 1.0, Trace::of_all(), &[])?;
         let mut reference = Reference::new(in_f32)?;
         let mut specs = vec![
             (FloatDType::F16, present / BINADES),
@@ -80,7 +82,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         }
         let mut runs = Vec::new();
         for (dtype, scale) in specs {
-            match self.run(SEED, dtype, scale, Trace::of_all()) {
+            match self.run(SEED, dtype, scale, Trace::of_all(), &[]) {
                 Err(AmpError::HalfPrecisionLoss { .. }) => {
                     return Ok(self.judged(&reference, present, Verdict::LossInHalf));
                 }
@@ -134,7 +136,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
 
     /// Devices draw other random numbers in f16 from one seed, so dropout sets the runs apart.
     fn look_for_noise(&mut self, reference: &mut Reference) -> Result<(), AmpError> {
-        let other = self.run(SEED + 1, FloatDType::F32, 1.0, Trace::of_all())?;
+        let other = self.run(SEED + 1, FloatDType::F32, 1.0, Trace::of_all(), &[])?;
         let other = reference.compare(other)?;
         let error = |(index, figures): (usize, Figures)| Some((index, figures.error?));
         let values = passed(reference, &other, value)?.into_iter();
@@ -144,12 +146,8 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             gradients: gradients.filter_map(error).collect(),
             values: values.filter_map(error).collect(),
         };
-        if reference
-            .noise
-            .gradients
-            .values()
-            .any(|error| *error > 1e-3)
-        {
+        let mut errors = reference.noise.gradients.values();
+        if errors.any(|error| *error > 1e-3) {
             self.note = Some(
                 "The loss is random, as with dropout: differences are measured against those of two runs in f32.",
             );
@@ -220,7 +218,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         let mut tries = 0;
         loop {
             tries += 1;
-            let tried = self.run(SEED, FloatDType::F16, scale, Trace::default())?;
+            let tried = self.run(SEED, FloatDType::F16, scale, Trace::default(), &[])?;
             let tried = reference.compare(tried)?;
             if tries == 4 || !tried.overflows() {
                 return Ok(tried);
@@ -247,11 +245,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         }
         for scale in scales {
             let mut mends = |layers: &[String]| {
-                let trace = Trace {
-                    in_f32: layers.iter().cloned().collect(),
-                    ..Trace::default()
-                };
-                match self.run(SEED, FloatDType::F16, *scale, trace) {
+                match self.run(SEED, FloatDType::F16, *scale, Trace::default(), layers) {
                     Ok(trial) => Ok(reference.is_right(&reference.compare(trial)?, None)),
                     // A tensor that the layer captures is f16.
                     Err(AmpError::DTypeClash { .. }) => Ok(false),

@@ -2,14 +2,13 @@
 
 use burn::tensor::{DType, Gradients, Tensor};
 use burn_amp_core::observe::{Observer, locked, scale_here};
-use std::{collections::BTreeSet, sync::Mutex};
+use std::sync::Mutex;
 
 use crate::place::Names;
 
-/// Keeps tensors and their gradients, and knows which layers run in f32.
+/// Keeps tensors and their gradients.
 #[derive(Default)]
 pub(crate) struct Trace {
-    pub(crate) in_f32: BTreeSet<String>,
     /// Whether tensors are kept; else only the names.
     pub(super) keeps: bool,
     pub(super) visits: Mutex<Visits>,

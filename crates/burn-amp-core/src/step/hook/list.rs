@@ -134,11 +134,11 @@ impl Hooks {
         let mut hooks = self.clone();
         for hook in &mut hooks.0 {
             let name = hook.name().to_string();
-            let state = record.take_hook(&name);
+            let state = record.hooks.remove(&name);
             if state.is_none() && (steps > 0 || hook.state().is_some()) {
                 warn!(
                     "{} holds no state of the hook `{name}`, which starts again, after {steps} steps",
-                    record.origin()
+                    record.origin
                 );
             }
             let restored = hook.restore(state);

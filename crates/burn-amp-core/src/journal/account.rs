@@ -112,6 +112,14 @@ impl Account {
         }
     }
 
+    /// Keeps why the run cannot go on, for the next call. Logs it: there may be no next call.
+    pub(crate) fn keep(&mut self, error: AmpError) {
+        if self.error.is_none() {
+            warn!("{error}");
+            self.error = Some(error);
+        }
+    }
+
     pub(crate) fn counters(&self) -> StepCounters {
         self.counters
     }

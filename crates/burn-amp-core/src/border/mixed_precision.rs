@@ -166,7 +166,8 @@ impl MixedPrecision {
     }
 
     /// The parts of the network whose factors move ([`rescaled`](crate::rescaled) by a name), and what each multiplies gradients by
-    /// now, beside the loss scale. By name; empty before the first of them is opened.
+    /// now, beside the loss scale. By name; empty before the first of them is opened, or a record with some is loaded. Those of a record stay
+    /// here and in later records, opened or not.
     pub fn parts(&self) -> Vec<(String, f32)> {
         let parts = self.live().parts().states().into_iter();
         parts.map(|(name, part)| (name, part.factor())).collect()

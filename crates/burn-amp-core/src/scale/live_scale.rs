@@ -132,7 +132,7 @@ impl LiveScale {
     /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped, or where optimizers that
     /// are gone have left an iteration that is to be ended.
     pub(crate) fn on_device(&self) -> Option<ScaleState> {
-        let has_parts = !self.parts().is_empty();
+        let has_parts = self.parts().were_opened();
         let is_ended = locked(&self.state).iteration.reported.is_empty();
         let state = self.schedule().on_device();
         let state = state.filter(|_| !has_parts && is_ended)?;

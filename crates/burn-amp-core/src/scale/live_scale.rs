@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use crate::error::{AmpError, in_range};
 use crate::scale::border_events::{
     BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, OpenPart, next_number,
 };
@@ -73,6 +74,18 @@ pub(crate) struct ScopesLeft {
 }
 
 impl LiveScale {
+    /// Refuses settings of a scale that no scope could apply.
+    pub(crate) fn check(config: &GradScalerConfig) -> Result<(), AmpError> {
+        let (init, min) = (config.init_scale, config.min_scale.unwrap_or(0.0));
+        if !config.enabled {
+            return Ok(());
+        }
+        let inside = init >= MIN_SCALE.into();
+        in_range("init_scale", init, inside, "at least 2^-126 in `autocast`")?;
+        let inside = min <= MAX_SCALE.into();
+        in_range("min_scale", min, inside, "at most 2^126 in `autocast`")
+    }
+
     /// That of a `MixedPrecision`, which scopes apply.
     pub(crate) fn new(schedule: LossScale) -> Self {
         Self::with(schedule, [MIN_SCALE, MAX_SCALE])

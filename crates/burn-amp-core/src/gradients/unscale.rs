@@ -38,7 +38,7 @@ pub(crate) fn unscale(
     let mut rounded = Pass::counting_from(edge);
     for (position, entry) in entries.iter_mut().enumerate().rev() {
         let wanted = optimizer_dtype(entry.parameter, in_own_dtype);
-        if let Some(mut grad) = pass.pop(position, entry.rank) {
+        if let Some(mut grad) = pass.pop(position, entry.rank()) {
             if grad.dtype() != DType::from(wanted) {
                 grad = grad.cast(wanted);
                 rounded.push(position, grad.clone(), true);

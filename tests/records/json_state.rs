@@ -95,7 +95,8 @@ fn what_is_no_state_is_refused() {
     // PyTorch: "The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler."
     let empty = "ource state is empty, possibly because it was saved from a disabled instance of GradScaler";
     refused("{}", "EmptyState", empty);
-    for text in ["null", "3", "\"scale\"", "[]"] {
+    let list = " [65536.0, 2.0, 0.5, 2000, 3]";
+    for text in ["null", "3", "\"scale\"", "[]", list] {
         refused(
             text,
             "InvalidState",

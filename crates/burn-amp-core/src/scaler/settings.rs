@@ -153,6 +153,11 @@ impl GradScaler {
     /// of another type, and [`AmpError::InvalidValue`] for one outside its range; the present state stays as it was.
     pub fn load_state_dict(&mut self, json: &str) -> Result<(), AmpError> {
         let invalid = |reason: String| AmpError::InvalidState { reason };
+        // A list would be taken for the values, in the order of the fields.
+        if json.trim_start().starts_with('[') {
+            let reason = "a list, expected an object with the values of PyTorch's `state_dict`";
+            return Err(invalid(reason.to_string()));
+        }
         let state: StateDict =
             serde_json::from_str(json).map_err(|error| invalid(error.to_string()))?;
         if !self.is_enabled() {

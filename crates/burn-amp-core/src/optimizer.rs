@@ -511,7 +511,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// A state that cannot be stored is an error of the record's `save`, `into_bytes` and `into_optimizer`.
     pub fn to_record(&mut self) -> AmpRecord {
-        self.scaler.live().resolve(true);
+        let live = self.scaler.live();
+        live.resolve(true);
+        if live.is_shared() && live.is_in_iteration() {
+            warn!(
+                "a record was taken between the steps of two optimizers on one loss scale, and does not hold what this iteration has shown so far: \
+                 save after all of them have stepped"
+            );
+        }
         (self.options.record_with(&self.scaler)).with_optimizer(&self.optim)
     }
 

@@ -146,9 +146,9 @@ impl LiveScale {
     /// are gone have left an iteration that is to be ended.
     pub(crate) fn on_device(&self) -> Option<ScaleState> {
         let has_parts = self.parts().were_opened();
-        let is_ended = locked(&self.state).iteration.reported.is_empty();
+        let is_open = self.is_in_iteration();
         let state = self.schedule().on_device();
-        let state = state.filter(|_| !has_parts && is_ended)?;
+        let state = state.filter(|_| !has_parts && !is_open)?;
         Some(ScaleState {
             max_scale: state.max_scale.min(MAX_SCALE),
             ..state
@@ -188,6 +188,11 @@ impl LiveScale {
     pub(crate) fn is_shared(&self) -> bool {
         let members = &locked(&self.state).members;
         members.iter().filter(|m| m.strong_count() > 0).count() > 1
+    }
+
+    /// Whether some of its optimizers have stepped in an iteration that the others have not ended.
+    pub(crate) fn is_in_iteration(&self) -> bool {
+        !locked(&self.state).iteration.reported.is_empty()
     }
 
     /// Whether other optimizers than this one move it.

@@ -445,6 +445,11 @@ impl From<UnscaledGradients> for StepGradients {
 /// An infinity or a NaN on one device stays one in the sum: all devices step or skip together. Moves gradients between
 /// devices; does not read them. Scaled gradients of one loss scale give scaled ones, for
 /// [`GradScaler::scaled`](crate::GradScaler::scaled).
+///
+/// # Panics
+///
+/// In Burn, if a gradient does not have its parameter's rank, or gradients of one parameter have several shapes.
+/// [`ScaledOptimizer::step_multi`](crate::ScaledOptimizer::step_multi) makes an error of that.
 pub fn sum_of_devices<M: Module>(mut grads: MultiGradientsParams, module: &M) -> GradientsParams {
     let mut total = GradientsParams::new();
     for parameter in parameters(module) {

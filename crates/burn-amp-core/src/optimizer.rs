@@ -528,7 +528,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// The settings stay as they are here: see [`GradScaler::load_record`].
     ///
-    /// Unlike Burn's `load_record`, which silently starts again, it refuses the state of another optimizer. Burn builds the tensors on
+    /// Unlike Burn's `load_record`, which silently starts again, it refuses the state of another optimizer. It cannot see what Burn's keep and
+    /// do not use: momentum in an `Sgd` without, and AMSGrad's maximum in an `Adam` without, which fused ones refuse. Burn builds the tensors on
     /// `Device::default()`, the first GPU backend that was *compiled in*: the environment variable `BURN_DEVICE` names another.
     ///
     /// # Errors

@@ -134,6 +134,23 @@ fn a_gradient_that_has_become_of_another_dtype_is_refused() {
     }
 }
 
+/// What a program puts in for a parameter of another shape, or of another rank.
+#[test]
+fn a_gradient_of_another_shape_is_refused_by_clipping() {
+    let device = Device::default();
+    for rank in [1, 2, 3] {
+        let mut grads = unscaled(1.0);
+        let (params, id) = (grads.params_mut(), Pair::of(0.0).bias.id);
+        match rank {
+            1 => params.register(id, Tensor::<1>::ones([3], &device)),
+            2 => params.register(id, Tensor::<2>::ones([2, 2], &device)),
+            _ => params.register(id, Tensor::<3>::ones([1, 2, 2], &device)),
+        }
+        let clipped = quietly(|| grads.clip(&GradientClip::Value(1.0)).unwrap_err());
+        is_error(&clipped.unwrap(), "GradientShape", ["`bias`", "[4]"]);
+    }
+}
+
 /// Gradients that a program makes with autodiff and registers itself are those of any other loss.
 #[test]
 fn gradients_registered_by_hand_may_be_on_an_autodiff_device() {

@@ -11,9 +11,13 @@ struct Net {
 type Run = Player<Net>;
 type Forward = Box<dyn Fn(&Net, Tensor<1>) -> Tensor<1>>;
 
-fn run() -> Run {
+fn net() -> Net {
     let [inner, last] = [(); 2].map(|()| Gain::new(&[1.0, 1.0]));
-    Player::new(Net { inner, last }, &f16(two(10)))
+    Net { inner, last }
+}
+
+fn run() -> Run {
+    Player::new(net(), &f16(two(10)))
 }
 
 /// A part that begins at 2^k.
@@ -237,6 +241,36 @@ fn records_hold_the_smallest_factors() {
         resumed.optim.from_bytes(bytes).unwrap();
         assert_eq!(parts(&resumed), format!("low {k}"));
     }
+}
+
+/// A program that has no such part any more is told, and keeps it for one that has; it holds no fused optimizer up.
+#[test]
+fn a_part_of_a_record_that_is_not_opened_waits() {
+    let mut before = run();
+    take(&mut before, 0, one(dynamic("old", 4)));
+    let bytes = before.optim.into_bytes().unwrap();
+
+    let mut resumed = run();
+    resumed.optim.from_bytes(bytes.clone()).unwrap();
+    let plain = |net: &Net, x| net.last.forward(net.inner.forward(x));
+    let warning = ["part `old`", "has not opened it"];
+    warns_once(warning, || {
+        (0..3).for_each(|_| _ = take(&mut resumed, 0, plain));
+    });
+    let again = resumed.optim.into_bytes().unwrap();
+    resumed.optim.from_bytes(again).unwrap();
+    let opened = take(&mut resumed, 0, one(dynamic("old", 4)));
+    assert_eq!(opened, take(&mut before, 0, one(dynamic("old", 4))));
+
+    let fused = FusedSgd::new(SgdConfig::new());
+    let mut fused = Player::with(fused, net(), &f16(two(10)));
+    fused.optim.from_bytes(bytes).unwrap();
+    for _ in 0..3 {
+        let output = fused.amp.autocast(ones(), |x| plain(&fused.model, x));
+        fused.train(0.1, output.sum());
+    }
+    // One of before, and all but the last, for which nobody waits.
+    assert_eq!(fused.counters().steps(), 1 + 2);
 }
 
 #[test]

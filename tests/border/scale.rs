@@ -30,6 +30,38 @@ fn the_scale_ends_at_2_126() {
     }
 }
 
+/// Settings with which the scale could never be what scopes apply. Where nothing is scaled, they are let be.
+#[test]
+fn a_scale_that_no_scope_applies_is_refused() {
+    for precision in [MixedPrecision::f16, MixedPrecision::f32] {
+        let low = at_scale(two(-127));
+        let high = at_scale(two(127)).with_min_scale(Some(two(127)));
+        for (config, says) in [
+            (
+                low,
+                "`init_scale` is 5.877471754111438e-39, but must be at least 2^-126",
+            ),
+            (
+                high,
+                "`min_scale` is 1.7014118346046923e38, but must be at most 2^126",
+            ),
+        ] {
+            let error = precision().with_scaler(config).unwrap_err();
+            is_error(&error, "InvalidValue", [says]);
+            let schedule = config.schedule().unwrap();
+            assert_eq!(precision().with_schedule(schedule).unwrap_err(), error);
+            assert!(precision().with_scaler(config.with_enabled(false)).is_ok());
+        }
+    }
+    let bounds = at_scale(two(-126)).with_min_scale(Some(two(-126)));
+    let highest = at_scale(two(126)).with_min_scale(Some(two(126)));
+    for config in [bounds, highest] {
+        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+        let scaler = GradScaler::from(&amp);
+        assert_eq!(amp.loss_scale(), scaler.loss_scale());
+    }
+}
+
 #[test]
 fn each_backward_pass_has_the_scale_of_its_own_forward() {
     let mut run = run(&f16(two(16)), 2.0);

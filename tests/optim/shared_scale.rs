@@ -172,6 +172,26 @@ fn a_state_that_is_loaded_is_that_of_all() {
     }
 }
 
+/// What one of two optimizers has shown of an iteration is not in a record.
+#[test]
+fn a_record_between_the_steps_of_an_iteration_is_warned_of() {
+    let mut players = pair(&amp(100));
+    let mut between = |script: &str| {
+        play(&mut players, script);
+        let record = || drop(players[0].optim.to_record());
+        captured(Level::Warn, record)
+    };
+    assert_eq!(between("a. b."), [""; 0]);
+    says(
+        only(&between("a.")),
+        ["save after all of them have stepped"],
+    );
+    assert_eq!(between("b."), [""; 0]);
+    players.truncate(1);
+    play(&mut players, "a.");
+    no_warning(|| drop(players[0].optim.to_record()));
+}
+
 /// The handle counts the steps of all optimizers: of one that is dropped too, with steps that the device has decided. A record brings its
 /// own, in place of what its optimizer has counted.
 #[test]

@@ -93,8 +93,9 @@ fn what_is_no_state_is_refused() {
     // PyTorch: "The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler."
     let empty = "ource state is empty, possibly because it was saved from a disabled instance of GradScaler";
     refused("{}", "EmptyState", empty);
+    let list = " [65536.0, 2.0, 0.5, 2000, 3]";
     let expected = "expected an object with the values of PyTorch's `state_dict`";
-    for text in ["null", "3", "\"scale\"", "[]"] {
+    for text in ["null", "3", "\"scale\"", "[]", list] {
         refused(text, "InvalidState", expected);
     }
     let broken = r#"{ | {"scale": "big"} | {"growth_interval": 2.5} | {"_growth_tracker": -1}"#;

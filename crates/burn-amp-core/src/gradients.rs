@@ -22,7 +22,7 @@ use std::{collections::HashMap, ops::Add, sync::Arc};
 
 use crate::values::any_tensor::{put_gradient, take_gradient};
 use crate::values::{AnyTensor, Parameter, parameters, with_rank, working_dtype};
-use crate::{scale::finding::Finding, scale::loss_scale::SkipCause};
+use crate::{error::AmpError, scale::finding::Finding, scale::loss_scale::SkipCause};
 
 /// Gradients of a scaled loss: multiplied by the loss scale, possibly infinite.
 ///
@@ -123,9 +123,10 @@ impl UnscaledGradients {
     }
 
     /// What is in each gradient, in the order of the entries. If that is not known, waits for the device, and makes the
-    /// status that of the gradients as they are.
-    pub(crate) fn measured(&mut self) -> Result<Vec<TensorStatus>, UnsupportedDType> {
+    /// status that of the gradients as they are. An error if a program has put in one of another shape, too.
+    pub(crate) fn measured(&mut self) -> Result<Vec<TensorStatus>, AmpError> {
         if !self.is_measured {
+            (self.entries.iter()).try_for_each(|entry| entry.check(&self.params))?;
             measure(&self.params, &mut self.entries, None, Vec::new())?;
             *self.status = GradientStatus {
                 above: self.finding.measures.above,
@@ -269,7 +270,7 @@ impl UnscaledGradients {
     pub fn map<F: ModuleMapper>(mut self, mapper: &mut F) -> Self {
         self.is_measured = false;
         for entry in &self.entries {
-            with_rank!(entry.rank, D => {
+            with_rank!(entry.rank(), D => {
                 if let Some(grad) = self.params.remove::<D>(entry.id) {
                     let names = || entry.path.split('.');
                     names().for_each(|name| mapper.enter_module(name, ""));
@@ -432,6 +433,11 @@ impl From<UnscaledGradients> for StepGradients {
 /// An infinity or a NaN on one device stays one in the sum: all devices step or skip together. Moves gradients between
 /// devices; does not read them. Scaled gradients of one loss scale give scaled ones, for
 /// [`GradScaler::scaled`](crate::GradScaler::scaled).
+///
+/// # Panics
+///
+/// In Burn, if a gradient does not have its parameter's rank, or gradients of one parameter have several shapes.
+/// [`ScaledOptimizer::step_multi`](crate::ScaledOptimizer::step_multi) makes an error of that.
 pub fn sum_of_devices<M: Module>(mut grads: MultiGradientsParams, module: &M) -> GradientsParams {
     let mut total = GradientsParams::new();
     for parameter in parameters(module) {

@@ -475,7 +475,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// A state that cannot be stored is an error of the record's `save`, `into_bytes` and `into_optimizer`.
     pub fn to_record(&mut self) -> AmpRecord {
-        self.scaler.live().resolve(true);
+        let live = self.scaler.live();
+        live.resolve(true);
+        if live.is_shared() && live.is_in_iteration() {
+            warn!(
+                "a record was taken between the steps of two optimizers on one loss scale, and does not hold what this iteration has shown so far: \
+                 save after all of them have stepped"
+            );
+        }
         (self.options.record_with(&self.scaler)).with_optimizer(&self.optim)
     }
 
@@ -485,7 +492,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// The settings stay as they are here: see [`GradScaler::load_record`].
     ///
-    /// Unlike Burn's `load_record`, which silently starts again, it refuses the state of another optimizer. Burn builds the tensors on
+    /// Unlike Burn's `load_record`, which silently starts again, it refuses the state of another optimizer. It cannot see what Burn's keep and
+    /// do not use: momentum in an `Sgd` without, and AMSGrad's maximum in an `Adam` without, which fused ones refuse. Burn builds the tensors on
     /// `Device::default()`, the first GPU backend that was *compiled in*: the environment variable `BURN_DEVICE` names another.
     ///
     /// # Errors

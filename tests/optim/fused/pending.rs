@@ -189,6 +189,21 @@ fn a_clone_has_the_error_that_nobody_was_told_of() {
     assert_eq!(again, [Ok(()), Ok(())]);
 }
 
+/// No call of an optimizer that is dropped can return it.
+#[test]
+fn the_log_has_the_error_that_no_call_returns() {
+    for synchronizes in [false, true] {
+        let mut logged = captured(Level::Warn, || {
+            let mut run = exhausted();
+            if synchronizes {
+                run.optim.synchronize().unwrap_err();
+            }
+        });
+        logged.retain(|line| line.contains("after 4 skipped steps in a row"));
+        only(&logged);
+    }
+}
+
 /// It is that of a step that is waited for, and is told once.
 #[test]
 fn the_first_call_after_an_error_is_known_returns_it() {

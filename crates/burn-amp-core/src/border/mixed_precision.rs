@@ -136,7 +136,7 @@ impl MixedPrecision {
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`], as [`GradScalerConfig::init`].
+    /// [`AmpError::InvalidValue`], as [`GradScalerConfig::init`], and as [`with_schedule`](Self::with_schedule).
     pub fn with_scaler(self, config: GradScalerConfig) -> Result<Self, AmpError> {
         self.with_schedule(config.schedule()?)
     }
@@ -146,9 +146,12 @@ impl MixedPrecision {
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`] if it was stored under a rule of your own that it was not given again: [`LossScale::with_rule`].
+    /// [`AmpError::InvalidValue`] if it was stored under a rule of your own that it was not given again: [`LossScale::with_rule`]. For an
+    /// `init_scale` below 2^-126 and a `min_scale` above 2^126, too: scopes apply no scale beyond, unless it is turned off.
     pub fn with_schedule(self, schedule: LossScale) -> Result<Self, AmpError> {
-        let live = LiveScale::new(schedule.check_rule()?);
+        let schedule = schedule.check_rule()?;
+        LiveScale::check(schedule.config())?;
+        let live = LiveScale::new(schedule);
         Ok(Self::with_live(self.shared.dtype, live))
     }
 
@@ -166,7 +169,8 @@ impl MixedPrecision {
     }
 
     /// The parts of the network whose factors move ([`rescaled`](crate::rescaled) by a name), and what each multiplies gradients by
-    /// now, beside the loss scale. By name; empty before the first of them is opened.
+    /// now, beside the loss scale. By name; empty before the first of them is opened, or a record with some is loaded. Those of a record stay
+    /// here and in later records, opened or not.
     pub fn parts(&self) -> Vec<(String, f32)> {
         let parts = self.live().parts().states().into_iter();
         parts.map(|(name, part)| (name, part.factor())).collect()

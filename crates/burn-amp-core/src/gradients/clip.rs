@@ -162,8 +162,9 @@ impl UnscaledGradients {
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN; [`AmpError::UnsupportedDType`] if gradients have to be
-    /// measured and a gradient's device cannot compute in the gradient's dtype.
+    /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN. If gradients have to be measured,
+    /// [`AmpError::GradientShape`] if one does not have its parameter's shape, and [`AmpError::UnsupportedDType`] if its device cannot
+    /// compute in its dtype.
     pub fn clip(self, clip: &GradientClip) -> Result<Self, AmpError> {
         clip.check("clip")?;
         self.clip_groups(&[(ParamGroup::all(), *clip)])

@@ -1,7 +1,7 @@
 //! The gradients of a module, found and checked in one traversal.
 
 use burn::module::{Module, ParamId};
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Shape};
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams};
 use burn_amp_kernels::{Crossing, CrossingStatus, TensorStatus, UnsupportedDType};
 use std::collections::HashSet;
@@ -22,7 +22,8 @@ pub(crate) struct Entry {
     pub(crate) id: ParamId,
     /// The parameter's path, as optimizer groups see it.
     pub(crate) path: String,
-    pub(crate) rank: usize,
+    /// The parameter's shape.
+    pub(crate) shape: Shape,
     /// The dtype of the parameter.
     pub(crate) parameter: DType,
     /// The dtype of the gradient.
@@ -34,14 +35,23 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    pub(crate) fn rank(&self) -> usize {
+        self.shape.num_dims()
+    }
+
+    /// Refuses a gradient that has not the parameter's shape.
+    pub(crate) fn check(&self, grads: &GradientsParams) -> Result<(), AmpError> {
+        gradient_dtype(grads, self.id, &self.path, &self.shape).map(drop)
+    }
+
     /// The gradient, if there is one: a handle.
     pub(crate) fn get(&self, grads: &GradientsParams) -> Option<AnyTensor> {
-        any_tensor::gradient(grads, self.id, self.rank)
+        any_tensor::gradient(grads, self.id, self.rank())
     }
 
     /// Takes the gradient out, so that nothing else holds its memory.
     pub fn take(&self, grads: &mut GradientsParams) -> Option<AnyTensor> {
-        any_tensor::take_gradient(grads, self.id, self.rank)
+        any_tensor::take_gradient(grads, self.id, self.rank())
     }
 
     /// Puts a gradient in.
@@ -102,7 +112,9 @@ impl Entries {
         let mut seen = HashSet::new();
         for parameter in &parameters {
             let gradient = match grads {
-                Some(grads) => gradient_dtype(grads, parameter)?,
+                Some(grads) => {
+                    gradient_dtype(grads, parameter.id, &parameter.path, &parameter.shape())?
+                }
                 None => None,
             };
             let attached = parameter.attached.as_deref();
@@ -115,7 +127,7 @@ impl Entries {
             let entry = Entry {
                 id: parameter.id,
                 path: parameter.path.clone(),
-                rank: parameter.value.rank(),
+                shape: parameter.shape(),
                 parameter: dtype,
                 gradient: working_dtype(dtype).into(),
                 device: parameter.value.device(),
@@ -188,23 +200,24 @@ pub(crate) fn check_rate(lr: &ModuleLearningRate, id: ParamId, path: &str) -> Re
 /// another rank, and broadcasts another shape.
 fn gradient_dtype(
     grads: &GradientsParams,
-    parameter: &Parameter,
+    id: ParamId,
+    path: &str,
+    expected: &Shape,
 ) -> Result<Option<DType>, AmpError> {
     let of_rank = |rank| {
-        let gradient = || any_tensor::gradient(grads, parameter.id, rank);
+        let gradient = || any_tensor::gradient(grads, id, rank);
         catch_unwind(AssertUnwindSafe(gradient)).ok()
     };
-    let expected = parameter.value.shape();
-    let found = match of_rank(parameter.value.rank()) {
+    let found = match of_rank(expected.num_dims()) {
         Some(None) => return Ok(None),
         Some(found) => found,
         // Burn does not tell the rank: the others are tried.
         None => (0..=12).find_map(|rank| of_rank(rank).flatten()),
     };
     match found {
-        Some(gradient) if gradient.shape() == expected => Ok(Some(gradient.dtype())),
+        Some(gradient) if gradient.shape() == *expected => Ok(Some(gradient.dtype())),
         found => Err(AmpError::GradientShape {
-            parameter: parameter.path.clone(),
+            parameter: path.to_string(),
             expected: expected.to_vec(),
             found: found.map(|gradient| gradient.shape().to_vec()),
         }),

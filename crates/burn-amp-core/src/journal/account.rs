@@ -112,6 +112,14 @@ impl Account {
         }
     }
 
+    /// Keeps why the run cannot go on, for the next call. Logs it: there may be no next call.
+    pub(crate) fn keep(&mut self, error: AmpError) {
+        if self.error.is_none() {
+            warn!("{error}");
+            self.error = Some(error);
+        }
+    }
+
     /// Skips are counted in a row anew.
     pub(crate) fn end_row(&mut self) {
         self.counters.consecutive_skips = 0;

@@ -45,11 +45,7 @@ impl ModuleOptim for ModuleOptimizer {
         let kept = packed(ModuleOptimizer::to_record(&loaded))?;
         let kept = Container::from_bytes(kept, ORIGIN)?;
         if let Some(lost) = stored.first_missing_in(&kept)? {
-            return Err(foreign(format!(
-                "{lost}. It was saved by another optimizer or with other settings, or its dtype is not the default float dtype \
-                 of `Device::default()`, in which Burn loads: for a model in f64, call \
-                 `Device::default().configure(FloatDType::F64)` at the start of the program"
-            )));
+            return Err(foreign(lost));
         }
         *self = loaded;
         Ok(())

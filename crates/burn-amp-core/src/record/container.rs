@@ -189,25 +189,32 @@ impl Container {
         self
     }
 
-    /// The first of our tensors or scalars that `other` does not hold bit for bit, in words.
+    /// The first of our tensors or scalars that `other`, which Burn has loaded from this, does not hold bit for bit, and why.
     pub(crate) fn first_missing_in(&self, other: &Self) -> Result<Option<String>, AmpError> {
+        const OTHER: &str = "it was saved by another optimizer or with other settings";
         for (name, tensor) in &self.tensors {
             let Some(found) = other.tensors.get(name) else {
-                return Ok(Some(format!("its tensor `{name}` is unknown here")));
+                return Ok(Some(format!(
+                    "its tensor `{name}` is unknown here: {OTHER}"
+                )));
             };
             if found.dtype != tensor.dtype {
                 let (stored, loaded) = (tensor.dtype.name(), found.dtype.name());
-                let text =
-                    format!("its tensor `{name}` is {stored}, but would be loaded as {loaded}");
-                return Ok(Some(text));
+                return Ok(Some(format!(
+                    "its tensor `{name}` is {stored}, and Burn would load it as {loaded}, the default float dtype of `Device::default()`. For a \
+                     model in f64, call `Device::default().configure(FloatDType::F64)` at the start of the program. `MasterWeights` keep the \
+                     state of a model in half precision in f32"
+                )));
             }
             if found.shape != tensor.shape || *self.bytes_of(found)? != *self.bytes_of(tensor)? {
-                return Ok(Some(format!("its tensor `{name}` would be changed")));
+                return Ok(Some(format!(
+                    "its tensor `{name}` would be changed: {OTHER}"
+                )));
             }
         }
         let mut scalars = self.scalars.iter();
         let lost = scalars.find(|(name, value)| other.scalars.get(*name) != Some(*value));
-        Ok(lost.map(|(name, _)| format!("its value `{name}` is unknown here")))
+        Ok(lost.map(|(name, _)| format!("its value `{name}` is unknown here: {OTHER}")))
     }
 
     pub(crate) fn into_bytes(self) -> Result<Bytes, AmpError> {

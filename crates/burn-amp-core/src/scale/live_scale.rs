@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use crate::error::{AmpError, in_range};
 use crate::scale::border_events::{
     BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, OpenPart, next_number,
 };
@@ -73,6 +74,18 @@ pub(crate) struct ScopesLeft {
 }
 
 impl LiveScale {
+    /// Refuses settings of a scale that no scope could apply.
+    pub(crate) fn check(config: &GradScalerConfig) -> Result<(), AmpError> {
+        let (init, min) = (config.init_scale, config.min_scale.unwrap_or(0.0));
+        if !config.enabled {
+            return Ok(());
+        }
+        let inside = init >= MIN_SCALE.into();
+        in_range("init_scale", init, inside, "at least 2^-126 in `autocast`")?;
+        let inside = min <= MAX_SCALE.into();
+        in_range("min_scale", min, inside, "at most 2^126 in `autocast`")
+    }
+
     /// That of a `MixedPrecision`, which scopes apply.
     pub(crate) fn new(schedule: LossScale) -> Self {
         Self::with(schedule, [MIN_SCALE, MAX_SCALE])
@@ -132,10 +145,10 @@ impl LiveScale {
     /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped, or where optimizers that
     /// are gone have left an iteration that is to be ended.
     pub(crate) fn on_device(&self) -> Option<ScaleState> {
-        let has_parts = !self.parts().is_empty();
-        let is_ended = locked(&self.state).iteration.reported.is_empty();
+        let has_parts = self.parts().were_opened();
+        let is_open = self.is_in_iteration();
         let state = self.schedule().on_device();
-        let state = state.filter(|_| !has_parts && is_ended)?;
+        let state = state.filter(|_| !has_parts && !is_open)?;
         Some(ScaleState {
             max_scale: state.max_scale.min(MAX_SCALE),
             ..state
@@ -175,6 +188,11 @@ impl LiveScale {
     pub(crate) fn is_shared(&self) -> bool {
         let members = &locked(&self.state).members;
         members.iter().filter(|m| m.strong_count() > 0).count() > 1
+    }
+
+    /// Whether some of its optimizers have stepped in an iteration that the others have not ended.
+    pub(crate) fn is_in_iteration(&self) -> bool {
+        !locked(&self.state).iteration.reported.is_empty()
     }
 
     /// Whether other optimizers than this one move it.

@@ -15,8 +15,9 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.by_name.is_empty()
+    /// Whether the program has opened one. What a record has brought moves nothing before.
+    pub(crate) fn were_opened(&self) -> bool {
+        (self.by_name.values()).any(|part| part.settings.is_some())
     }
 
     /// What a part multiplies gradients by now. A `dry` run leaves no trace.
@@ -72,6 +73,12 @@ impl Parts {
         for (name, part) in &mut self.by_name {
             if is_finite && part.opened {
                 part.count_finite(name);
+            }
+            if part.settings.is_none() && !std::mem::replace(&mut part.warned, true) {
+                warn!(
+                    "part `{name}` comes from a record, and the first step after it was loaded has not opened it: its factor waits, here and in \
+                     records, until a part of this name is opened"
+                );
             }
             part.forget();
         }
@@ -182,6 +189,7 @@ struct Part {
     settings: Option<Arc<Driven>>,
     /// Whether the settings of the record are to be kept.
     keeps_settings: bool,
+    /// Of parts of one name with several settings, or of one that was not opened.
     warned: bool,
     /// Whether it was opened since the last step.
     opened: bool,
@@ -238,6 +246,7 @@ impl Part {
         let factor = before.min(self.stored.schedule.scale());
         self.stored.factor = driven.adaloss.map(|_| factor);
         self.settings = Some(driven.clone());
+        self.warned = false;
     }
 
     /// What a program that opens it with these settings makes of a stored schedule. The error says why its rule refuses it.

@@ -163,7 +163,7 @@ impl Proposed<'_> {
     pub fn status(&mut self) -> Option<&GradientStatus> {
         let grads = self.grads.as_deref_mut()?;
         if let Err(error) = grads.measured() {
-            self.error = Some(error.into());
+            self.error = Some(error);
             return None;
         }
         // An overflow that nobody had seen yet is no hook's.

@@ -80,7 +80,7 @@ impl Pending for PendingStep {
         account.warn_of_zeros(grads.status(), ledger.live.schedule().scale(), || arrived);
         drop(account);
         if let Err(error) = ledger.end(Purpose::Step, &grads.finding) {
-            ledger.account().error.get_or_insert(error);
+            ledger.account().keep(error);
         }
         ledger.show(Some(ledger.live.schedule().scale()));
     }

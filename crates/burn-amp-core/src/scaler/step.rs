@@ -95,8 +95,9 @@ impl GradScaler {
         self.iteration.check(&grads, optimizer)?;
         check_accepted(optim, &grads.entries, |entry| {
             // They may have been changed since they were tested.
-            let now = entry.get(grads.params());
-            now.map_or(entry.gradient, |gradient| gradient.dtype())
+            let now = (!grads.is_measured).then(|| entry.get(grads.params()));
+            now.flatten()
+                .map_or(entry.gradient, |gradient| gradient.dtype())
         })?;
         let is_applied = !grads.has_overflow() && rejected.is_none();
         self.count_for(&grads, rejected, optimizer)?;

@@ -3,7 +3,8 @@
 use burn::tensor::ElementConversion;
 
 use super::cpu::{Cpu, LANES, Value};
-use crate::{TensorStatus, status::COUNT_BASE};
+use crate::TensorStatus;
+use crate::status::{COUNT_BASE, FIELDS};
 
 /// Groups whose squares are summed apart, so that no sum waits for the one before it.
 pub(super) type Pair<T> = [[T; LANES]; 2];
@@ -127,12 +128,15 @@ pub(super) fn join(a: TensorStatus, b: TensorStatus) -> TensorStatus {
 }
 
 /// The row that [`Status`](crate::Status) describes.
-pub(super) fn row(found: &TensorStatus) -> impl Iterator<Item = f64> + use<> {
+pub(super) fn row(found: &TensorStatus) -> [f64; FIELDS] {
     let unit = power_near(found.max_abs).max(f32::MIN_POSITIVE.into());
     let bad = [found.non_finite_before, found.non_finite];
     let counts = [found.above, bad[0], bad[1], found.zeros].map(count_fields);
-    let rest = [found.max_abs, unit, found.norm / unit];
-    counts.into_iter().flatten().chain(rest)
+    let mut row = [0.0; FIELDS];
+    let (of_counts, rest) = row.split_at_mut(2 * counts.len());
+    of_counts.copy_from_slice(counts.as_flattened());
+    rest.copy_from_slice(&[found.max_abs, unit, found.norm / unit]);
+    row
 }
 
 /// The largest power of two that is not above a value, so that no digit is lost in this unit; above zero.

@@ -57,8 +57,7 @@ fn words(tensor: FlexTensor) -> Vec<u32> {
     words_of(&tensor.into_data())
 }
 
-fn floats(floats: impl Iterator<Item = f64>) -> FlexTensor {
-    let floats: Vec<f64> = floats.collect();
+fn floats(floats: Vec<f64>) -> FlexTensor {
     let length = floats.len();
     FlexTensor::from_data(TensorData::new(floats, [length]))
 }
@@ -103,14 +102,15 @@ fn pass(tensors: Vec<FlexTensor>, factor: Scaling<FlexTensor>, edge: f32) -> Vec
         memory::end_list();
     }
     let (products, found): (Vec<_>, Vec<TensorStatus>) = measured.into_iter().unzip();
-    let status = floats(found.iter().flat_map(row));
+    let rows: Vec<_> = found.iter().map(row).collect();
+    let status = floats(rows.into_flattened());
     products.into_iter().flatten().chain([status]).collect()
 }
 
 fn histogram(tensors: Vec<FlexTensor>) -> FlexTensor {
     let counts = |tensor: FlexTensor| by_dtype!(tensor.dtype(), T => pass::counts::<T>(tensor));
     let total = pass::sums(each(tensors, counts));
-    floats(total.map(count_fields).into_iter().flatten())
+    floats(total.map(count_fields).concat())
 }
 
 fn mul_cast(

@@ -40,6 +40,28 @@ fn a_learner_that_cannot_be_made_returns_the_model() {
     assert_eq!(numbers(&*refused.module), numbers(&net()));
 }
 
+/// It has the optimizer of its run, which would count each step once more.
+#[test]
+fn a_model_that_a_run_has_returned_is_not_launched_as_it_is() {
+    let run = Run::of(1);
+    let (amp, folder) = (run.amp(), temp_dir());
+    let first = amp.launch(run.training(folder.path()), net(), adam(&amp), lr());
+    let model = first.unwrap().model;
+    let steps = amp.counters().steps();
+    let optims: [LearnerOptimizer; 2] = [adam(&amp).into(), pipelined(adam(&amp)).into()];
+    for optim in optims {
+        let folder = temp_dir();
+        let again = amp.launch(run.training(folder.path()), model.clone(), optim, lr());
+        let error = again.map(drop).unwrap_err().error;
+        let told = ["`model` is a `Scaled`", "`scaled.into_inner().train()`"];
+        is_error(&error, "InvalidValue", told);
+        assert_eq!(amp.counters().steps(), steps);
+    }
+    let (folder, model) = (temp_dir(), model.into_inner().train());
+    let again = amp.launch(run.training(folder.path()), model, adam(&amp), lr());
+    assert!(again.is_ok());
+}
+
 /// What a loop refuses in its first step.
 #[test]
 fn parameters_and_states_that_do_not_fit_are_refused_before_the_run() {

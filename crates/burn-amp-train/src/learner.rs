@@ -3,6 +3,8 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLrScheduler, optim::ModuleOptimizer, tensor::DType,
 };
 
+use std::any::type_name;
+
 use super::stepper::{Kind, Place};
 use super::{Scaled, checkpoint, steps::Steps};
 use burn_amp_core::internal::{OptimizerState, ParamTensors, Parameter, StepOptions, parameters};
@@ -19,6 +21,7 @@ pub(super) fn learner<M: LearnerModel>(
     optim: LearnerOptimizer,
     lr_scheduler: ModuleLrScheduler,
 ) -> Result<Learner<Scaled<M>>, AmpError> {
+    check_plain::<M>()?;
     amp.check_devices(&model)?;
     let LearnerOptimizer(parts) = optim;
     let parts = parts?;
@@ -50,6 +53,21 @@ pub(super) fn learner<M: LearnerModel>(
     let mut optim = checkpoint::attach(parts.optim, amp);
     checkpoint::exchange(&mut optim, Some(&model.steps.shared));
     Ok(Learner::new(model, optim, lr_scheduler))
+}
+
+/// Refuses a model that a run has returned: it would count and test each step again, with the optimizer of that run.
+fn check_plain<M>() -> Result<(), AmpError> {
+    // Rust cannot ask for a `Scaled` of whatever model in another way.
+    let outer = |name: &'static str| name.split('<').next();
+    if outer(type_name::<M>()) != outer(type_name::<Scaled<()>>()) {
+        return Ok(());
+    }
+    let allowed = "the model in it: `scaled.into_inner().train()`";
+    Err(AmpError::refused(
+        "model",
+        "a `Scaled`, which a run has returned",
+        allowed,
+    ))
 }
 
 /// Refuses what no Learner of this handle can step with.

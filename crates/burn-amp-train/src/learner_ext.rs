@@ -150,7 +150,7 @@ pub trait LearnerExt {
     /// [`AmpError::InvalidValue`] for a setting that is out of its range, for a [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) that was not made with
     /// this handle, and for one with
     /// [`with_accumulation`](burn_amp_core::ScaledOptimizer::with_accumulation): Burn's learning-rate scheduler would advance with each
-    /// micro-batch.
+    /// micro-batch. For a model that is a [`Scaled`] itself, too.
     fn learner<M: LearnerModel>(
         &self,
         model: M,

@@ -77,7 +77,7 @@ pub struct UnscaledGradients {
     pub(crate) entries: Vec<Entry>,
     pub(crate) status: Box<GradientStatus>,
     /// Whether what was found in each gradient is known: they were measured, and not changed since.
-    is_measured: bool,
+    pub(crate) is_measured: bool,
     /// Whether an overflow skips the step: not with a disabled scaler, whatever was measured.
     tested: bool,
     /// What the loss scale learns from: the gradients as they were when they were tested.
@@ -126,7 +126,7 @@ impl UnscaledGradients {
     /// status that of the gradients as they are. An error if a program has put in one of another shape, too.
     pub(crate) fn measured(&mut self) -> Result<Vec<TensorStatus>, AmpError> {
         if !self.is_measured {
-            (self.entries.iter()).try_for_each(|entry| entry.check(&self.params))?;
+            (self.entries.iter_mut()).try_for_each(|entry| entry.check(&self.params))?;
             measure(&self.params, &mut self.entries, None, Vec::new())?;
             *self.status = GradientStatus {
                 above: self.finding.measures.above,

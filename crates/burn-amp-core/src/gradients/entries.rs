@@ -39,9 +39,11 @@ impl Entry {
         self.shape.num_dims()
     }
 
-    /// Refuses a gradient that has not the parameter's shape.
-    pub(crate) fn check(&self, grads: &GradientsParams) -> Result<(), AmpError> {
-        gradient_dtype(grads, self.id, &self.path, &self.shape).map(drop)
+    /// Takes the dtype of a gradient that a program may have replaced. Refuses one that has not the parameter's shape.
+    pub(crate) fn check(&mut self, grads: &GradientsParams) -> Result<(), AmpError> {
+        let dtype = gradient_dtype(grads, self.id, &self.path, &self.shape)?;
+        self.gradient = dtype.unwrap_or(self.gradient);
+        Ok(())
     }
 
     /// The gradient, if there is one: a handle.

@@ -90,6 +90,29 @@ fn a_dry_run_refuses_what_would_not_train_in_half_precision() {
     teacher.unwrap();
 }
 
+/// Of a model that nobody has run, Burn draws the parameters in the first run.
+#[test]
+fn a_dry_run_of_a_new_model_sees_a_leak_beside_dropout() {
+    let name = "a_dry_run_of_a_new_model_sees_a_leak_beside_dropout";
+    let Some(_) = said_in_child(module_path!(), name) else {
+        let amp = f16(two(9));
+        let dropout = DropoutConfig::new(0.5).init();
+        let model: Linear = amp.attach(LinearConfig::new(4, 4).init(&flex()));
+        let ones = || Tensor::<2>::ones([8, 4], &flex());
+        let checked = amp.check(&model, |m| {
+            let mut hidden = None;
+            let output = amp.autocast(dropout.forward(ones()), |x| {
+                let y = m.forward(x);
+                hidden = Some(y.clone().cast(FloatDType::F32));
+                y
+            });
+            output.mean() + hidden.unwrap().mean()
+        });
+        is_error(&checked.map(drop).unwrap_err(), "BorderLeak", ["`weight`"]);
+        return;
+    };
+}
+
 /// Its own scale is not to blame, and neither is the loss. Whether the host decides a step or the device.
 #[test]
 fn an_overflow_at_the_scale_of_another_handle_is_named() {

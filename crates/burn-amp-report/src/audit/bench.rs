@@ -31,12 +31,10 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         loss_scale: f64,
         trace: Trace,
     ) -> Result<Trial, AmpError> {
-        for device in self.model.devices() {
-            device.seed(seed);
-        }
         let trace = Arc::new(trace);
         let dry = Arc::new(DryRun {
             dtype: Some(dtype),
+            seed: Some(seed),
             // From those in f32 the scale is computed.
             is_measured: dtype == FloatDType::F32,
             in_f32: trace.in_f32.clone(),

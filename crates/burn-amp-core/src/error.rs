@@ -441,6 +441,15 @@ pub fn in_range(
     }
 }
 
+/// The value, or a panic with the error's message, at the line of the program that called.
+#[track_caller]
+pub fn or_panic<T>(result: Result<T, impl std::fmt::Display>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
+    }
+}
+
 /// A number without the three hundred digits that `Display` gives the extreme ones.
 pub(crate) fn short(value: f64) -> String {
     let magnitude = value.abs();

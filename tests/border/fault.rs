@@ -164,6 +164,8 @@ fn thirty_bad_batches_leave_the_scale() {
         };
         assert_eq!(error, expected);
         assert!(error.to_string().starts_with(message), "{error}");
+        let in_f32 = error.to_string().contains("run that layer `in_f32`");
+        assert_eq!(in_f32, !finite);
         assert_eq!((run.scale(), run.counters().skipped()), (KEPT, 59));
     }
 }

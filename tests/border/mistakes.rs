@@ -113,6 +113,23 @@ fn a_dry_run_of_a_new_model_sees_a_leak_beside_dropout() {
     };
 }
 
+/// What was carried out of a scope meets f32 outside.
+#[test]
+fn a_dry_run_names_half_precision_that_was_carried_out() {
+    let amp = f16(two(9));
+    let checked = amp.check(&gain(&amp), |m| {
+        let mut hidden = None;
+        let output = amp.autocast(ones(), |x| {
+            let y = m.forward(x);
+            hidden = Some(y.clone());
+            y
+        });
+        output + hidden.unwrap()
+    });
+    let carried = ["meet outside half precision", "carried out of the closure"];
+    is_error(&checked.map(drop).unwrap_err(), "DTypeClash", carried);
+}
+
 /// Its own scale is not to blame, and neither is the loss. Whether the host decides a step or the device.
 #[test]
 fn an_overflow_at_the_scale_of_another_handle_is_named() {

@@ -186,7 +186,7 @@ fn dtypes_that_clash() {
     };
     for model in [&bare, &other] {
         let found = clash(&|x| model.forward(x));
-        says(&found.1, ["amp.attach(model)"]);
+        says(&found.1, ["amp.attach(model)", "another `MixedPrecision`"]);
         none(found, "no parameter was read");
     }
     // No model was attached at all.

@@ -157,6 +157,8 @@ fn thirty_bad_batches_leave_the_scale() {
         let error = run.try_step(0.01, run.gradients(bad(&run))).unwrap_err();
         let expected = format!("LossNotFinite {{ skips: 30, output_finite: {output_finite} }}");
         is_error(&error, &expected, [message]);
+        let in_f32 = error.to_string().contains("run that layer `in_f32`");
+        assert_eq!(in_f32, !output_finite);
         assert_eq!((run.scale(), run.counters().skipped()), (KEPT, 59));
     }
 }

@@ -90,6 +90,46 @@ fn a_dry_run_refuses_what_would_not_train_in_half_precision() {
     teacher.unwrap();
 }
 
+/// Of a model that nobody has run, Burn draws the parameters in the first run.
+#[test]
+fn a_dry_run_of_a_new_model_sees_a_leak_beside_dropout() {
+    let name = "a_dry_run_of_a_new_model_sees_a_leak_beside_dropout";
+    let Some(_) = said_in_child(module_path!(), name) else {
+        let amp = f16(two(9));
+        let dropout = DropoutConfig::new(0.5).init();
+        let model: Linear = amp.attach(LinearConfig::new(4, 4).init(&flex()));
+        let ones = || Tensor::<2>::ones([8, 4], &flex());
+        let checked = amp.check(&model, |m| {
+            let mut hidden = None;
+            let output = amp.autocast(dropout.forward(ones()), |x| {
+                let y = m.forward(x);
+                hidden = Some(y.clone().cast(FloatDType::F32));
+                y
+            });
+            output.mean() + hidden.unwrap().mean()
+        });
+        is_error(&checked.map(drop).unwrap_err(), "BorderLeak", ["`weight`"]);
+        return;
+    };
+}
+
+/// What was carried out of a scope meets f32 outside.
+#[test]
+fn a_dry_run_names_half_precision_that_was_carried_out() {
+    let amp = f16(two(9));
+    let checked = amp.check(&gain(&amp), |m| {
+        let mut hidden = None;
+        let output = amp.autocast(ones(), |x| {
+            let y = m.forward(x);
+            hidden = Some(y.clone());
+            y
+        });
+        output + hidden.unwrap()
+    });
+    let carried = ["meet outside half precision", "carried out of the closure"];
+    is_error(&checked.map(drop).unwrap_err(), "DTypeClash", carried);
+}
+
 /// Its own scale is not to blame, and neither is the loss. Whether the host decides a step or the device.
 #[test]
 fn an_overflow_at_the_scale_of_another_handle_is_named() {

@@ -18,6 +18,31 @@ fn input(rows: usize, width: usize) -> Tensor<2> {
     random(1, [rows, width], &flex())
 }
 
+/// Weights that a program clips, or moves towards others, still compute in half precision.
+#[test]
+fn a_mapper_keeps_the_casts_and_a_single_parameter_loses_them() {
+    struct Halve;
+
+    impl ModuleMapper for Halve {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|value| value * 0.5)
+        }
+    }
+
+    let amp = f16(two(12));
+    let reads = |gain: &Gain, dtype: DType| {
+        amp.autocast(vector(&[1.0]), |x| {
+            assert_eq!(gain.factor.val().dtype(), dtype);
+            x
+        });
+    };
+    let mut gain = Gain::at(&[2.0], &amp).map(&mut Halve);
+    reads(&gain, DType::F16);
+    assert_eq!(values(gain.factor.val()), [1.0]);
+    gain.factor = gain.factor.map(|value| value * 0.5);
+    reads(&gain, DType::F32);
+}
+
 /// A step in which only the two factors of an adapter have gradients; the loss before it.
 fn step_of_factors(run: &mut Player<Linear>, input: Tensor<2>) -> f32 {
     let output = run.amp.autocast(input, |x| {

@@ -102,6 +102,36 @@ fn f64_passes() {
     assert_eq!(grad.to_data().as_slice::<f64>().unwrap(), [2.0]);
 }
 
+/// A panic names the line of the program, not one of this crate.
+#[test]
+fn a_panic_names_the_line_of_the_program() {
+    let name = "a_panic_names_the_line_of_the_program";
+    let Some(told) = said_in_child(module_path!(), name) else {
+        let amp = f16(two(12));
+        let half = || vector(&[1.0]).cast(FloatDType::F16).require_grad();
+        panic_message(|| amp.autocast(half(), |x| x));
+        let captured = || vector(&[1.0]).require_grad();
+        panic_message(|| amp.autocast(captured(), |x| autocast(x, |_| captured())));
+        let nan = f64::NAN;
+        let gain = Gain::at(&[2.0], &amp);
+        let grads = || {
+            let output = amp.autocast(vector(&[1.0]), |x| gain.forward(x));
+            backward(output.sum(), &gain)
+        };
+        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp).with_accumulation(2);
+        optim.step(0.1, gain.clone(), grads());
+        panic_message(|| optim.flush(nan, gain.clone()));
+        panic_message(|| optim.step(nan, gain.clone(), grads()));
+        let sgd = SgdConfig::new().init();
+        let mut pipelined = PipelinedOptimizer::new(sgd, Device::flex()).unwrap();
+        panic_message(|| pipelined.step(nan, gain.clone(), grads()));
+        return;
+    };
+    let here = |line: &&str| line.contains("panicked at") && line.contains(file!());
+    // The second panics on its way out of the outer scope, too.
+    assert_eq!(told.lines().filter(here).count(), 6, "{told}");
+}
+
 /// The model is the plain one, and the thread in no scope.
 fn assert_closed(amp: &MixedPrecision, gain: &Gain) {
     assert_eq!(gain.factor.val().dtype(), DType::F32);
@@ -149,7 +179,7 @@ fn dtypes_that_clash() {
     };
     for model in [&bare, &other] {
         let found = clash(&|x| model.forward(x));
-        says(&found.1, ["amp.attach(model)"]);
+        says(&found.1, ["amp.attach(model)", "another `MixedPrecision`"]);
         none(found, "no parameter was read");
     }
     // No model was attached at all.

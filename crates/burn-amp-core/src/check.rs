@@ -92,11 +92,9 @@ impl MixedPrecision {
         };
         let has_parts = Cell::new(false);
         let mut run = |at_border: f64, by_hand: f64, part: PartFactors| {
-            for device in model.devices() {
-                device.seed(0x5ca1e);
-            }
             let dry = Arc::new(DryRun {
                 part,
+                seed: Some(0x5ca1e),
                 in_learner: self.is_in_learner(),
                 ..DryRun::at(at_border)
             });
@@ -162,7 +160,13 @@ pub fn dry_loss<M: Module, const D: usize>(
     loss: impl FnOnce(&M) -> Tensor<D>,
 ) -> Result<Tensor<D>, AmpError> {
     let opened = amp.live().opened();
-    let forward = || catch_unwind(AssertUnwindSafe(|| loss(model)));
+    let forward = || {
+        // Not before: Burn draws parameters when they are read first, which has happened now.
+        if let Some(seed) = dry.seed {
+            model.devices().iter().for_each(|device| device.seed(seed));
+        }
+        catch_unwind(AssertUnwindSafe(|| loss(model)))
+    };
     let forward = || scope::in_dry_run(amp, dry, forward);
     let loss = match unchanged(model, forward) {
         (_, Some(error)) => return Err(error),

@@ -41,9 +41,14 @@ pub enum AmpError {
     ///
     /// The step was counted as skipped. Parameters, optimizer state and loss scale are as they were.
     #[error(
-        "{}: {skips} steps in a row were skipped. The loss scale is not the cause. Look at the inputs, the learning rate and the \
-         loss",
-        if *output_finite { "the loss, or its gradient, is infinite or NaN" } else { "the model's output is infinite or NaN" }
+        "{}: {skips} steps in a row were skipped. The loss scale is not the cause. {}",
+        if *output_finite { "the loss, or its gradient, is infinite or NaN" } else { "the model's output is infinite or NaN" },
+        if *output_finite {
+            "Look at the inputs, the learning rate and the loss"
+        } else {
+            "Inputs or parameters hold an infinity or a NaN, or a layer exceeds 65504, the largest value of f16 (a mask of -1e9, a sum over \
+             many values): run that layer `in_f32`"
+        }
     )]
     LossNotFinite {
         /// Skipped steps in a row, this one included.
@@ -138,21 +143,10 @@ pub enum AmpError {
     )]
     TwoPrecisions,
 
-    /// Burn refused to combine two dtypes inside a scope.
-    #[error(
-        "two dtypes meet inside `autocast`, which computes in {dtype:?}{}: {message}. A layer that holds f32 tensors of its own \
-         (BatchNorm, Lstm, Gru, positional encodings) goes into `in_f32(x, |x| layer.forward(x))`. A tensor that is captured or made \
-         inside goes into `amp.cast(tensor)`. Work on other threads goes into `Scope::enter`",
-        match (parameter, attached) {
-            (Some(path), _) => format!(" (the parameter read last is `{path}`)"),
-            (None, true) => " (no parameter was read before it: an f32 tensor of the program meets the input, another model runs \
-                             here than was attached by `amp.attach(model)`, or it runs on another thread)".to_string(),
-            (None, false) => " (no parameter was read: the model was not attached to this `MixedPrecision`, or runs on another thread. Attach it \
-                              with `amp.prepare(model, optim)` or `amp.attach(model)`)".to_string(),
-        }
-    )]
+    /// Burn refused to combine two dtypes inside a scope, or outside in a dry run.
+    #[error("two dtypes meet {}. Burn says: {message}", clash(*dtype, parameter.as_deref(), *attached))]
     DTypeClash {
-        /// The dtype of the scope.
+        /// The dtype of the scope; f32 outside of all scopes.
         dtype: DType,
         /// The path of the parameter that was read last; none if none was read.
         parameter: Option<String>,
@@ -428,6 +422,29 @@ impl AmpError {
     }
 }
 
+/// Where two dtypes meet, and what to do.
+fn clash(dtype: DType, parameter: Option<&str>, attached: bool) -> String {
+    if dtype == DType::F32 {
+        return "outside half precision: a tensor was carried out of the closure of `autocast`, or cast by hand. Return it from the closure, \
+                which casts it to f32"
+            .to_string();
+    }
+    let last = match (parameter, attached) {
+        (Some(path), _) => format!("the parameter read last is `{path}`"),
+        (None, true) => "no parameter was read before it: an f32 tensor of the program meets the input, or the model here is another than was \
+                         attached by `amp.attach(model)`, has another `MixedPrecision`, or runs on another thread"
+            .to_string(),
+        (None, false) => "no parameter was read: the model was not attached to this `MixedPrecision`, or runs on another thread. Attach it with \
+                          `amp.prepare(model, optim)` or `amp.attach(model)`"
+            .to_string(),
+    };
+    format!(
+        "inside `autocast`, which computes in {dtype:?} ({last}). A layer that holds f32 tensors of its own (BatchNorm, Lstm, Gru, positional \
+         encodings) goes into `in_f32(x, |x| layer.forward(x))`. A tensor that is captured or made inside goes into `amp.cast(tensor)`. Work on \
+         other threads goes into `Scope::enter`"
+    )
+}
+
 /// Whether a setting is inside its range, which the caller has looked at.
 pub fn in_range(
     field: &'static str,
@@ -438,6 +455,15 @@ pub fn in_range(
     match inside {
         true => Ok(()),
         false => Err(AmpError::invalid(field, value, allowed)),
+    }
+}
+
+/// The value, or a panic with the error's message, at the line of the program that called.
+#[track_caller]
+pub fn or_panic<T>(result: Result<T, impl std::fmt::Display>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
     }
 }
 

@@ -2,7 +2,7 @@
 
 pub use crate::{
     beside_burn::{Beside, during},
-    error::in_range,
+    error::{in_range, or_panic},
     gradients::clip::Factors,
     gradients::entries::Entries,
     gradients::running_statistics::Statistics,

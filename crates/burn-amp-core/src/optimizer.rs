@@ -14,7 +14,7 @@ mod recorded;
 use device::Flight;
 pub use recorded::{Found, Stage, refused};
 
-use crate::error::{AmpError, StepError};
+use crate::error::{AmpError, StepError, or_panic};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
 use crate::record::{AmpRecord, OptimizerState};
 use crate::scaler::accumulation::{AccumulationConfig, AccumulationWindow};
@@ -282,14 +282,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// # Panics
     ///
     /// Where [`try_step`](Self::try_step) returns an error, with its message.
+    #[track_caller]
     pub fn step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
         module: M,
         grads: impl Into<StepGradients>,
     ) -> M {
-        self.try_step(lr, module, grads)
-            .unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_step(lr, module, grads))
     }
 
     /// As [`step`](Self::step), for runs that want to handle a failure.
@@ -339,9 +339,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// # Panics
     ///
     /// Where [`try_flush`](Self::try_flush) returns an error, with its message.
+    #[track_caller]
     pub fn flush<M: Module>(&mut self, lr: impl Into<ModuleLearningRate>, module: M) -> M {
-        self.try_flush(lr, module)
-            .unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_flush(lr, module))
     }
 
     /// As [`flush`](Self::flush), for runs that want to handle a failure.

@@ -40,7 +40,8 @@ use burn::{
 use std::{mem::take, path::Path};
 
 use burn_amp_core::internal::{
-    Entries, ParamTensors, Parameter, Statistics, StepGradients, StepOptions, is_half, parameters,
+    Entries, ParamTensors, Parameter, Statistics, StepGradients, StepOptions, is_half, or_panic,
+    parameters,
 };
 use burn_amp_core::{
     AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledGradients, ScaledOptimizer, StepError,
@@ -192,14 +193,14 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// # Panics
     ///
     /// Where [`try_step`](Self::try_step) returns an error, with its message.
+    #[track_caller]
     pub fn step<M: Module + 'static>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
         module: M,
         grads: impl Into<StepGradients>,
     ) -> M {
-        self.try_step(lr, module, grads)
-            .unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_step(lr, module, grads))
     }
 
     /// As [`step`](Self::step), for runs that want to handle a failure.
@@ -235,13 +236,13 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// # Panics
     ///
     /// Where [`try_flush`](Self::try_flush) returns an error, with its message.
+    #[track_caller]
     pub fn flush<M: Module + 'static>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
         module: M,
     ) -> M {
-        self.try_flush(lr, module)
-            .unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_flush(lr, module))
     }
 
     /// As [`flush`](Self::flush), for runs that want to handle a failure.

@@ -24,6 +24,8 @@ pub struct DryRun {
     pub in_learner: bool,
     /// In place of that of the `MixedPrecision`.
     pub observer: Option<Arc<dyn Observer>>,
+    /// Of the devices' random numbers: runs that are compared must draw the same.
+    pub seed: Option<u64>,
     /// What was noted so far.
     pub noted: Mutex<DryRunNotes>,
 }
@@ -64,6 +66,7 @@ impl DryRun {
             is_measured: false,
             in_learner: true,
             observer: None,
+            seed: None,
             noted: Mutex::default(),
         }
     }

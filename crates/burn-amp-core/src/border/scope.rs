@@ -30,7 +30,10 @@ use crate::border::open::{Open, Side};
 use crate::scale::rescale::{Rescale, Rule};
 use crate::values::{AnyTensor, is_half};
 use crate::{
-    border::dry_run::DryRun, error::AmpError, lock::locked, scale::border_events::EventPlace,
+    border::dry_run::DryRun,
+    error::{AmpError, or_panic},
+    lock::locked,
+    scale::border_events::EventPlace,
 };
 
 thread_local! {
@@ -215,10 +218,11 @@ impl MixedPrecision {
         input: I,
         forward: impl FnOnce(I) -> R,
     ) -> R {
-        self.try_autocast(input, forward).unwrap_or_else(|error| {
+        let result = self.try_autocast(input, forward);
+        if let Err(error) = &result {
             REFUSED.set(Some(error.clone()));
-            panic!("{error}")
-        })
+        }
+        or_panic(result)
     }
 
     /// As [`autocast`](Self::autocast), for programs that want to handle a failure.

@@ -7,8 +7,11 @@ use crate::gradients::entries::{Entries, Entry};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients};
 use crate::values::{AnyTensor, optimizer_dtype, parameters};
 use crate::{
-    error::AmpError, gradients::unscale::unscale, journal::account::Purpose,
-    scale::loss_scale::StepOutcome, scaler::accumulation::AccumulationWindow,
+    error::{AmpError, or_panic},
+    gradients::unscale::unscale,
+    journal::account::Purpose,
+    scale::loss_scale::StepOutcome,
+    scaler::accumulation::AccumulationWindow,
     update::module_optim::ModuleOptim,
 };
 
@@ -133,13 +136,13 @@ impl GradScaler {
     /// # Panics
     ///
     /// Where [`try_flush`](Self::try_flush) returns an error, with its message.
+    #[track_caller]
     pub fn flush<M: Module>(
         &mut self,
         window: &mut AccumulationWindow,
         module: &M,
     ) -> Option<UnscaledGradients> {
-        self.try_flush(window, module)
-            .unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_flush(window, module))
     }
 
     /// As [`flush`](Self::flush), for runs that want to handle a failure.

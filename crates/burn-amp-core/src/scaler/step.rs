@@ -6,7 +6,7 @@ use burn::{
 };
 
 use super::GradScaler;
-use crate::error::{AmpError, StepError};
+use crate::error::{AmpError, StepError, or_panic};
 use crate::gradients::entries::{Entries, Entry};
 use crate::gradients::{StepGradients, UnscaledGradients};
 use crate::journal::account::{Purpose, log_skip};
@@ -30,6 +30,7 @@ impl GradScaler {
     /// # Panics
     ///
     /// Where [`try_step`](Self::try_step) returns an error, with its message.
+    #[track_caller]
     pub fn step<O: ModuleOptim, M: Module>(
         &mut self,
         optim: &mut O,
@@ -37,8 +38,7 @@ impl GradScaler {
         module: M,
         grads: UnscaledGradients,
     ) -> M {
-        self.try_step(optim, lr, module, grads)
-            .unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_step(optim, lr, module, grads))
     }
 
     /// As [`step`](Self::step), for runs that want to handle a failure.

@@ -33,12 +33,10 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         trace: Trace,
         in_f32: &[String],
     ) -> Result<Trial, AmpError> {
-        for device in self.model.devices() {
-            device.seed(seed);
-        }
         let trace = Arc::new(trace);
         let dry = Arc::new(DryRun {
             dtype: Some(dtype),
+            seed: Some(seed),
             // From those in f32 the scale is computed.
             is_measured: dtype == FloatDType::F32,
             in_f32: in_f32.iter().cloned().collect(),

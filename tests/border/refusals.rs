@@ -156,8 +156,10 @@ fn dtypes_that_clash() {
         let message = error.to_string();
         match error {
             AmpError::DTypeClash {
-                dtype, parameter, ..
-            } if dtype == DType::F16 => (parameter, message),
+                dtype: DType::F16,
+                parameter,
+                ..
+            } => (parameter, message),
             error => panic!("{error:?}"),
         }
     };

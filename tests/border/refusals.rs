@@ -173,6 +173,12 @@ fn dtypes_that_clash() {
     let captured = input();
     let (parameter, _) = clash(&|x| pair.0.forward(x) + captured.clone());
     assert_eq!(parameter.as_deref(), Some("0.bias"));
+    // A parameter without its casts: Burn has made it anew.
+    let mut lost = amp.attach(linear());
+    lost.bias = lost.bias.map(|bias| bias.map(|bias| bias * 1.0));
+    let (parameter, message) = clash(&|x| lost.forward(x));
+    assert_eq!(parameter.as_deref(), Some("weight"));
+    says(&message, ["`Param::map`", "`amp.attach(model)` again"]);
     // A model that was given no `MixedPrecision`, or another one: none of its parameters was read in the scope.
     let other = MixedPrecision::f16().attach(bare.clone());
     let none = |(parameter, message): (Option<_>, String), part: &str| {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, ThreadId};
 
 use crate::{averages::ema, support::*};
+use burn_amp_tests::trial::ByHand;
 
 /// Three steps an epoch of two batches each. The poison is in the half of the samples that the second device gets.
 fn run() -> Run {
@@ -107,9 +108,7 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
                 let model = learner.model();
                 let own = learner.train_step(batch).grads;
                 // Divided by 1. A clone has a container of its own.
-                let scaler = at_scale(1.0).init().unwrap();
-                let own = scaled_by_hand(&scaler, own);
-                let own = scaler.unscale(own, &*model).unwrap();
+                let own = ByHand::of((*model).clone(), at_scale(1.0)).unscale(own);
                 to.send(own.clone().into_params()).unwrap();
                 let mut sum = GradientsAccumulator::new();
                 // Both sum in the order of ranks, as an all-reduce would.

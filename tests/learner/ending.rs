@@ -3,6 +3,7 @@
 use burn::train::metric::store::{Aggregate, Direction, Split};
 use burn::train::{MetricEarlyStoppingStrategy, StoppingCondition};
 
+use crate::fused::{LEARNERS, in_a_pipeline};
 use crate::support::*;
 
 #[test]
@@ -49,8 +50,7 @@ fn an_interrupted_run_returns_what_it_has() {
 
     let (steps, _) = done.steps();
     assert!((8..12).contains(&steps), "{steps} steps");
-    assert_eq!(amp.counters().steps(), steps);
-    assert_eq!(steps_in(&done.folder), 6);
+    assert_eq!((amp.counters().steps(), steps_in(&done.folder)), (steps, 6));
 }
 
 /// The steps that the first checkpoint has counted.
@@ -81,13 +81,10 @@ fn exhausted(listener: Listener, run: Run, folder: &Folder) -> Done {
 /// Through Burn's error path, with a message to read, the model as it was, and the checkpoint of the good epoch.
 #[test]
 fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
-    for (name, listener) in [
-        ("training", TRAINING),
-        ("training with an interrupter", TRAINING_AND_OWN),
-        ("interrupter", INTERRUPTER),
-    ] {
+    let listeners = [TRAINING, TRAINING_AND_OWN, INTERRUPTER];
+    for (index, listener) in listeners.into_iter().enumerate() {
         for workers in [None, Some(WAYS[0]), Some(WAYS[1])] {
-            println!("{name}, {workers:?}");
+            println!("listener {index}, {workers:?}");
             let folder = temp_dir();
             let done = exhausted(listener, Run::default().with_workers(workers), &folder);
             let error = done.error.as_ref().expect("an error");
@@ -98,8 +95,7 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
             is_error(&error, "LossScaleExhausted", ["after 4 skipped steps"]);
             assert_eq!(done.amp.run_result().unwrap_err(), error);
             assert!(all_finite(&done.model));
-            assert_eq!(steps_in(&folder), 6);
-            assert_eq!(done.counters().steps(), 6 + 4);
+            assert_eq!((steps_in(&folder), done.counters().steps()), (6, 6 + 4));
             let failed = if workers.is_some() { 3 } else { 2 };
             let saved = Resume::check(folder.path(), failed);
             assert!(saved.is_err(), "a failed epoch is not saved");
@@ -111,27 +107,19 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
 /// knows the kind, goes on with the model: it is stepped as Burn's.
 #[test]
 fn what_ends_a_run_is_told_and_another_goes_on() {
-    let learners: [fn(&MixedPrecision) -> Made; 4] = [
-        burns,
-        crate::pipelined::learner,
-        crate::fused::learner,
-        crate::fused::in_a_pipeline,
-    ];
     let infinite = "the loss, or its gradient, is infinite or NaN: 4 steps in a row";
+    let (steep, exhausted) = (overflow(1e30), "after 4 skipped steps");
+    let fused: fn(&MixedPrecision) -> Made = in_a_pipeline;
     for (gain, variant, told) in [
         (f32::INFINITY, "LossNotFinite", infinite),
-        (
-            overflow(1e30),
-            "LossScaleExhausted",
-            "after 4 skipped steps",
-        ),
+        (steep, "LossScaleExhausted", exhausted),
     ] {
         let run = Run::of(400).with_skips(3).with_gain(gain, 0..48);
-        for learner in learners {
-            let (done, error) = run.failed(learner);
+        for learner in LEARNERS.into_iter().chain([fused]) {
+            let (amp, before) = (run.amp(), values(&net()));
+            let done = run.train(&temp_dir(), &amp, learner(&amp));
             says(&done.error.unwrap(), [told]);
-            is_error(&error, variant, [told]);
-            let (amp, before) = (done.amp, values(&net()));
+            is_error(&amp.run_result().unwrap_err(), variant, [told]);
             assert_eq!(amp.loss_scale() == 65536.0, gain.is_infinite());
             assert_eq!(amp.counters().steps(), 4);
             assert!(values(&done.model) == before);
@@ -239,12 +227,9 @@ fn a_learning_rate_that_is_not_finite_ends_the_run() {
         || SgdConfig::new().init().into(),
         || fused().into(),
     ];
-    for precision in [|| Run::default().amp(), MixedPrecision::f32] {
-        for (optim, rate) in optims
-            .iter()
-            .flat_map(|o| [(o, f64::NAN), (o, f64::INFINITY)])
-        {
-            let amp = precision();
+    let rates = |optim| [(optim, f64::NAN), (optim, f64::INFINITY)];
+    for (optim, rate) in optims.iter().flat_map(rates) {
+        for amp in [Run::default().amp(), MixedPrecision::f32()] {
             let learner = amp.learner(net(), optim(), ConstantLr::new(rate));
             let done = Run::default().train(&temp_dir(), &amp, learner);
             let refused = amp.run_result().unwrap_err().to_string();
@@ -292,12 +277,10 @@ fn a_step_that_is_refused_is_not_shown() {
     let mut learner = burns(&amp).unwrap();
     amp.interrupter();
     let mut metric = amp.skipped_steps_metric();
+    let one = loader(InMemDataset::new(samples(8)), None);
+    let progress = one.iter().progress();
     let metadata = MetricMetadata {
-        progress: Progress {
-            items_processed: 1,
-            items_total: 1,
-            unit: None,
-        },
+        progress,
         iteration: Some(1),
         lr: Some(0.1.into()),
     };
@@ -322,12 +305,9 @@ fn a_step_that_is_refused_is_not_shown() {
 #[test]
 fn metrics_of_a_disabled_scaler_are_numbers() {
     let amp = MixedPrecision::bf16();
-    for metric in [
-        amp.loss_scale_metric(),
-        amp.gradient_norm_metric(),
-        amp.zero_gradients_metric(),
-        amp.skipped_steps_metric(),
-    ] {
+    let figures = [amp.loss_scale_metric(), amp.gradient_norm_metric()];
+    let counts = [amp.zero_gradients_metric(), amp.skipped_steps_metric()];
+    for metric in [figures, counts].concat() {
         assert_eq!(metric.final_value().current(), 0.0);
     }
 }

@@ -25,27 +25,22 @@ fn evaluate(model: Scaled<Net>) -> [String; 2] {
 /// In the precision of the training, whether the model was just trained or not; the scaler is not touched.
 #[test]
 fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
-    let Done {
-        model: scaled, amp, ..
-    } = Run::of(2).launch();
-    let (before, last) = (scaled.scaler().bits(), amp.counters());
+    let Done { model, amp, .. } = Run::of(2).launch();
+    let (before, last) = (model.scaler().bits(), amp.counters());
 
     let batch = batches(&samples(8)).remove(0);
-    let outputs = [
-        InferenceStep::step(&scaled, batch.clone()),
-        InferenceStep::step(&scaled.clone().train().valid(), batch.clone()),
-    ];
-    let logits = amp.autocast(batch.features.clone(), |x| scaled.forward(x));
-    for output in outputs {
-        assert!(output.output.into_data() == logits.clone().into_data());
+    let again = model.clone().train().valid();
+    let logits = amp.autocast(batch.features.clone(), |x| model.forward(x));
+    for model in [&model, &again] {
+        let output = InferenceStep::step(model, batch.clone()).output;
+        assert!(output.into_data() == logits.clone().into_data());
     }
     // The bare model, outside of all scopes, is the f32 model.
-    let bare = InferenceStep::step(&scaled.clone().into_inner(), batch);
+    let bare = InferenceStep::step(&model.clone().into_inner(), batch);
     assert!(bare.output.into_data() != logits.into_data());
 
-    let figures = evaluate(scaled.clone());
-    assert_eq!(figures, evaluate(scaled.clone().train().valid()));
+    let figures = evaluate(model.clone());
+    assert_eq!(figures, evaluate(again));
     assert!(figures.iter().all(|text| !text.is_empty()));
-    assert_eq!(scaled.scaler().bits(), before);
-    assert_eq!(amp.counters(), last);
+    assert_eq!((model.scaler().bits(), amp.counters()), (before, last));
 }

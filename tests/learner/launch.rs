@@ -23,8 +23,7 @@ fn a_run_that_fails_returns_the_model() {
     let failed = launched(&run).map(drop).unwrap_err();
     is_error(&failed.error, "LossScaleExhausted", ["after 4 skipped"]);
     assert!(all_finite(&*failed.module));
-    let has_stepped = numbers(&*failed.module) != numbers(&net());
-    assert!(has_stepped, "one step was taken");
+    assert_ne!(numbers(&*failed.module), numbers(&net()), "one step");
 }
 
 /// Before it begins, with the model as it was.
@@ -84,9 +83,8 @@ fn parameters_and_states_that_do_not_fit_are_refused_before_the_run() {
         let (first, second) = &player.model;
         player.train(0.1, second.forward(first.forward(input)).mean());
         let mut optim = ScaledOptimizer::new(optim, amp);
-        optim
-            .from_bytes(player.optim.into_bytes().unwrap())
-            .unwrap();
+        let learned = player.optim.into_bytes().unwrap();
+        optim.from_bytes(learned).unwrap();
         optim
     }
     let optims: [fn(&MixedPrecision) -> LearnerOptimizer; 3] = [
@@ -105,11 +103,8 @@ fn parameters_and_states_that_do_not_fit_are_refused_before_the_run() {
 fn what_ends_a_run_in_burn_is_an_error() {
     let (run, folder) = (Run::of(1), temp_dir());
     let amp = run.amp();
-    let fail = || {
-        Err(DatasetError::new(std::io::Error::other(
-            "it cannot be read",
-        )))
-    };
+    let error = || std::io::Error::other("it cannot be read");
+    let fail = move || Err(DatasetError::new(error()));
     let unreadable = Watched(InMemDataset::new(samples(8)), fail);
     let unreadable = run.training_on(loader(unreadable, None), folder.path());
     let failed = amp.launch(unreadable, net(), AdamConfig::new().init(), lr());

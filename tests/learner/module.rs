@@ -38,16 +38,10 @@ fn optimizer_groups_by_path_keep_working() {
     let net = net();
     let before = parameters(&net);
     let still = Some(GradientClipping::Value(0.0));
-    let optim = SgdConfig::new().init().with_group(
-        ParamGroup::from_predicate("hidden.bias"),
-        SgdConfig::new().build(),
-        still,
-    );
-    let head = ParamGroup::from_predicate("head");
-    let lr = ModuleLrSchedulerConfig::new(LrSchedulerConfig::Constant(0.5))
-        .with_group(head, LrSchedulerConfig::Constant(0.0))
-        .init()
-        .unwrap();
+    let [bias, head] = ["hidden.bias", "head"].map(ParamGroup::from_predicate);
+    let sgd = SgdConfig::new();
+    let optim = sgd.init().with_group(bias, sgd.build(), still);
+    let lr = ModuleLrScheduler::new(0.5).with_group(head, 0.0);
     let mut learner = MixedPrecision::f16().learner(net, optim, lr).unwrap();
     step(&mut learner, batches(&samples(8)).remove(0));
     let after = parameters(&learner.model());
@@ -77,19 +71,16 @@ impl Own for Clipped {
         assert!(!self.panics.swap(false, Ordering::Relaxed));
         let mut model = step(self);
         model.calls.fetch_add(1, Ordering::Relaxed);
-        let weight = model.net.head.weight;
-        model.net.head.weight = weight
-            .map(|weight| Tensor::from_inner(weight.inner().clamp(-LIMIT, LIMIT)).require_grad());
+        let clip = |weight: Tensor<2>| weight.inner().clamp(-LIMIT, LIMIT);
+        let clip = |weight| Tensor::from_inner(clip(weight)).require_grad();
+        model.net.head.weight = model.net.head.weight.map(clip);
         model
     }
 }
 
 fn clipped() -> Model<Clipped> {
-    let own = Clipped {
-        net: net(),
-        calls: Arc::default(),
-        panics: Arc::default(),
-    };
+    let (net, calls, panics) = (net(), Arc::default(), Arc::default());
+    let own = Clipped { net, calls, panics };
     Model { own }
 }
 
@@ -99,10 +90,7 @@ fn clipped() -> Model<Clipped> {
 fn the_optimize_of_a_model_is_called() {
     let optims: [fn(&MixedPrecision) -> LearnerOptimizer; 2] = [
         |amp| adam(amp).into(),
-        |amp| {
-            let optim = ScaledOptimizer::new(fused(), amp);
-            optim.with_own_optimize().into()
-        },
+        |amp| (ScaledOptimizer::new(fused(), amp).with_own_optimize()).into(),
     ];
     for (strategy, steps) in [(None, 12), (Some(WAYS[0]), 6), (Some(WAYS[1]), 6)] {
         let [burns, fused] = optims.map(|optim| {

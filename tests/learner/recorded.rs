@@ -28,8 +28,7 @@ fn one_line_records_a_learner_and_the_report_reads_both() {
     let learner = amp.learner(Model { own }, sgd(&amp), lr());
     Run::of(4).train(&folder, &amp, learner).finished();
 
-    let file = recorder.write().unwrap().with_extension("json");
-    let flight: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    let flight: Value = json(recorder.write().unwrap().with_extension("json"));
     assert_eq!(flight["step"], 24);
     let steps = flight["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 21);

@@ -1,6 +1,6 @@
 //! A data set with one poisoned batch.
 
-use crate::support::*;
+use crate::{fused::LEARNERS, support::*};
 
 fn poisoned(epochs: usize) -> Run {
     let run = Run::of(epochs).with_config(GradScalerConfig::new());
@@ -29,9 +29,8 @@ fn a_poisoned_batch_is_skipped_once() {
 /// The last ones, too, whose outcomes come after the last item of an epoch.
 #[test]
 fn metrics_are_of_the_steps_that_are_known() {
-    let learners: [fn(&MixedPrecision) -> Made; 2] =
-        [crate::pipelined::learner, crate::fused::learner];
-    for done in learners.map(|learner| poisoned(2).launch_with(learner)) {
+    for learner in &LEARNERS[1..] {
+        let done = poisoned(2).launch_with(learner);
         assert_eq!(done.counters().skipped(), 2);
         for epoch in [1, 2] {
             let skips = done.metric(epoch, "Skipped Steps");
@@ -47,13 +46,9 @@ fn metrics_are_of_the_steps_that_are_known() {
 #[test]
 fn metrics_are_not_available_in_validation() {
     let amp = MixedPrecision::f16();
-    let metrics = (
-        amp.loss_scale_metric(),
-        amp.skipped_steps_metric(),
-        amp.gradient_norm_metric(),
-        amp.zero_gradients_metric(),
-    );
-    let add = |_: &_, training: Training| training.metrics(metrics);
+    let figures = (amp.loss_scale_metric(), amp.gradient_norm_metric());
+    let counts = (amp.skipped_steps_metric(), amp.zero_gradients_metric());
+    let add = |_: &_, training: Training| training.metrics(figures).metrics(counts);
     let done = Run::of(1).train_by(&temp_dir(), &amp, burns(&amp), add);
     let done = done.finished();
     let valid = done.folder.path().join("valid/epoch-1");

@@ -21,15 +21,11 @@ impl Own for Normed {
 
 /// Mean and variance after an epoch, and how many steps were skipped.
 fn train(samples: Vec<Sample>, windows: Option<usize>) -> ([Vec<f32>; 2], u64) {
-    let run = Run {
-        samples,
-        ..Run::of(1).with_windows(windows)
-    };
+    let mut run = Run::of(1).with_windows(windows);
+    run.samples = samples;
     let done = run.launch_with(|amp| {
-        let own = Normed {
-            norm: BatchNormConfig::new(8).init(&device()),
-            net: net(),
-        };
+        let (norm, net) = (BatchNormConfig::new(8).init(&device()), net());
+        let own = Normed { norm, net };
         amp.learner(Model { own }, sgd(amp), ConstantLr::new(0.1))
     });
     let norm = &done.model.own.norm;

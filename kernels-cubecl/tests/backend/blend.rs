@@ -3,9 +3,9 @@
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_amp_kernels::{blend, blend_unless};
 
-use crate::create::floats;
 use crate::device::{device, dtypes};
 use crate::number::{read, same, widen};
+use crate::{create::floats, host::product_dtype};
 
 /// Numbers that f16 and bf16 hold exactly, and that are no pattern of the block size.
 fn wave(count: usize, seed: usize) -> Vec<f32> {
@@ -73,12 +73,8 @@ fn sums_by_hand() {
     sum(two(), two(), [0.5, 1.0], &[1.5, 3.0]);
     let order = [1.0, 4.0, 2.0, 5.0, 3.0, 6.0];
     sum(turned().zeros_like(), turned(), plain, &order);
-    sum(
-        turned(),
-        turned(),
-        [2.0, 1.0],
-        &order.map(|value| 3.0 * value),
-    );
+    let thrice = order.map(|value| 3.0 * value);
+    sum(turned(), turned(), [2.0, 1.0], &thrice);
     sum(last, first, [1.0, -1.0], &[3.0; 3]);
 }
 
@@ -96,11 +92,7 @@ fn unless_the_device_says_no() {
     let bits = |tensor: Tensor<2>| tensor.into_data().as_bytes().to_vec();
     let dtypes = dtypes().into_iter();
     for dtype in dtypes.filter(|dtype| *dtype != DType::BF16) {
-        let wide = if dtype == DType::F64 {
-            dtype
-        } else {
-            DType::F32
-        };
+        let wide = product_dtype(dtype);
         let places = [1, 7, 1024, 1025].into_iter();
         for (count, found) in places.flat_map(|count| [(count, 0.0), (count, 1.0)]) {
             for is_held in [false, true] {

@@ -98,10 +98,30 @@ impl Case {
                 _ => dtype,
             };
             assert_eq!(product.dtype(), target, "{what}");
-            let expected = assert_products(&before[index], product, inverse, self.edge, &what);
+            let expected = self.assert_products([&before[index], product], inverse, &what);
             assert_status(system, &status[index], &expected, &what);
         }
         (products, status)
+    }
+
+    fn assert_products(&self, both: [&TensorData; 2], inverse: f32, what: &str) -> Expected {
+        let ([before, after], dtypes) = (both, both.map(TensorData::dtype));
+        let [dtype, target] = dtypes;
+        assert_eq!(after.shape(), before.shape(), "{what}");
+        let [values, products] = both.map(number::widen);
+        let product = |value: &f64| number::rounded(target, host::product(dtype, *value, inverse));
+        let expected: Vec<f64> = values.iter().map(product).collect();
+        for (position, (value, want)) in values.iter().zip(&expected).enumerate() {
+            let got = products[position];
+            let flushed = host::may_flush(dtype, target, *value, *want)
+                && (got == 0.0 || !got.is_finite() && !want.is_finite());
+            let fits = number::same(got, *want) || flushed;
+            assert!(
+                fits,
+                "{what}, {dtype:?} value {position}: {value:e} became {got:e} and not {want:e}"
+            );
+        }
+        host::measure(dtypes, &values, &expected, self.edge)
     }
 }
 
@@ -111,31 +131,6 @@ fn assert_unchanged(now: &[TensorData], before: &[TensorData]) {
         let same = now.as_bytes() == before.as_bytes();
         assert!(same, "tensor {index} was written");
     }
-}
-
-fn assert_products(
-    before: &TensorData,
-    after: &TensorData,
-    inverse: f32,
-    edge: f32,
-    what: &str,
-) -> Expected {
-    let (dtype, target) = (before.dtype(), after.dtype());
-    assert_eq!(after.shape(), before.shape(), "{what}");
-    let (values, products) = (number::widen(before), number::widen(after));
-    let product = |value: &f64| number::rounded(target, host::product(dtype, *value, inverse));
-    let expected: Vec<f64> = values.iter().map(product).collect();
-    for (position, (value, want)) in values.iter().zip(&expected).enumerate() {
-        let got = products[position];
-        let same = number::same(got, *want);
-        let flushed = host::may_flush(dtype, target, *value, *want)
-            && (got == 0.0 || !got.is_finite() && !want.is_finite());
-        assert!(
-            same || flushed,
-            "{what}, {dtype:?} value {position}: {value:e} became {got:e} and not {want:e}"
-        );
-    }
-    host::measure((dtype, target), &values, &expected, edge)
 }
 
 fn assert_status(system: &System, status: &TensorStatus, expected: &Expected, what: &str) {

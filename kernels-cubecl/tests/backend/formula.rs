@@ -36,17 +36,16 @@ pub fn row(rule: UpdateRule, seed: u64) -> UpdateRow {
     let mut between = |low: f32, high: f32| low + part(&mut bits) * (high - low);
     let sometimes = |value: f32| if seed.is_multiple_of(3) { 0.0 } else { value };
     let (beta_1, beta_2) = (between(0.5, 0.95), between(0.9, 0.9999));
+    let is_factor = rule == adam_w(false, false) || rule == adam_w(true, false);
     let adam_w = matches!(rule, UpdateRule::AdamW { .. });
     UpdateRow {
         taken: 1.0,
         scale: between(0.001, 2.0),
         lr: between(1e-4, 0.5),
         fresh: f32::from(seed % 4 == 1),
-        decay: match rule {
-            UpdateRule::AdamW {
-                cautious: false, ..
-            } => 1.0 - sometimes(between(0.001, 0.1)),
-            _ => sometimes(between(0.001, 0.1)),
+        decay: match is_factor {
+            true => 1.0 - sometimes(between(0.001, 0.1)),
+            false => sometimes(between(0.001, 0.1)),
         },
         beta_1,
         factor_1: 1.0 - beta_1,

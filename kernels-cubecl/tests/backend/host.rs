@@ -41,12 +41,8 @@ pub struct Expected {
 }
 
 /// Measures values (`before`) of one dtype whose products are `after`, of `target`.
-pub fn measure(
-    (dtype, target): (DType, DType),
-    before: &[f64],
-    after: &[f64],
-    edge: f32,
-) -> Expected {
+pub fn measure(dtypes: [DType; 2], before: &[f64], after: &[f64], edge: f32) -> Expected {
+    let [dtype, target] = dtypes;
     let bad = |values: &[f64]| values.iter().filter(|value| !value.is_finite()).count() as u64;
     let (mut kept, mut flushed, mut zeros) = (Vec::new(), Vec::new(), 0);
     for (before, after) in before.iter().zip(after) {

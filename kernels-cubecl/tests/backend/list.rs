@@ -24,11 +24,6 @@ pub fn address<const D: usize>(tensor: &Tensor<D>) -> Option<*const u8> {
     }
 }
 
-fn unscaled(list: TensorList) -> TensorList {
-    let (products, _) = unscale(list, tensor(&[0.5])).expect("f32");
-    products
-}
-
 #[test]
 fn counts_and_hands_out() {
     let mut list = TensorList::new();
@@ -66,7 +61,8 @@ fn memory_of_our_own_is_reused() {
             let before = address(&source);
             let list = list_of([source.transpose()]);
             drop(inspect(list.clone()).expect("f32").read());
-            let product = unscaled(list).pop::<2>().unwrap();
+            let (mut products, _) = unscale(list, tensor(&[0.5])).expect("f32");
+            let product = products.pop::<2>().unwrap();
             assert_eq!(address(&product), before, "{dtype:?} of {shape:?}");
             let doubled = address(&product.mul_scalar(2.0));
             // What is transposed, Burn does not overwrite.

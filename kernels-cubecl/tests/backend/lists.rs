@@ -20,18 +20,16 @@ pub fn empty_list(system: &System) {
 pub fn empty_tensors(system: &System) {
     for dtype in dtypes() {
         let options = (&device(), dtype);
-        let empties = || {
-            Case::new()
-                .with(Tensor::<1>::zeros([0], options))
-                .with(Tensor::<3>::zeros([2, 0, 4], options))
-        };
+        let (line, solid) = ([0], [2, 0, 4]);
+        let empty = || Case::new().with(Tensor::<1>::zeros(line, options));
+        let empties = || empty().with(Tensor::<3>::zeros(solid, options));
         empties().check(system, 0.5);
         // First, between and last.
         let mut case = empties();
         case.add(random(dtype, 80, [5]));
         case.add(Tensor::<2>::zeros([0, 0], options));
         case.add(random(dtype, 81, [6]));
-        case.add(Tensor::<1>::zeros([0], options));
+        case.add(Tensor::<1>::zeros(line, options));
         case.check(system, 0.5);
     }
 }

@@ -34,12 +34,8 @@ fn values(dtype: DType, seed: u64, signed: bool, shape: [usize; 2]) -> Tensor<2>
 }
 
 /// Gradient, parameter, master and states; a master of which some values are no longer those of the parameter.
-fn own(
-    rule: UpdateRule,
-    (gradient, parameter): (DType, DType),
-    shape: [usize; 2],
-    seed: u64,
-) -> Vec<Tensor<2>> {
+fn own(rule: UpdateRule, dtypes: (DType, DType), shape: [usize; 2], seed: u64) -> Vec<Tensor<2>> {
+    let (gradient, parameter) = dtypes;
     let mut tensors = vec![values(gradient, 10 * seed, true, shape)];
     let master = values(DType::F32, 10 * seed + 1, true, shape);
     if parameter != DType::F32 {

@@ -105,11 +105,8 @@ fn where_the_factor_comes_from() {
     let words = Tensor::<1>::from_floats([0.0, 3.0, 32.0, 7.0], &Device::default());
     let tracked = Tensor::<1>::from_floats([32.0], &autodiff().gradient_checkpointing());
     let tracked = tracked.require_grad();
-    let mut factors = vec![
-        words.slice(s![2..3]),
-        tracked.clone(),
-        tracked.clone() * 1.0,
-    ];
+    let [leaf, inner] = [tracked.clone(), tracked.clone() * 1.0];
+    let mut factors = vec![words.slice(s![2..3]), leaf, inner];
     for dtype in dtypes() {
         factors.push(Tensor::<1>::from_floats([32.0], &Device::default()).cast(dtype));
     }

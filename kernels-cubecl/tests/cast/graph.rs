@@ -26,12 +26,9 @@ fn checkpoints() {
     let (watch, told) = watch();
     for device in [autodiff(), autodiff().gradient_checkpointing()] {
         for (from, to) in pairs() {
-            for (factor, is_watched) in [
-                (Factor::from(8.0), false),
-                (Factor::from(8.0), true),
-                (on_device(8.0, 4.0), false),
-                (on_device(8.0, 4.0), true),
-            ] {
+            let factors = [Factor::from(8.0), on_device(8.0, 4.0)].into_iter();
+            let both = |factor: Factor| [(factor.clone(), false), (factor, true)];
+            for (factor, is_watched) in factors.flat_map(both) {
                 let leaf = data(&[1.0, 2.0, -4.0], [3], from);
                 let leaf = Tensor::<1>::from_data(leaf, (&device, DType::from(from)));
                 let leaf = leaf.require_grad();

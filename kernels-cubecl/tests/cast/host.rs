@@ -7,14 +7,8 @@ use crate::device::{self, has_kernels, keeps_subnormals};
 use crate::number;
 
 /// A power of two each way, none, the ends of f32, and one that rounds.
-pub const FACTORS: [f64; 6] = [
-    1.0 / 65536.0,
-    65536.0,
-    1.0,
-    f32::MIN_POSITIVE as f64,
-    1.0 / f32::MIN_POSITIVE as f64,
-    3.7,
-];
+pub const FACTORS: [f64; 6] = [1.0 / 65536.0, 65536.0, 1.0, LEAST, 1.0 / LEAST, 3.7];
+const LEAST: f64 = f32::MIN_POSITIVE as f64;
 
 pub fn autodiff() -> Device {
     Device::default().autodiff()

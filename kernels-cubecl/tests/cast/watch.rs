@@ -20,13 +20,8 @@ pub fn watch() -> (Watch, Receiver<Crossing>) {
 }
 
 /// The gradient of an input, where `gradients` come to its cast.
-fn grad(
-    inputs: &[f32],
-    gradients: &[f32],
-    (from, to): Pair,
-    factor: impl Into<Factor>,
-    watch: &Watch,
-) -> Vec<f32> {
+fn grad(both: [&[f32]; 2], (from, to): Pair, factor: impl Into<Factor>, watch: &Watch) -> Vec<f32> {
+    let [inputs, gradients] = both;
     let count = [inputs.len()];
     let input = tensor::<1>(inputs, count, from).require_grad();
     let output = watched_cast(input.clone(), to, factor, watch);
@@ -41,7 +36,7 @@ type Found = ([bool; 3], f64);
 /// What crosses where `gradients` meet `inputs`; the gradient must be as it is unwatched.
 fn cross(inputs: &[f32], gradients: &[f32], pair: Pair, factor: f64) -> Option<Found> {
     let (watch, told) = watch();
-    let found = grad(inputs, gradients, pair, factor, &watch);
+    let found = grad([inputs, gradients], pair, factor, &watch);
     if inputs.iter().all(|value| value.is_finite()) {
         assert_products(gradients, &found, pair, factor);
     }
@@ -64,7 +59,7 @@ fn a_watch_alone_changes_nothing_and_measures_both() {
     let dtypes = (narrowest(), narrowest());
     let inputs = [1.0, 0.0, f32::INFINITY, -8.0];
     let gradients = [0.0, 0.0, f32::NAN, 3.0];
-    let found = grad(&inputs, &gradients, dtypes, 1.0, &watch);
+    let found = grad([&inputs, &gradients], dtypes, 1.0, &watch);
     assert_same(&found, &gradients);
 
     let told: Vec<Crossing> = told.try_iter().collect();
@@ -108,10 +103,10 @@ fn what_was_found() {
 fn a_factor_on_the_device() {
     for pair in pairs() {
         for (ratio, scale) in [(0.5, 4.0), (2.0, 2f64.powi(20)), (1.0, 1.0)] {
-            let gradients = [1.0, -3.0, 0.0, 2.0];
+            let (inputs, gradients) = ([1.0, -2.0, 0.5, 0.0], [1.0, -3.0, 0.0, 2.0]);
             let (watch, told) = watch();
             let pass = |factor: Factor| {
-                let found = grad(&[1.0, -2.0, 0.5, 0.0], &gradients, pair, factor, &watch);
+                let found = grad([&inputs, &gradients], pair, factor, &watch);
                 assert_products(&gradients, &found, pair, ratio * scale);
                 told.try_iter().last()
             };
@@ -134,7 +129,7 @@ fn the_gradient_alone() {
         let (tell, told) = channel();
         let watch = Watch::of_gradient(move |crossing| tell.send(crossing).unwrap());
         let (inputs, gradients) = ([1.0, f32::INFINITY, 2.0], [3.0, 0.0, 4.0]);
-        grad(&inputs, &gradients, pair, 2.0, &watch);
+        grad([&inputs, &gradients], pair, 2.0, &watch);
         for crossing in told.try_iter() {
             let found: CrossingStatus = crossing.read().expect("a device that can be read");
             assert!(found.output_finite && found.gradient_finite && !found.overflow);

@@ -9,10 +9,10 @@ mod run;
 pub use bits::{pack, values};
 pub use burn::{
     data::{
-        dataloader::{DataLoader, Progress},
+        dataloader::DataLoader,
         dataset::{Dataset, DatasetError, InMemDataset},
     },
-    lr_scheduler::{LrSchedulerConfig, constant::ConstantLr},
+    lr_scheduler::constant::ConstantLr,
     train::{
         ClassificationOutput, ExecutionStrategy, InferenceStep, Interrupter, Interruption, Learner,
         LearnerModel, LearningResult, MultiDeviceOptim, SupervisedTraining, TrainOutput, TrainStep,

@@ -14,11 +14,9 @@ pub struct Net {
 impl Net {
     /// f32 parameters, with values and ids that are the same in every run.
     pub fn new(device: &Device) -> Self {
-        let net = Self {
-            hidden: LinearConfig::new(FEATURES, 16).init(device),
-            head: LinearConfig::new(16, CLASSES).init(device),
-        };
-        fill_with_ids(net, 0, 0.4)
+        let hidden = LinearConfig::new(FEATURES, 16).init(device);
+        let head = LinearConfig::new(16, CLASSES).init(device);
+        fill_with_ids(Self { hidden, head }, 0, 0.4)
     }
 
     pub fn forward(&self, features: Tensor<2>) -> Tensor<2> {

@@ -44,9 +44,8 @@ impl Run {
         run
     }
 
-    pub fn until(mut self, epochs: usize) -> Self {
-        self.epochs = epochs;
-        self
+    pub fn until(self, epochs: usize) -> Self {
+        Self { epochs, ..self }
     }
 
     /// From the checkpoint of this epoch on.
@@ -55,9 +54,8 @@ impl Run {
         self
     }
 
-    pub fn with_config(mut self, config: GradScalerConfig) -> Self {
-        self.config = config;
-        self
+    pub fn with_config(self, config: GradScalerConfig) -> Self {
+        Self { config, ..self }
     }
 
     /// So many skipped steps in a row are allowed.
@@ -100,12 +98,9 @@ impl Run {
     }
 
     /// The same run without a Learner.
-    pub fn by_hand<O: ModuleOptim>(
-        &self,
-        amp: &MixedPrecision,
-        optim: &mut ScaledOptimizer<O>,
-    ) -> Net {
-        self.by_hand_with(amp, |lr, net, grads| optim.step(lr, net, grads))
+    pub fn by_hand<O: ModuleOptim>(&self, optim: &mut ScaledOptimizer<O>) -> Net {
+        let amp = optim.scaler().precision().unwrap().clone();
+        self.by_hand_with(&amp, |lr, net, grads| optim.step(lr, net, grads))
     }
 
     /// The same, and what it does with gradients.
@@ -197,9 +192,9 @@ impl Run {
         &self,
         folder: &Folder,
         amp: &MixedPrecision,
-        learner: Made<M>,
+        made: Made<M>,
     ) -> Done<M> {
-        self.train_by(folder, amp, learner, |amp, training| amp.training(training))
+        self.train_by(folder, amp, made, |amp, training| amp.training(training))
     }
 
     /// With what is added to the training.
@@ -207,19 +202,11 @@ impl Run {
         &self,
         folder: &Folder,
         amp: &MixedPrecision,
-        learner: Made<M>,
+        made: Made<M>,
         add: impl FnOnce(&MixedPrecision, Training<M>) -> Training<M>,
     ) -> Done<M> {
         let training = add(amp, self.training(folder.path()));
-        Done::of(training.launch(learner.unwrap()), amp, folder)
-    }
-
-    /// It fails with this learner: what it leaves, and its error.
-    pub fn failed(&self, learner: impl Fn(&MixedPrecision) -> Made) -> (Done, AmpError) {
-        let amp = self.amp();
-        let done = self.train(&temp_dir(), &amp, learner(&amp));
-        assert!(done.error.is_some());
-        (done, amp.run_result().unwrap_err())
+        Done::of(training.launch(made.unwrap()), amp, folder)
     }
 }
 

@@ -4,7 +4,7 @@ use burn::tensor::activation::{relu, softmax};
 use burn_amp_report::{Audit, probed};
 use burn_amp_tests::{fill, prelude::*};
 
-use crate::network::{Network, at, audit_of, audit_with, batch, f16, loss, same};
+use crate::network::{Between, Network, at, audit_of, audit_with, batch, f16, loss, same};
 
 fn is_half(x: &Tensor<2>) -> bool {
     x.dtype() != DType::F32
@@ -30,8 +30,6 @@ fn found(audit: &Audit) -> String {
 
 /// The fault, and what is found.
 type Planted = (&'static str, &'static str, fn() -> Audit);
-
-type Between = fn(Tensor<2>) -> Tensor<2>;
 
 /// Faults between two layers of a network in f16 that is healthy elsewhere: there, f32 helps.
 const BETWEEN: [(&str, &str, Between); 10] = [
@@ -106,14 +104,11 @@ const PLANTED: [Planted; 13] = [
     }),
     ("NaN in the data", "not_finite", nan_in_the_data),
     ("NaN in a parameter", "not_finite", || {
-        audit_of(multiplied(f64::NAN), |amp, m| {
-            loss(amp.autocast(batch(), |x| m.forward(x, same)))
-        })
+        audit_of(multiplied(f64::NAN), |amp, m| loss_on(batch(), amp, m))
     }),
     ("a tensor that leaves autocast by hand", "leak", || {
-        audit_of(Network::new(), |amp, m| {
-            loss(carried(amp, m, |output| output.cast(FloatDType::F32)))
-        })
+        let by_hand = |output: Tensor<2>| output.cast(FloatDType::F32);
+        audit_of(Network::new(), |amp, m| loss(carried(amp, m, by_hand)))
     }),
     ("a weight above 65504", "forward_overflow, second", || {
         audit_of(multiplied(1e6), |amp, m| {
@@ -148,9 +143,11 @@ pub fn without_gradient(x: Tensor<2>) -> Tensor<2> {
 
 pub fn nan_in_the_data() -> Audit {
     let batch = batch().slice_fill([0..1, 0..1], f32::NAN);
-    audit_of(Network::new(), |amp, m| {
-        loss(amp.autocast(batch.clone(), |x| m.forward(x, same)))
-    })
+    audit_of(Network::new(), |amp, m| loss_on(batch.clone(), amp, m))
+}
+
+fn loss_on(batch: Tensor<2>, amp: &MixedPrecision, model: &Network) -> Tensor<1> {
+    loss(amp.autocast(batch, |x| model.forward(x, same)))
 }
 
 /// One branch has gradients near the top, the other ones below the bottom at the same scale.

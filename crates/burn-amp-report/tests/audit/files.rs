@@ -3,7 +3,7 @@
 use burn_amp_report::{Audit, ReportError, audit};
 use burn_amp_tests::{prelude::*, says};
 use serde_json::Value;
-use std::{cell::Cell, fs, path::Path};
+use std::{cell::Cell, fs};
 use tempfile::TempDir;
 
 use crate::faults;
@@ -18,10 +18,6 @@ fn saved(audit: &Audit) -> TempDir {
 
 fn page(folder: &TempDir) -> String {
     fs::read_to_string(folder.path().join("audit.html")).unwrap()
-}
-
-fn json(file: &Path) -> Value {
-    serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap()
 }
 
 #[test]
@@ -48,7 +44,7 @@ fn a_page_and_all_figures_are_written() {
     for outside in ["src=", "href=", "@import", "<script"] {
         assert!(!page.contains(outside), "{outside}");
     }
-    let json = json(&folder.path().join("audit.json"));
+    let json: Value = json(folder.path().join("audit.json"));
     assert_eq!(json["verdict"]["kind"], "underflow");
     assert_eq!(json["runs"].as_array().unwrap().len(), 5);
     let first = &json["parameters"][0];
@@ -62,7 +58,7 @@ fn a_page_and_all_figures_are_written() {
 #[test]
 fn a_fault_of_the_backend_comes_with_values() {
     let folder = saved(&audit_with(&f16(), faults::without_gradient, loss));
-    let json = json(&folder.path().join("reproduce.json"));
+    let json: Value = json(folder.path().join("reproduce.json"));
     let tensors = json["tensors"].as_array().unwrap().iter();
     let names: Vec<_> = tensors.map(|t| t["name"].as_str().unwrap()).collect();
     // It begins between the gradient that comes to `between` and what leaves it.

@@ -51,9 +51,8 @@ fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
 #[test]
 fn a_perceptron() {
     let _alone = seeded();
-    healthy(Network::new(), false, |m| {
-        network::loss(autocast(batch(), |x| m.forward(x, same)))
-    });
+    let output = |m: &Network| autocast(batch(), |x| m.forward(x, same));
+    healthy(Network::new(), false, |m| network::loss(output(m)));
 }
 
 #[test]
@@ -79,10 +78,8 @@ fn of_digits() {
 #[test]
 fn of_learner() {
     let (digits, _alone) = digits();
-    let batch = learner::data::DigitsBatch {
-        images: digits.train.images,
-        labels: digits.train.labels,
-    };
+    let (images, labels) = (digits.train.images, digits.train.labels);
+    let batch = learner::data::DigitsBatch { images, labels };
     let model = learner::model::Classifier::new(&flex());
     healthy(model, true, |m| InferenceStep::step(m, batch.clone()).loss);
 }
@@ -174,7 +171,8 @@ fn of_programs_wgan() {
     use programs::wgan::model::{Generator, noise};
     let (device, _alone) = seeded();
     let noise = noise(32, &device);
+    let output = |m: &Generator| autocast(noise.clone(), |x| m.forward(x));
     healthy(Generator::new(&device), false, |m| {
-        autocast(noise.clone(), |x| m.forward(x)).square().mean()
+        output(m).square().mean()
     });
 }

@@ -44,18 +44,17 @@ pub fn batch() -> Tensor<2> {
     random(1, [32, WIDTH], &flex()) * 1.4
 }
 
+pub type Between = fn(Tensor<2>) -> Tensor<2>;
+
 /// Audits the network with something between its layers, on a loss of its output.
 pub fn audit_with(
     amp: &MixedPrecision,
-    between: impl Fn(Tensor<2>) -> Tensor<2>,
-    loss: impl Fn(Tensor<2>) -> Tensor<1>,
+    between: Between,
+    loss: fn(Tensor<2>) -> Tensor<1>,
 ) -> Audit {
     let model = Network::new().apply_reparameterization(amp.clone());
-    let batch = batch();
-    audit(&model, amp, |m| {
-        loss(amp.autocast(batch.clone(), |x| m.forward(x, &between)))
-    })
-    .unwrap()
+    let forward = |m: &Network| amp.autocast(batch(), |x| m.forward(x, between));
+    audit(&model, amp, |m| loss(forward(m))).unwrap()
 }
 
 /// Audits a network in f16.

@@ -22,12 +22,8 @@ impl Network {
 pub type Training = Player<Network>;
 
 pub fn training(amp: &MixedPrecision) -> Training {
-    let linear = || LinearConfig::new(8, 8).init(&flex());
-    let network = Network {
-        first: linear(),
-        second: linear(),
-    };
-    Player::new(fill(network, 0, 0.35), amp)
+    let [first, second] = [(); 2].map(|()| LinearConfig::new(8, 8).init(&flex()));
+    Player::new(fill(Network { first, second }, 0, 0.35), amp)
 }
 
 /// A step in which activations are multiplied by `gain`, and the loss by `factor`.

@@ -19,8 +19,7 @@ fn in_f16() -> (TempDir, Training, FlightRecorder) {
 }
 
 fn json(page: &Path) -> Value {
-    let text = fs::read_to_string(page.with_extension("json")).unwrap();
-    serde_json::from_str(&text).unwrap()
+    burn_amp_tests::json(page.with_extension("json"))
 }
 
 /// Where the first value is that is not finite.

@@ -5,20 +5,14 @@ use std::{fs, path::Path, process::Command};
 
 use crate::two_epochs;
 
+/// No window, and nothing but the page.
+const FLAGS: &str = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync \
+    --disable-background-networking --disable-component-update --window-size=1160,1600";
+
 fn chromium(page: &Path, arguments: &[&str]) -> std::process::Output {
     let profile = tempfile::tempdir().unwrap();
     let output = Command::new("chromium")
-        .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--window-size=1160,1600",
-        ])
+        .args(FLAGS.split(' '))
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .args(arguments)
         .arg(format!("file://{}", page.display()))

@@ -65,12 +65,9 @@ fn runs_stand_beside_each_other_and_those_without_skips_are_named() {
         )
     };
     // The third line was cut off.
-    let lines = [
-        line(1, "stepped"),
-        line(2, "skipped"),
-        line(3, "")[..15].into(),
-    ];
-    fs::write(recorded.join("steps.jsonl"), lines.join("\n")).unwrap();
+    let (one, two, three) = (line(1, "stepped"), line(2, "skipped"), line(3, ""));
+    let lines = [&one, &two, &three[..15]].join("\n");
+    fs::write(recorded.join("steps.jsonl"), lines).unwrap();
     let both = folder.path().join("both.html");
     let page = page(&[&learned, &recorded, "--page".as_ref(), &both], &both);
     assert!(page.contains("Runs without skips: f32."));

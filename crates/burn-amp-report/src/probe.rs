@@ -35,7 +35,11 @@ pub fn probed<I: CastFloat, const D: usize>(
     input: I,
     layer: impl FnOnce(I) -> Tensor<D>,
 ) -> Tensor<D> {
-    inspect(name, Region::Named(name.into()).run(input, layer), true)
+    let region = Region {
+        name: Some(name.into()),
+        ..Region::default()
+    };
+    inspect(name, region.run(input, layer), true)
 }
 
 fn inspect<const D: usize>(name: &str, x: Tensor<D>, is_layer: bool) -> Tensor<D> {

@@ -441,7 +441,11 @@ fn warn_of_f32() {
 /// # let _ = output;
 /// ```
 pub fn in_f32<I: CastFloat, R: CastFloat>(input: I, part: impl FnOnce(I) -> R) -> R {
-    Region::F32.run(input, part)
+    let region = Region {
+        is_f32: true,
+        ..Region::default()
+    };
+    region.run(input, part)
 }
 
 /// Runs a part of a half-precision model with a scale of its own: multiplies gradients by a factor in the part, beside the loss scale, and takes that
@@ -477,37 +481,38 @@ pub fn in_f32<I: CastFloat, R: CastFloat>(input: I, part: impl FnOnce(I) -> R) -
 /// # let _ = output;
 /// ```
 pub fn rescaled<I: CastFloat, R: CastFloat>(by: Rescale, input: I, part: impl FnOnce(I) -> R) -> R {
-    Region::Rescaled(by).run(input, part)
+    let region = Region {
+        rescale: Some(by),
+        ..Region::default()
+    };
+    region.run(input, part)
 }
 
-/// A part of the forward pass, and how it differs from what is around it.
-#[derive(Clone, Debug)]
-pub enum Region {
-    /// Not at all, unless others decide that by its name.
-    Named(Arc<str>),
-    /// In its precision: parameters are plain in it.
-    F32,
-    /// In what its gradients are multiplied by.
-    Rescaled(Rescale),
+/// A part of the forward pass, and how it differs from what is around it: not at all, or in its precision, or in what its gradients are
+/// multiplied by.
+#[derive(Clone, Debug, Default)]
+pub struct Region {
+    /// By which others may decide what happens in it.
+    pub name: Option<Arc<str>>,
+    /// Whether parameters are plain in it.
+    pub is_f32: bool,
+    /// What it multiplies gradients by.
+    pub rescale: Option<Rescale>,
 }
 
 impl Region {
     /// Runs it where the thread is, in a scope or outside of all.
     pub fn run<I: CastFloat, R: CastFloat>(self, input: I, part: impl FnOnce(I) -> R) -> R {
         let here = Frame::here();
-        let is_f32 = match (&self, &here.dry) {
-            (Self::F32, _) => true,
-            // A dry run decides by names.
-            (Self::Named(name), Some(dry)) => dry.in_f32.contains(&**name),
-            _ => false,
-        };
-        let rescale = match self {
-            Self::Rescaled(rescale) => Some(rescale),
-            _ => None,
-        };
+        let is_f32 = self.is_f32
+            || match (&self.name, &here.dry) {
+                // A dry run decides by names.
+                (Some(name), Some(dry)) => dry.in_f32.contains(&**name),
+                _ => false,
+            };
         let outer = here.open.clone();
         let inside = outer.as_ref().filter(|_| !is_f32);
-        let inside = inside.map(|outer| match &rescale {
+        let inside = inside.map(|outer| match &self.rescale {
             Some(rescale) => Arc::new(outer.part(rescale)),
             None => outer.clone(),
         });
@@ -515,9 +520,9 @@ impl Region {
             open: inside.clone(),
             ..here
         };
-        frame.rescales.extend(rescale.clone());
+        frame.rescales.extend(self.rescale.clone());
         let part = |input| frame.run(|| part(input));
-        match (outer, inside, rescale) {
+        match (outer, inside, self.rescale) {
             (Some(outer), None, _) => {
                 let output = part(cast_each(input, |tensor| outer.widen(tensor)));
                 cast_each(output, |tensor| outer.take_back(tensor))

@@ -2,8 +2,6 @@
 
 mod refused;
 
-use std::array::from_fn;
-
 use crate::support::*;
 
 /// Zeros, and windows of `n` micro-batches.

@@ -2,7 +2,6 @@
 
 use GradientClip::{GlobalNorm, Norm, Value};
 use proptest::prelude::*;
-use std::array::from_fn;
 
 use crate::{config, support::*};
 

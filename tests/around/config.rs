@@ -131,8 +131,7 @@ const REFUSED: &str = r#"
 
 #[test]
 fn a_wrong_setting_is_named() {
-    for line in REFUSED.trim().lines() {
-        let (json, message) = line.split_once(" > ").unwrap();
+    for [json, message] in rows(REFUSED) {
         let config = load(json);
         let error = init(&config).unwrap_err();
         assert_eq!(error.to_string(), message);

@@ -272,8 +272,7 @@ const REFUSED: &str = r#"
 
 #[test]
 fn a_wrong_setting_is_named() {
-    for line in REFUSED.trim().lines() {
-        let (json, message) = line.split_once(" > ").unwrap();
+    for [json, message] in rows(REFUSED) {
         let guard = guard(json);
         let error = guard.replay([]).unwrap_err();
         assert_eq!(error.to_string(), message);

@@ -2,7 +2,6 @@
 
 use burn_amp::hook::{Applied, Hook, Proposed, Resolution, State, Verdict};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 
 use crate::support::*;
 

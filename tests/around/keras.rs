@@ -1,7 +1,6 @@
 //! Keras's `LossScaleOptimizer`, option by option, through `ScaledOptimizerConfig`.
 
-use serde_json::{Value, from_value};
-use std::collections::BTreeSet;
+use serde_json::from_value;
 
 use crate::support::*;
 

@@ -19,15 +19,15 @@ fn calibrate(amp: &MixedPrecision, weight: i32, part: Part) -> Result<f32, AmpEr
 fn three_binades_below_overflow() {
     let weights = [-100, -60, -40, -24, -10, -3, 0, 3];
     let plain: Part = |gain, x| gain.forward(x);
+    let in_full: Part = |gain, x| in_f32(x, |x| gain.forward(x) * two(-30) * two(30)) * 1.0;
+    let in_part: Part = |gain, x| rescaled(Rescale::dynamic("part"), x, |x| gain.forward(x));
     let inside: [(i32, Part); 8] = [
         // Deep in the scope, where no parameter is and no cast: 2^-20 is 2^-10 between the two factors, and 2^-20 again where it
         // meets the parameter.
         (22, |gain, x| gain.forward(x) * two(-10) * two(10)),
         (20, |gain, x| gain.forward(x) * two(-12) * two(12)),
         // In f32 nothing overflows, on the way in and out it does.
-        (32, |gain, x| {
-            in_f32(x, |x| gain.forward(x) * two(-30) * two(30)) * 1.0
-        }),
+        (32, in_full),
         (24, |gain, x| {
             in_f32(gain.forward(x) * two(-8), |x| x * two(8))
         }),
@@ -35,9 +35,7 @@ fn three_binades_below_overflow() {
         (27, |gain, x| by(5, x, |x| gain.forward(x))),
         (32, |gain, x| by(0, x, |x| gain.forward(x))),
         (32, |gain, x| by(-5, x, |x| gain.forward(x))),
-        (32, |gain, x| {
-            rescaled(Rescale::dynamic("part"), x, |x| gain.forward(x))
-        }),
+        (32, in_part),
     ];
     let inside = inside.map(|(expected, part)| (-20, part, expected));
     let cases = weights.map(|weight| (weight, plain, 12 - weight));
@@ -142,7 +140,7 @@ fn it_leaves_no_trace_but_the_scale() {
 fn a_scaler_calibrates_itself() {
     let calibrate = |weight: i32| {
         let gain = to_half(Gain::new(&[1.0, 0.5]), FloatDType::F16, &[]);
-        let mut scaler: GradScaler = GradScalerConfig::new().init().unwrap();
+        let mut scaler: GradScaler = default_scaler();
         let scale = scaler.calibrate(&gain, |gain| {
             let output = gain.forward(ones().cast(FloatDType::F16));
             output.cast(FloatDType::F32).sum() * two(weight)

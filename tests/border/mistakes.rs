@@ -101,12 +101,9 @@ fn a_dry_run_of_a_new_model_sees_a_leak_beside_dropout() {
         let ones = || Tensor::<2>::ones([8, 4], &flex());
         let checked = amp.check(&model, |m| {
             let mut hidden = None;
-            let output = amp.autocast(dropout.forward(ones()), |x| {
-                let y = m.forward(x);
-                hidden = Some(y.clone().cast(FloatDType::F32));
-                y
-            });
-            output.mean() + hidden.unwrap().mean()
+            let keep = |x| hidden.insert(m.forward(x)).clone();
+            let output = amp.autocast(dropout.forward(ones()), keep);
+            output.mean() + hidden.unwrap().cast(FloatDType::F32).mean()
         });
         is_error(&checked.map(drop).unwrap_err(), "BorderLeak", ["`weight`"]);
         return;
@@ -119,11 +116,7 @@ fn a_dry_run_names_half_precision_that_was_carried_out() {
     let amp = f16(two(9));
     let checked = amp.check(&gain(&amp), |m| {
         let mut hidden = None;
-        let output = amp.autocast(ones(), |x| {
-            let y = m.forward(x);
-            hidden = Some(y.clone());
-            y
-        });
+        let output = amp.autocast(ones(), |x| hidden.insert(m.forward(x)).clone());
         output + hidden.unwrap()
     });
     let carried = ["meet outside half precision", "carried out of the closure"];

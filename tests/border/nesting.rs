@@ -24,19 +24,18 @@ fn whatever_is_nested(a: &MixedPrecision, b: &MixedPrecision) {
         std::thread::scope(|threads| threads.spawn(work).join().unwrap())
     };
     let one = |x| by(1, x, part);
+    let in_part = |x: Tensor<1>| by(3, x, |x| a.autocast(x, part));
+    let in_and_out = |x| in_f32(x, |x| b.autocast(x, |x| in_f32(of_b(x), |x| x)));
+    let again = |x| autocast(in_f32(x, |x| autocast(x, |x| x)), part);
     type Way<'a> = &'a dyn Fn(Tensor<1>) -> Tensor<1>;
     let ways: [(&Chain, Way); 18] = [
         (&other, &|x| b.autocast(x, of_b)),
         (&other, &|x| in_f32(x, |x| in_f32(x, b_full))),
         // And an island in it.
-        (&other, &|x| {
-            in_f32(x, |x| b.autocast(x, |x| in_f32(of_b(x), |x| x)))
-        }),
+        (&other, &in_and_out),
         // The free function opens a scope of the nearest `MixedPrecision` that is around it.
         (&other, &|x| b.autocast(x, |x| autocast(x, of_b))),
-        (&chain, &|x| {
-            autocast(in_f32(x, |x| autocast(x, |x| x)), part)
-        }),
+        (&chain, &again),
         (&chain, &|x| by(-6, x, part)),
         (&chain, &|x| by(-1, x, part)),
         (&chain, &|x| by(0, x, part)),
@@ -47,10 +46,8 @@ fn whatever_is_nested(a: &MixedPrecision, b: &MixedPrecision) {
         (&chain, &|x| by(9, x, |x| by(-12, x, part))),
         (&chain, &|x| by(3, x, |x| in_f32(x, full))),
         (&chain, &|x| in_f32(x, |x| by(3, x, full))),
-        (&chain, &|x| {
-            in_f32(x, |x| by(3, x, |x| a.autocast(x, part)))
-        }),
-        (&chain, &|x| by(3, x, |x| a.autocast(x, part))),
+        (&chain, &|x| in_f32(x, in_part)),
+        (&chain, &in_part),
         (&chain, &|x| by(3, x, |x| in_f32(x, |x| autocast(x, one)))),
     ];
     let expected = Chain::new().plain(weight);

@@ -1,8 +1,7 @@
 //! Scopes are of their thread, and of their handle: pools put other work on a thread that waits inside one.
 
 use rayon::{ThreadPoolBuilder, prelude::*};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::{thread, time::Duration};
+use std::thread;
 
 use crate::support::*;
 

@@ -1,7 +1,6 @@
 //! The lists of layers are whole: every public module of burn-nn is in them.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::{fs, panic, path::Path};
+use std::panic;
 
 use burn_amp_tests::prelude::*;
 

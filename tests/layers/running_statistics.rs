@@ -184,7 +184,7 @@ fn an_overflow_that_is_discarded_is_mended_by_the_next_step() {
 #[test]
 fn a_scaler_alone_mends_them_too() {
     let mut norm = norm();
-    let mut scaler = GradScalerConfig::new().init().unwrap();
+    let mut scaler = default_scaler();
     let mut optim = SgdConfig::new().init();
     let [good, mended] = [1.0, f32::INFINITY].map(|factor| {
         let loss = norm.forward(input() * factor).square().mean();

@@ -1,7 +1,7 @@
 //! Several devices. Flex has one; two workers on it are two threads with a fork of the model each.
 
 use burn::tensor::distributed::{DistributedConfig, ReduceOperation};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::mpsc;
 use std::thread::{self, ThreadId};
 
 use crate::{averages::ema, support::*};

@@ -1,7 +1,6 @@
 //! Inference: `valid()` and Burn's `Evaluator` see the model, not the scaler.
 
 use burn::train::EvaluatorBuilder;
-use std::fs;
 
 use crate::support::*;
 

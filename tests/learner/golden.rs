@@ -2,8 +2,6 @@
 //!
 //! `cargo test --workspace --test learner -- --ignored write_golden` writes that of the present version.
 
-use std::{fs, path::PathBuf};
-
 use crate::{averages::averaging, support::*};
 
 fn folder() -> PathBuf {

@@ -1,6 +1,6 @@
 //! A run that is killed in the middle of an epoch, and resumed by another process.
 
-use std::{fs, process::abort, thread::sleep, time::Duration};
+use std::{process::abort, thread::sleep};
 
 use crate::support::*;
 

@@ -1,7 +1,6 @@
 //! `Scaled<M>` as a module: the model, and nothing else.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::support::*;
 

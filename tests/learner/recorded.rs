@@ -1,8 +1,6 @@
 //! A flight recorder is one line in a run, and the report reads both.
 
 use burn_amp_report::{FlightRecorder, probed, report};
-use serde_json::Value;
-use std::fs;
 
 use crate::support::*;
 

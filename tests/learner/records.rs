@@ -2,7 +2,6 @@
 
 use burn::optim::LionConfig;
 use burn_pack::Writer;
-use std::{fs, path::Path};
 
 use crate::support::*;
 

@@ -1,7 +1,6 @@
 //! A run that was stopped and resumed is the one that was not.
 
 use burn::data::dataloader::split::split_dataloader;
-use std::sync::Arc;
 
 use crate::averages::{averaged, averaging};
 use crate::by_hand::{guarded, spiked};

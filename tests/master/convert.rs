@@ -21,10 +21,8 @@ fn all_but_the_kept_groups_are_converted() {
             let mixed = to_half(net.clone(), dtype, &keep);
             for (path, found) in dtypes(&mixed) {
                 let is_kept = path.starts_with("norm") || path == "head.weight";
-                let expected = match is_kept && !keep.is_empty() {
-                    true => DType::F32,
-                    false => dtype.into(),
-                };
+                let is_kept = is_kept && !keep.is_empty();
+                let expected = if is_kept { DType::F32 } else { dtype.into() };
                 assert_eq!(found, expected, "{path}");
             }
             // These values are exact in half precision, so the way back restores all.

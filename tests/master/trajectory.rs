@@ -1,7 +1,5 @@
 //! The masters go where plain f32 parameters would go, bit for bit.
 
-use std::collections::BTreeMap;
-
 use super::support::*;
 
 /// Steps plain parameters, and the same in half precision but for those that are kept.

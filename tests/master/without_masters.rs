@@ -45,7 +45,6 @@ fn bare_sgd_can_be_resumed() {
 /// the parameters.
 #[test]
 fn with_and_without_masters() {
-    let scaler = || GradScalerConfig::new().init().unwrap();
     let norm = [ParamGroup::from_predicate("norm")];
     let mixed = to_half(net(&flex()), FloatDType::F16, &norm);
     let mut masters = adam();
@@ -54,13 +53,13 @@ fn with_and_without_masters() {
     let mut loaded = adam();
     loaded.load_record(masters.to_record().unwrap()).unwrap();
     assert_eq!(state(&loaded), state(&masters));
-    let mut masters = ScaledOptimizer::new(masters, scaler());
+    let mut masters = ScaledOptimizer::new(masters, default_scaler());
 
     let plain = net(&flex());
     let mut adam = AdamConfig::new().init();
     let grads = gradients(&plain, 0, 1.0, FloatDType::F32);
     adam.step(0.01, plain.clone(), grads);
-    let mut adam = ScaledOptimizer::new(adam, scaler());
+    let mut adam = ScaledOptimizer::new(adam, default_scaler());
     let with = masters.into_bytes().unwrap();
     let error = refused(&mut adam, |adam| adam.from_bytes(with));
     says(&error, ["does not fit"]);

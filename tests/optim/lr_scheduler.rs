@@ -4,7 +4,6 @@ use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
 
 use crate::support::*;
-use burn_amp_tests::trial::{BAD, ByHand, ONES, Pair};
 
 /// A scheduler of a user's: counts its steps.
 #[derive(Clone)]

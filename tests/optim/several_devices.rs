@@ -1,6 +1,5 @@
 //! Gradients of parts of a batch, as several devices compute them: `step_multi` and `sum_of_devices`.
 
-use burn_amp_tests::trial::Trial;
 use half::f16;
 
 use crate::support::*;

@@ -9,11 +9,6 @@ fn amp(growth_interval: u32) -> MixedPrecision {
     f16_under(at_scale(1024.0).with_growth_interval(growth_interval))
 }
 
-/// Forward, backward and step; whether it was not skipped.
-fn train(player: &mut Player, factor: f32) -> bool {
-    !player.train(0.1, loss(player, factor))
-}
-
 /// Two on one scale.
 fn pair(amp: &MixedPrecision) -> Vec<Player> {
     vec![player(amp), player(amp)]
@@ -76,7 +71,7 @@ fn a_schedule_sees_the_gradients_of_all_optimizers() {
         let mut players = [0, 1].map(|index| (player(&amp), factors[index]));
         for _ in 0..20 {
             let mut both = players.iter_mut();
-            assert!(both.all(|(player, factor)| train(player, *factor)));
+            assert!(both.all(|(player, factor)| !player.train(0.1, loss(player, *factor))));
         }
         // A gradient of 32, which is 65536 at 2048.
         assert_eq!(amp.loss_scale(), 1024.0, "{factors:?}");
@@ -182,10 +177,8 @@ fn a_record_between_the_steps_of_an_iteration_is_warned_of() {
         captured(Level::Warn, record)
     };
     assert_eq!(between("a. b."), [""; 0]);
-    says(
-        only(&between("a.")),
-        ["save after all of them have stepped"],
-    );
+    let told = between("a.");
+    says(only(&told), ["save after all of them have stepped"]);
     assert_eq!(between("b."), [""; 0]);
     players.truncate(1);
     play(&mut players, "a.");

@@ -1,6 +1,5 @@
 //! A dtype that the device lacks, on the device that the features choose: WGSL has no bf16.
 
-use burn_amp_tests::trial::Trial;
 use half::bf16;
 
 use crate::support::*;

@@ -3,10 +3,7 @@
 //! Its `unscale` leaves out modules that had an overflow in the step before, so that the optimizer then steps with gradients that are still scaled.
 //! That is nowhere here: `rescaled` takes factors back where gradients leave a part.
 
-use burn_amp_tests::prelude::*;
-use serde_json::Value;
-
-use crate::list;
+use super::*;
 
 fn schedule(config: GradScalerConfig, init_scale: f64) -> LossScale {
     let bounds = (config.min_scale.unwrap(), config.max_scale.unwrap());

@@ -1,10 +1,7 @@
 //! DeepSpeed's `DynamicLossScaler`: growth, both hysteresis modes and the error at the floor; and Megatron-LM's `DynamicGradScaler`:
 //! hysteresis that is refilled when the scale grows, and a floor.
 
-use burn_amp_tests::prelude::*;
-use serde_json::Value;
-
-use crate::{list, settings, with};
+use super::*;
 
 /// Where DeepSpeed raises its error, the scaler ends the run.
 fn ends(scale: &LossScale, overflow: bool) -> bool {

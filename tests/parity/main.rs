@@ -13,7 +13,6 @@ mod torch_training;
 mod torch_unscale;
 
 use burn_amp_tests::prelude::*;
-use serde_json::Value;
 
 /// Settings that a trace has: our names of them, with `=` and theirs where that is another. What else it has is left out.
 fn settings(params: &Value, names: &str) -> GradScalerConfig {
@@ -31,16 +30,6 @@ fn with(scale: LossScale, place: &str, value: impl Into<Value>) -> LossScale {
     let mut state = serde_json::to_value(scale).unwrap();
     *state.pointer_mut(place).unwrap() = value.into();
     serde_json::from_value(state).unwrap()
-}
-
-/// Sets what a trace names.
-fn set(scaler: &mut GradScaler, field: &str, value: f64) -> Result<(), AmpError> {
-    match field {
-        "growth_factor" => scaler.set_growth_factor(value),
-        "backoff_factor" => scaler.set_backoff_factor(value),
-        "growth_interval" => scaler.set_growth_interval(value as u32),
-        other => panic!("unknown field {other}"),
-    }
 }
 
 fn list(value: &Value) -> &[Value] {

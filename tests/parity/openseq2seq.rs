@@ -1,11 +1,8 @@
 //! OpenSeq2Seq's automatic loss scalers: its own, and ours with the bugs fixed.
 
-use burn_amp_tests::prelude::*;
 use serde::Deserialize;
-use serde_json::Value;
-use std::collections::BTreeMap;
 
-use crate::{settings, with};
+use super::*;
 
 const BOUNDS: &str = "min_scale=scale_min max_scale=scale_max";
 

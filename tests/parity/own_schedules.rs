@@ -1,10 +1,6 @@
 //! Warm-up and the adaptive growth interval: traces of their definitions, made outside of this crate.
 
-use burn_amp_tests::prelude::*;
-use serde_json::Value;
-use std::collections::BTreeSet;
-
-use crate::{list, settings};
+use super::*;
 
 const FACTORS: &str = "init_scale growth_factor backoff_factor growth_interval ";
 const WARMUP: &str = "warmup_scale=c0 warmup_levels=levels warmup_steps=warmup";

@@ -1,10 +1,6 @@
 //! PopART's automatic loss scaling, by the share of values near the top of f16.
 
-use serde_json::Value;
-
-use burn_amp_tests::prelude::*;
-
-use crate::list;
+use super::*;
 
 fn float(value: &Value) -> f32 {
     number(value) as f32

@@ -2,8 +2,6 @@
 //! bit for bit.
 
 use burn_amp_tests::prelude::*;
-use serde_json::Value;
-use std::sync::{Arc, Mutex};
 
 fn compare(trace: &Value) {
     let id = &trace["id"];
@@ -21,7 +19,7 @@ fn compare(trace: &Value) {
     for (t, iteration) in trace["iterations"].as_array().unwrap().iter().enumerate() {
         for field in ["growth_interval", "growth_factor", "backoff_factor"] {
             if let Some(value) = iteration[format!("set_{field}")].as_f64() {
-                let set = move |scaler: &mut GradScaler| crate::set(scaler, field, value);
+                let set = move |scaler: &mut GradScaler| set_field(scaler, field, value);
                 optim.queue(set).unwrap();
             }
         }

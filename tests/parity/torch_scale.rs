@@ -1,9 +1,8 @@
 //! PyTorch's `GradScaler`: scale and growth tracker after every event, bit for bit.
 
-use burn_amp_tests::{prelude::*, trial::ByHand};
-use serde_json::Value;
+use burn_amp_tests::trial::ByHand;
 
-use crate::{device_scale::advancing, list, set, with};
+use super::{device_scale::advancing, *};
 
 /// Settings, and the events in which ours does as PyTorch, each with what comes of it. From `"stuck": true` on it departs: an
 /// interval below the tracker stops PyTorch's growth for ever, because it compares with `==`; ours grows at the next finite step.
@@ -172,7 +171,7 @@ fn parity_torch_scale_through_grad_scaler() {
                 }
                 "set" => {
                     let (field, value) = setting(event);
-                    set(&mut run.scaler, field, value).unwrap();
+                    set_field(&mut run.scaler, field, value).unwrap();
                 }
                 _ => {
                     let record = run.scaler.to_record().with_settings();

@@ -2,7 +2,6 @@
 
 use burn_amp_tests::prelude::*;
 use serde::Deserialize;
-use serde_json::Value;
 
 #[derive(Deserialize)]
 struct File {

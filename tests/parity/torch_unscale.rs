@@ -2,7 +2,6 @@
 
 use burn_amp_tests::prelude::*;
 use half::{bf16, f16};
-use serde_json::Value;
 
 fn bits(hex: &Value) -> u32 {
     u32::from_str_radix(hex.as_str().unwrap(), 16).unwrap()
@@ -46,11 +45,9 @@ fn check(case: &Value, parameter_dtype: bool, at: &str) -> bool {
     let input: Vec<f32> = (input.iter().map(|hex| value(bits(hex)))).collect();
     let input = Tensor::<1>::from_data(input.as_slice(), (&device, dtype.into()));
     let (unscaled, found) = crate::unscaled(&scaler, input);
-    let expected_dtype = match parameter_dtype {
-        false => DType::F32,
-        true => dtype.into(),
-    };
-    assert_eq!(found.dtype(), expected_dtype, "{at}");
+    let own = DType::from(dtype);
+    let expected = if parameter_dtype { own } else { DType::F32 };
+    assert_eq!(found.dtype(), expected, "{at}");
     let values: Vec<f32> = found.cast(FloatDType::F32).try_to_vec_as().unwrap();
     for (position, (ours, theirs)) in values.iter().zip(output).enumerate() {
         let (ours, theirs) = (rounded(*ours), value(bits(theirs)));

@@ -1,8 +1,7 @@
 //! What goes wrong, on either side: nothing is lost in silence, and the module is given back.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::{sync::Arc, thread, time::Duration};
+use std::thread;
 
 use crate::support::*;
 

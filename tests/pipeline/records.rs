@@ -139,7 +139,7 @@ fn a_damaged_record_leaves_all_as_it_was() {
     let scale = trial.amp.loss_scale();
     let error = trial.optim.load(&file).unwrap_err();
     is_error(&error, "DamagedRecord", []);
-    let foreign = GradScalerConfig::new().init().unwrap().to_record();
+    let foreign = default_scaler().to_record();
     assert!(trial.optim.load_record(foreign).is_err());
     assert_eq!(trial.amp.loss_scale(), scale);
     assert!(bytes(&mut trial.optim) == before);

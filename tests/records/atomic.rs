@@ -1,10 +1,7 @@
 //! A save is whole or not at all: killed, out of space, or without a place to write.
 
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
-use std::{collections::BTreeSet, fs, path::Path, thread::sleep};
-use tempfile::TempDir;
+use std::thread::sleep;
 
 use crate::support::*;
 

@@ -1,8 +1,5 @@
 //! Records with contents that no run has made, under a checksum that holds: refused when they are loaded, not later.
 
-use burn_pack::Scalar;
-use serde_json::{Value, json};
-
 use crate::{forge::forged, support::*};
 
 /// What is changed in an honest record.

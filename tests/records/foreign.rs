@@ -1,8 +1,5 @@
 //! Files of another kind, and no files at all.
 
-use std::fs;
-use tempfile::{TempDir, tempdir};
-
 use crate::support::*;
 
 /// A folder with one file of each kind.
@@ -117,7 +114,7 @@ fn an_optimizer_without_records() {
     let parts = ["`ModuleOptim::load_record`", path.to_str().unwrap()];
     is_error(&error, "ForeignRecord", parts);
     // Its scaler has a record of its own.
-    let mut scaler = GradScalerConfig::new().init().unwrap();
+    let mut scaler = default_scaler();
     scaler.load_record(record).unwrap();
     assert_eq!(scaler.counters(), optim.scaler().counters());
     scaler.load_record(optim.scaler().to_record()).unwrap();

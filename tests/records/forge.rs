@@ -1,7 +1,5 @@
 //! Records that no release has written, under a checksum that holds.
 
-use burn_pack::Scalar;
-
 use burn_amp_tests::prelude::*;
 
 /// Changes a record and seals it again.

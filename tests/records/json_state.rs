@@ -1,15 +1,9 @@
 //! `state_dict`: PyTorch's `state_dict` as JSON.
 
-use serde_json::{Value, json};
-
 use crate::support::*;
 
-fn fresh() -> GradScaler {
-    GradScalerConfig::new().init().unwrap()
-}
-
 fn load(json: &Value) -> Result<GradScaler, AmpError> {
-    let mut scaler = fresh();
+    let mut scaler = default_scaler();
     scaler.load_state_dict(&json.to_string())?;
     Ok(scaler)
 }
@@ -35,7 +29,7 @@ fn a_round_trip_is_exact() {
     let mut schedule = config.schedule().unwrap();
     for step in 0..60 {
         let scaler = schedule.clone().init().unwrap();
-        let mut loaded = fresh();
+        let mut loaded = default_scaler();
         loaded.load_state_dict(&scaler.state_dict()).unwrap();
         assert_eq!(loaded.state_dict(), scaler.state_dict());
         assert_eq!(loaded.loss_scale().to_bits(), schedule.scale().to_bits());

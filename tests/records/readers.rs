@@ -4,10 +4,6 @@
 //! The bytes are a script of changes to an honest record, which is sealed again afterwards, or a record themselves. Run by proptest
 //! here, for some seconds, and by `cargo fuzz` in `fuzz/`, for as long as one likes.
 
-use burn_pack::Scalar;
-use serde_json::Value;
-use std::collections::BTreeMap;
-
 use burn_amp_tests::{prelude::*, small::*};
 
 use crate::forge::seal;
@@ -227,10 +223,6 @@ fn read_into<O: ModuleOptim + Clone>(optim: ScaledOptimizer<O>, dtype: DType, da
     if let Ok(bytes) = optim.into_bytes() {
         optim.from_bytes(bytes).unwrap();
     }
-}
-
-fn default_scaler() -> GradScaler {
-    GradScalerConfig::new().init().unwrap()
 }
 
 /// Reads a record into a scaler, which goes on.

@@ -1,8 +1,5 @@
 //! A run of 60 steps equals 30 steps, a save, new objects, a load and 30 more: bit for bit.
 
-use std::{fs, path::Path};
-use tempfile::tempdir;
-
 use crate::support::*;
 
 /// The length of a run.

@@ -1,8 +1,5 @@
 //! Every way to store and load a scaler or an optimizer, undamaged.
 
-use std::{fs, path::Path};
-use tempfile::tempdir;
-
 use crate::support::*;
 
 /// A scaler with nothing at its default, some steps old.

@@ -1,10 +1,6 @@
 //! How a file gets to its place: what can be loaded, with the permissions it had, past what killed runs have left.
 
-use burn_pack::Scalar;
-use std::fs::{self, File};
-use std::time::{Duration, Instant};
-use std::{collections::BTreeSet, path::Path};
-use tempfile::tempdir;
+use std::fs::File;
 
 use crate::support::*;
 
@@ -22,13 +18,8 @@ fn many(count: u64, dtype: DType) -> Many {
 }
 
 /// A step of its optimizer.
-fn step(
-    optim: &mut ScaledOptimizer<impl ModuleOptim>,
-    many: Many,
-    step: usize,
-    dtype: FloatDType,
-) -> Many {
-    let grads = gradients(&many, step, 0.1, dtype);
+fn step(optim: &mut ScaledOptimizer<impl ModuleOptim>, many: Many, step: usize) -> Many {
+    let grads = gradients(&many, step, 0.1, many[0].val().dtype().into());
     optim.step(0.1, many, grads)
 }
 
@@ -42,7 +33,7 @@ fn sweep_more_tensors_than_can_be_loaded_replace_no_file() {
     let accumulate = |window: &mut AccumulationWindow, count| {
         let many = many(count, DType::F32);
         let grads = gradients(&many, 0, 1.0, FloatDType::F32);
-        let mut scaler = GradScalerConfig::new().init().unwrap();
+        let mut scaler = default_scaler();
         scaler.accumulate(window, grads, &many).unwrap();
     };
     accumulate(&mut window, 100_000);
@@ -58,7 +49,7 @@ fn sweep_more_tensors_than_can_be_loaded_replace_no_file() {
 
     // Of an optimizer that has two tensors for each parameter.
     let mut optim = adam();
-    step(&mut optim, many(50_001, DType::F32), 0, FloatDType::F32);
+    step(&mut optim, many(50_001, DType::F32), 0);
     is_error(&optim.into_bytes().unwrap_err(), "RecordIo", []);
 }
 
@@ -69,7 +60,7 @@ fn what_burn_would_round_replaces_no_file() {
     let mut optim = adam();
     optim.save(&path).unwrap();
     let good = fs::read(&path).unwrap();
-    step(&mut optim, many(2, DType::F64), 0, FloatDType::F64);
+    step(&mut optim, many(2, DType::F64), 0);
     let error = optim.save(&path).unwrap_err();
     is_error(&error, "RecordIo", ["f64", "configure(FloatDType::F64)"]);
     assert_eq!(fs::read(&path).unwrap(), good);
@@ -92,9 +83,7 @@ fn trains_in_f64() {
     Device::default().configure(FloatDType::F64).unwrap();
     let path = folder.join("optim.bpk");
     let train = |optim: &mut _, many, steps: Range<usize>| {
-        steps.fold(many, |many, count| {
-            step(optim, many, count, FloatDType::F64)
-        })
+        steps.fold(many, |many, count| step(optim, many, count))
     };
     let (mut optim, mut resumed) = (adam(), adam());
     let many = train(&mut optim, many(2, DType::F64), 0..3);
@@ -229,7 +218,7 @@ fn the_head_comes_first() {
 fn masters_load_in_linear_time() {
     let seconds = |count: u64| {
         let mut optim = master_adam();
-        step(&mut optim, many(count, DType::F16), 0, FloatDType::F32);
+        step(&mut optim, many(count, DType::F16), 0);
         let record = optim.optimizer().to_record().unwrap();
         let mut loaded = master_adam();
         let start = Instant::now();

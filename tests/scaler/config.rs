@@ -1,7 +1,6 @@
 //! `GradScalerConfig`: defaults, refusals, and its JSON.
 
 use burn_amp_tests::prelude::*;
-use serde_json::Value;
 
 fn config() -> GradScalerConfig {
     GradScalerConfig::new()
@@ -97,10 +96,7 @@ fn refused(json: &str, message: &str) {
 
 #[test]
 fn values_out_of_range() {
-    for line in REFUSED.trim().lines() {
-        let [json, values, message] = line.split(" > ").collect::<Vec<_>>()[..] else {
-            panic!("{line}");
-        };
+    for [json, values, message] in rows(REFUSED) {
         // 1e39 and 1e-46 are neither infinite nor zero in f64, but in f32.
         for value in values.split(' ') {
             let message = message.replace('?', value.trim_matches('"'));

@@ -15,7 +15,7 @@ fn other_settings_are_not_looked_at() {
     let mut scaler = config.init().unwrap();
     scaler.load_record(scaler.to_record()).unwrap();
     let record = scaler.to_record().with_settings();
-    let mut other = GradScalerConfig::new().init().unwrap();
+    let mut other = default_scaler();
     other.load_record(record).unwrap();
     MixedPrecision::f16().with_scaler(config).unwrap();
 }

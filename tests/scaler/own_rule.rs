@@ -1,8 +1,8 @@
 //! Rules that no one but this file knows move the loss scale: in training, through records, in parts, and as the built-in ones do.
 
 use burn_amp::schedule::{Evidence, NextScale, Rule};
-use serde_json::{Value, from_str, json};
-use std::{collections::BTreeSet, error::Error};
+use serde_json::from_str;
+use std::error::Error;
 
 use burn_amp_tests::{prelude::*, trial::*};
 
@@ -13,6 +13,8 @@ struct Own {
     name: &'static str,
     wanted: &'static str,
     state: String,
+    /// What it asks for where it does not read its state.
+    next: NextScale,
 }
 
 /// One of that name, which takes what begins so and starts there.
@@ -22,6 +24,7 @@ fn own(name: &'static str, state: &'static str) -> Own {
         name,
         wanted,
         state: state.to_string(),
+        next: NextScale::Counted,
     }
 }
 
@@ -36,7 +39,7 @@ impl Rule for Own {
 
     fn advance(&mut self, scale: f32, evidence: Evidence) -> NextScale {
         let Ok((mut scales, mut above)) = from_str::<(Vec<f32>, u64)>(&self.state) else {
-            return NextScale::Counted;
+            return self.next;
         };
         scales.push(scale);
         if let Evidence::Finite(Some(measures)) = evidence {
@@ -200,7 +203,7 @@ fn remembered(schedule: &LossScale) -> Value {
 fn the_settings_of_a_record_come_without_its_rule() {
     let theirs = ruled(saw()).init().unwrap();
     let record = theirs.to_record().with_settings();
-    let mut scaler = GradScalerConfig::new().init().unwrap();
+    let mut scaler = default_scaler();
     warns_once(["the rule `saw`"], || scaler.load_record(record).unwrap());
     assert_eq!(scaler.config(), config());
     assert_eq!(scaler.schedule().rule_name(), "GrowthInterval");
@@ -258,28 +261,6 @@ fn a_name_must_be_its_own() {
     }
 }
 
-/// Asks for the same after every iteration.
-#[derive(Clone, Debug)]
-struct Asks(NextScale);
-
-impl Rule for Asks {
-    fn name(&self) -> &str {
-        "asks"
-    }
-
-    fn advance(&mut self, _scale: f32, _evidence: Evidence) -> NextScale {
-        self.0
-    }
-
-    fn state(&self) -> String {
-        "null".to_string()
-    }
-
-    fn load_state(&mut self, _state: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
-        Ok(())
-    }
-}
-
 #[test]
 fn a_scale_that_cannot_be_applied_is_told_of() {
     use NextScale::{Exactly, UpTo};
@@ -289,7 +270,9 @@ fn a_scale_that_cannot_be_applied_is_told_of() {
         (Exactly(f32::NAN), "NaN"),
         (Exactly(f32::INFINITY), "inf"),
     ] {
-        let scaler = ruled(Asks(next)).init().unwrap();
+        let mut rule = own("asks", "null");
+        rule.next = next;
+        let scaler = ruled(rule).init().unwrap();
         let mut run = Trial::new(ScaledOptimizer::new(sgd(), scaler));
         let said = format!("the rule `asks` asks for the scale {asked}, which cannot be applied");
         warns_once([said.as_str()], || run.step(ONES));

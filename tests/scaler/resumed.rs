@@ -120,8 +120,7 @@ fn bounds_and_a_static_scale_are_the_programs() {
         (fixed(32.0), &moved.to_record(), 16.0),
     ] {
         each(config, record, |scaler| {
-            assert_eq!(scaler.loss_scale(), expected);
-            assert_eq!(scaler.config(), config);
+            assert_eq!((scaler.loss_scale(), scaler.config()), (expected, config));
         });
     }
 }

@@ -1,7 +1,6 @@
 //! Every schedule at work: what a scaler lets it see, with several optimizers and with accumulation too, and what a record holds.
 
 use burn_amp_tests::{prelude::*, trial::*};
-use serde_json::{Value, json};
 
 fn config(schedule: Schedule) -> GradScalerConfig {
     GradScalerConfig::new().with_schedule(schedule)
@@ -239,10 +238,7 @@ fn a_forged_state_is_refused() {
         stored(&config.schedule().unwrap())
     };
     let of_log_max = format!("NearTop > /state > {} > `state`", start("LogMax")["state"]);
-    for line in FORGED.trim().lines().chain([of_log_max.as_str()]) {
-        let [schedule, path, value, part] = line.split(" > ").collect::<Vec<_>>()[..] else {
-            panic!("{line}");
-        };
+    for [schedule, path, value, part] in rows(FORGED).chain(rows(&of_log_max)) {
         let mut state = start(schedule);
         let (parent, name) = path.rsplit_once('/').unwrap();
         state.pointer_mut(parent).unwrap()[name] = serde_json::from_str(value).unwrap();

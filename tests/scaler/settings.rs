@@ -11,11 +11,6 @@ growth_tracker > 9 > 10 11 4294967295
 growth_interval > 17 > 0
 ";
 
-fn names_and_values() -> impl Iterator<Item = [&'static str; 3]> {
-    let lines = FIELDS.trim().lines();
-    lines.map(|line| line.split(" > ").collect::<Vec<_>>().try_into().unwrap())
-}
-
 /// Everything there is to get, in that order.
 fn fields(scaler: &GradScaler) -> [f64; 5] {
     [
@@ -27,21 +22,10 @@ fn fields(scaler: &GradScaler) -> [f64; 5] {
     ]
 }
 
-fn set(scaler: &mut GradScaler, field: &str, value: &str) -> Result<(), AmpError> {
-    let value = value.parse().unwrap();
-    match field {
-        "loss_scale" => scaler.set_loss_scale(value),
-        "growth_factor" => scaler.set_growth_factor(value),
-        "backoff_factor" => scaler.set_backoff_factor(value),
-        "growth_tracker" => scaler.set_growth_tracker(value as u32),
-        _ => scaler.set_growth_interval(value as u32),
-    }
-}
-
 /// Checks that the error names the field, the value and what is allowed, and that nothing changed.
 fn refused(scaler: &mut GradScaler, field: &str, value: &str, allowed: &str) {
     let before = fields(scaler);
-    let error = set(scaler, field, value).unwrap_err();
+    let error = set_field(scaler, field, value.parse().unwrap()).unwrap_err();
     let message = format!("`{field}` is {value}, but must be {allowed}");
     is_error(&error, "InvalidValue", [message.as_str()]);
     assert_eq!(fields(scaler), before, "{message}");
@@ -55,16 +39,16 @@ fn a_setter_sets_its_field_only_or_refuses() {
     let config = config.with_max_scale(Some(4096.0));
     let mut scaler = config.init().unwrap();
     let mut expected = [1024.0, 4.0, 0.25, 0.0, 10.0];
-    for (index, [field, value, bad]) in names_and_values().enumerate() {
+    for (index, [field, value, bad]) in rows(FIELDS).enumerate() {
         assert_eq!(fields(&scaler), expected);
         for bad in bad.split(' ') {
             refused(&mut scaler, field, bad, "");
         }
-        set(&mut scaler, field, value).unwrap();
         expected[index] = value.parse().unwrap();
+        set_field(&mut scaler, field, expected[index]).unwrap();
     }
     assert_eq!(fields(&scaler), expected);
-    let mut unbounded = GradScalerConfig::new().init().unwrap();
+    let mut unbounded = default_scaler();
     for value in ["1e39", "1e300", "1e-46", "-1e-300"] {
         refused(&mut unbounded, "loss_scale", value, "positive");
     }
@@ -78,7 +62,7 @@ fn a_static_scale_has_one_field() {
     let mut scaler = at_scale(128.0).with_dynamic(false).init().unwrap();
     assert_eq!(fields(&scaler), [128.0, 1.0, 1.0, 0.0, 0.0]);
     let allowed = "left alone: the loss scale is static";
-    for [field, ..] in names_and_values().skip(1) {
+    for [field, ..] in rows::<3>(FIELDS).skip(1) {
         refused(&mut scaler, field, "5", allowed);
     }
     refused(&mut scaler, "loss_scale", "0", "positive");

@@ -1,7 +1,6 @@
 //! `GradientStatus` against a reference in f64 on the host. What is found in one tensor, of every dtype, is in the kernels' tests.
 
 use burn_amp_tests::{prelude::*, trial::*};
-use std::array::from_fn;
 
 /// Values of both signs over three decades, some of them zero; exact in f32.
 fn value(index: usize) -> f64 {

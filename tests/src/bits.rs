@@ -1,8 +1,7 @@
 //! Parameters and packs in a form that can be compared bit by bit.
 
 use crate::prelude::*;
-use burn_pack::{DType, Reader, Scalar, Tensor as Stored, Writer};
-use std::collections::BTreeMap;
+use burn_pack::{DType, Reader, Tensor as Stored, Writer};
 
 /// Dtype, shape and bytes.
 pub type Values = (DType, Vec<usize>, Vec<u8>);

@@ -33,8 +33,8 @@ pub use waited::{Observed, Waited};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType};
 use burn_amp::{
-    GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome, gradients::ScaledGradients,
-    torch::GradScaler,
+    AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome,
+    gradients::ScaledGradients, torch::GradScaler,
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use std::path::{Path, PathBuf};
@@ -43,6 +43,11 @@ use std::{env, fs};
 /// Settings of a loss scale that begins here.
 pub fn at_scale(scale: f64) -> GradScalerConfig {
     GradScalerConfig::new().with_init_scale(scale)
+}
+
+/// A scaler with all defaults.
+pub fn default_scaler() -> GradScaler {
+    GradScalerConfig::new().init().unwrap()
 }
 
 /// In f16 where the default device has it; elsewhere a scaler tests all the same, in f32.
@@ -84,10 +89,7 @@ pub fn reference<T: DeserializeOwned>(prefix: &str) -> Vec<(String, T)> {
     let mut names: Vec<String> = names.filter(is_one).collect();
     names.sort();
     assert!(!names.is_empty(), "no traces match {prefix}*.json");
-    let read = |name: String| {
-        let value = json(folder.join(&name));
-        (name, value)
-    };
+    let read = |name: String| (name.clone(), json(folder.join(name)));
     names.into_iter().map(read).collect()
 }
 
@@ -105,12 +107,11 @@ pub fn traces<T: DeserializeOwned>(prefix: &str) -> Vec<(String, T)> {
         traces: Vec<T>,
     }
 
-    let traces = reference::<File<T>>(prefix)
-        .into_iter()
-        .flat_map(|(name, file)| {
-            let numbered = file.traces.into_iter().enumerate();
-            numbered.map(move |(index, trace)| (format!("{name}, trace {index}"), trace))
-        });
+    let files = reference::<File<T>>(prefix).into_iter();
+    let traces = files.flat_map(|(name, file)| {
+        let numbered = file.traces.into_iter().enumerate();
+        numbered.map(move |(index, trace)| (format!("{name}, trace {index}"), trace))
+    });
     traces.collect()
 }
 
@@ -127,12 +128,32 @@ pub fn optional(value: &serde_json::Value) -> Option<f64> {
     (!value.is_null()).then(|| number(value))
 }
 
+/// The rows of a table, whose cells stand between ` > `.
+pub fn rows<const N: usize>(table: &str) -> impl Iterator<Item = [&str; N]> {
+    let lines = table.trim().lines();
+    lines.map(|line| line.split(" > ").collect::<Vec<_>>().try_into().unwrap())
+}
+
+/// Sets one of the five fields that PyTorch's scaler has.
+///
+/// # Errors
+///
+/// Those of the setter.
+pub fn set_field(scaler: &mut GradScaler, field: &str, value: f64) -> Result<(), AmpError> {
+    match field {
+        "loss_scale" => scaler.set_loss_scale(value),
+        "growth_factor" => scaler.set_growth_factor(value),
+        "backoff_factor" => scaler.set_backoff_factor(value),
+        "growth_tracker" => scaler.set_growth_tracker(value as u32),
+        "growth_interval" => scaler.set_growth_interval(value as u32),
+        other => panic!("unknown field {other}"),
+    }
+}
+
 /// What a step did whose gradients overflowed, or did not.
 pub fn outcome(overflow: bool) -> StepOutcome {
-    match overflow {
-        true => StepOutcome::Skipped,
-        false => StepOutcome::Stepped,
-    }
+    use StepOutcome::{Skipped, Stepped};
+    if overflow { Skipped } else { Stepped }
 }
 
 /// Programs that must not compile. `tests/compile` looks at what the compiler says.

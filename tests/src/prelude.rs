@@ -1,4 +1,4 @@
-//! What every test begins with: all of this crate and of burn-amp, and the names of Burn that several tests use.
+//! What every test begins with: all of this crate and of burn-amp, and the names of Burn and others that several tests use.
 
 pub use crate::*;
 pub use burn::{
@@ -40,5 +40,12 @@ pub use burn_amp::{
     torch::{GradScaler, MasterWeights, to_full, to_half},
     *,
 };
+pub use burn_pack::Scalar;
 pub use log::Level;
-pub use std::ops::Range;
+pub use serde_json::{Value, json};
+pub use std::collections::{BTreeMap, BTreeSet};
+pub use std::path::{Path, PathBuf};
+pub use std::sync::atomic::{AtomicUsize, Ordering};
+pub use std::sync::{Arc, Mutex};
+pub use std::time::{Duration, Instant};
+pub use std::{array::from_fn, fs, ops::Range};

@@ -3,7 +3,6 @@
 use crate::prelude::*;
 use burn_amp::hook::Hook;
 use burn_amp_core::internal::StepGradients;
-use std::{collections::BTreeMap, path::Path};
 
 /// Steps whose loss is infinite, beside those at which the growing scale overflows by itself.
 const INFINITE: [usize; 5] = [4, 16, 31, 40, 41];

@@ -34,10 +34,7 @@ pub const GPT2: usize = 148;
 
 /// The most launches over them on a device that takes so many, or where four tensors at most share one.
 pub fn most_launches(on_hardware: usize) -> usize {
-    match is_software() {
-        true => GPT2 / 4,
-        false => on_hardware,
-    }
+    if is_software() { GPT2 / 4 } else { on_hardware }
 }
 
 /// All that was asked of a device is done.

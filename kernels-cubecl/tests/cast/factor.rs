@@ -5,10 +5,7 @@ use burn_amp_kernels::{Factor, scaled_cast};
 
 use crate::layouts::{check, count};
 
-use crate::host::{
-    FACTORS, assert_products, assert_same, autodiff, backward, dtypes, every_value, on_device,
-    pairs, tensor, values,
-};
+use crate::host::*;
 
 /// Those of the host, and the same on the device.
 #[test]

@@ -3,9 +3,7 @@
 use burn::tensor::Tensor;
 use burn_amp_kernels::{Factor, scaled_cast};
 
-use crate::host::{
-    Pair, assert_products, backward, dtypes, on_device, pairs, round, tensor, values,
-};
+use crate::host::*;
 use crate::views::planes;
 
 /// Numbers that every dtype has.

@@ -75,10 +75,8 @@ fn large_tensors_are_split_over_launches() {
     let parts = plan.launches.iter().map(|launch| launch.parts[0].values);
     assert_eq!(parts.collect::<Vec<_>>(), [1 << 31, 1 << 31, 1]);
     let [small, smaller] = [extent(5, 1), extent(8, 4)];
-    check(
-        &LIMITS,
-        &[extent(1 << 33, 4), small, extent(1 << 34, 4), smaller],
-    );
+    let [large, larger] = [33, 34].map(|exponent| extent(1 << exponent, 4));
+    check(&LIMITS, &[large, small, larger, smaller]);
 }
 
 #[test]

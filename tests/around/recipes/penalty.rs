@@ -1,8 +1,6 @@
 //! Gradient penalties. Burn's `backward` gives gradients without a graph, so that they cannot be differentiated again;
 //! a difference of two of them can stand in for the second derivative.
 
-use std::array::from_fn;
-
 use crate::support::*;
 
 /// A weight for each input, whose loss is half the sum of the squares of the products: its second derivative is diagonal.
@@ -67,7 +65,7 @@ fn shares(mut run: Run, radius: f64) -> [f64; 3] {
 /// PyTorch's recipe penalizes the norm of the parameters' gradient.
 #[test]
 fn the_norm_of_the_parameters_gradient() {
-    let scaler = GradScalerConfig::new().init().unwrap();
+    let scaler = default_scaler();
     for share in shares(run(MixedPrecision::f32(), scaler), 0.05) {
         assert!((share - 1.0).abs() < 1e-3, "{share} of the penalty");
     }

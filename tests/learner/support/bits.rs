@@ -1,7 +1,5 @@
 //! Parameters and files in a form that can be compared bit by bit.
 
-use std::{fs, path::Path};
-
 use super::*;
 
 /// All that the file of a model, an optimizer or a scheduler holds.

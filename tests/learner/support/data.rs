@@ -1,7 +1,6 @@
 //! Points around one of four corners; a poisoned one makes the loss of its batch enormous.
 
 use burn::{data::dataloader::DataLoaderBuilder, data::dataloader::batcher::Batcher};
-use std::sync::Arc;
 
 use super::*;
 

@@ -1,6 +1,6 @@
 //! Runs of the real `SupervisedTraining`, and what they leave.
 
-use std::{fs, path::Path, rc::Rc, sync::Arc};
+use std::rc::Rc;
 use tempfile::TempDir;
 
 use super::*;

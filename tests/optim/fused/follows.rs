@@ -1,7 +1,5 @@
 //! Every configuration gives what Burn's optimizer gives: bit for bit on Flex, closely elsewhere.
 
-use std::collections::BTreeMap;
-
 use super::{by_hand, records::handed_over, same_steps};
 use crate::support::*;
 

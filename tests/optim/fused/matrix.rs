@@ -83,14 +83,10 @@ impl Plan {
                 let rows = if step % 5 == 4 { 3 } else { 4 };
                 let batch = batch(step, event(step), rows);
                 let loss = executor.step(learning_rate(step), batch);
-                Some(loss).filter(|_| is_compared(step)).map(bits)
+                is_compared(step).then(|| loss.into_scalar::<f32>().to_bits())
             }
         }
     }
-}
-
-fn bits(loss: Tensor<1>) -> u32 {
-    loss.into_scalar::<f32>().to_bits()
 }
 
 /// Whether the values are, after this step.

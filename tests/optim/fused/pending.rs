@@ -3,7 +3,6 @@
 use super::gradients;
 use super::run::{Event, Run, Values, adam, begun, nesterov, step};
 use crate::support::*;
-use burn_amp_tests::trial::Trial;
 
 fn config() -> GradScalerConfig {
     let config = at_scale(1024.0).with_growth_interval(3);

@@ -15,8 +15,7 @@ pub enum Event {
 /// Where something goes wrong: some at the begin, in a row, and one in a hundred.
 pub fn event(step: usize) -> Event {
     match step {
-        0 | 1 | 5 => Event::Overflow,
-        40..44 => Event::Overflow,
+        0 | 1 | 5 | 40..44 => Event::Overflow,
         7 | 300 => Event::Nan,
         step if step % 97 == 96 => Event::Overflow,
         _ => Event::Nothing,

@@ -6,6 +6,7 @@ mod player;
 mod trajectory;
 
 pub use allocations::live_allocations;
+pub use burn_amp_tests::trial::{BAD, ByHand, ONES, Pair, Trial};
 pub use burn_amp_tests::{prelude::*, stored as parameters};
 pub use net::{Net, batch, of_batch, steps};
 pub use player::{Player, loss, player};

@@ -131,10 +131,8 @@ fn compare<O: ModuleOptim + Clone>(
     for step in 0..16 {
         let (at, bad) = (format!("{way:?}, step {step}"), bad(step));
         let path = &paths[step / 2 % paths.len()];
-        let parts = match way {
-            Way::Devices | Way::Sum => 3,
-            _ => 1,
-        };
+        let of_devices = [Way::Devices, Way::Sum].contains(&way);
+        let parts = if of_devices { 3 } else { 1 };
         let of = |net: &Net, scale, bad| gradients((net, step, parts), scale, bad, path);
         let before = (parameters(&scaled_net), state(scaled.optimizer()));
         let scaler = scaled.scaler().clone();

@@ -5,9 +5,6 @@
 
 pub mod recipe;
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use crate::support::*;
 
 fn root() -> PathBuf {
@@ -71,7 +68,7 @@ fn settings_schedules_and_counters() {
         assert_counters(&record.counters().unwrap());
 
         let text = fs::read_to_string(folder.join("state.json")).unwrap();
-        let mut scaler = GradScalerConfig::new().init().unwrap();
+        let mut scaler = default_scaler();
         scaler.load_state_dict(&text).unwrap();
         let factors = (scaler.growth_factor(), scaler.backoff_factor());
         assert_eq!((scaler.loss_scale(), factors), (1024.0, (4.0, 0.25)));

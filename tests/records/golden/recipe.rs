@@ -1,7 +1,6 @@
 //! What the golden files hold, and how they were made. It never changes: later releases must make the same of it.
 
 use serde::Serialize;
-use std::{fs, ops::Range, path::Path};
 
 use crate::support::*;
 

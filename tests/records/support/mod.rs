@@ -1,9 +1,7 @@
 //! What the tests of records share.
 
 pub use burn_amp_tests::{prelude::*, small::*};
-
-use std::path::{Path, PathBuf};
-use tempfile::{TempDir, tempdir};
+pub use tempfile::{TempDir, tempdir};
 
 /// A folder of its own, and a path of this name in it.
 pub fn place(name: &str) -> (TempDir, PathBuf) {

@@ -2,8 +2,7 @@
 
 use burn_amp_report::{Audit, ReportError, audit};
 use burn_amp_tests::{prelude::*, says};
-use serde_json::Value;
-use std::{cell::Cell, fs};
+use std::cell::Cell;
 use tempfile::TempDir;
 
 use crate::faults;

@@ -7,7 +7,7 @@ use burn::{
 use burn_amp_report::audit;
 use burn_amp_tests::prelude::*;
 use digits::data::Digits;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 
 use crate::network::{self, Network, batch, same};
 

@@ -1,7 +1,5 @@
 use burn_amp_report::FlightRecorder;
 use burn_amp_tests::{prelude::*, says, stored};
-use serde_json::Value;
-use std::{fs, path::Path};
 use tempfile::TempDir;
 
 use crate::training::{Training, step, steps, training};

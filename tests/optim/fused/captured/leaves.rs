@@ -1,6 +1,6 @@
 //! What recordings and replays leave as it was: what was read before, memory, and other recordings.
 
-use std::sync::{Arc, Barrier};
+use std::sync::Barrier;
 use std::{cell::RefCell, thread};
 
 use super::{Batch, Event, Run, batch, begun, captured, has_graphs, loss, train};

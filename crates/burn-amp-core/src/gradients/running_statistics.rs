@@ -72,7 +72,7 @@ impl Buffers {
             self.are_suspicious = false;
         }
         match (clean, self.is_behind) {
-            (true, true) => self.good.extend(self.met.clone().values()),
+            (true, true) => self.good.extend(self.met.values()),
             (true, false) => self.good.extend(updated(module).values()),
             (false, _) => {}
         }
@@ -161,9 +161,9 @@ impl Statistics {
         self.0.is_empty()
     }
 
-    fn values(self) -> impl Iterator<Item = (ParamId, ParamTensor)> {
-        let parameters = self.0.into_iter();
-        parameters.map(|parameter| (parameter.id, parameter.value.into()))
+    fn values(&self) -> impl Iterator<Item = (ParamId, ParamTensor)> {
+        let parameters = self.0.iter();
+        parameters.map(|parameter| (parameter.id, parameter.value.clone().into()))
     }
 
     /// Those that are not finite. Waits for each device once.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::steps::Shared;
 use burn_amp_core::internal::checkpoint::{ID, TENSOR};
-use burn_amp_core::internal::{Beside, during};
+use burn_amp_core::internal::{Beside, during, or_panic};
 use burn_amp_core::{AmpRecord, MixedPrecision};
 
 /// What the optimizer keeps for the parameter.
@@ -120,8 +120,7 @@ impl DynOptimizer for Carrier {
         let state = AmpRecord::from_checkpoint(&bytes, origin).unwrap_or_else(|error| {
             panic!("{error}; `Resume::check` makes this an error that names the file")
         });
-        let resumed = state.resume_scale(&self.amp, "the checkpoint");
-        resumed.unwrap_or_else(|error| panic!("{error}"));
+        or_panic(state.resume_scale(&self.amp, "the checkpoint"));
         Some(DynState::create(Entry::Loaded(Some(Box::new(state))), rank))
     }
 }

@@ -5,7 +5,7 @@ use std::{any::Any, ops::Deref};
 
 use super::checkpoint::{self, Entry};
 use super::{run, steps::Steps};
-use burn_amp_core::internal::{Parameter, SCOPED, by_device, parameters, widened};
+use burn_amp_core::internal::{Parameter, SCOPED, by_device, or_panic, parameters, widened};
 use burn_amp_core::{
     AmpError, Ema, GradScaler, MixedPrecision, StepError, hook::Hook, sum_of_devices,
 };
@@ -44,9 +44,7 @@ impl<M> Scaled<M> {
             return;
         };
         self.failed = true;
-        if let Err(error) = run::fail(&self.amp, error) {
-            panic!("{error}");
-        }
+        or_panic(run::fail(&self.amp, error));
     }
 
     pub(super) fn new(inner: M, amp: MixedPrecision, steps: Steps) -> Self {

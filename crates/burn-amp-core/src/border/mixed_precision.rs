@@ -5,10 +5,11 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+use crate::error::{AmpError, or_panic};
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 use crate::values::{AnyTensor, SCOPED, is_half};
 use crate::{
-    border::observer::Observer, error::AmpError, gradients::GradientStatus, journal::Journal,
+    border::observer::Observer, gradients::GradientStatus, journal::Journal,
     journal::step_counters::StepCounters, lock::locked, scale::live_scale::LiveScale,
 };
 
@@ -333,8 +334,7 @@ impl Reparameterizer for MixedPrecision {
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<Self::Reparam>) {
         // The first forward pass would end in a panic of a kernel's compiler.
-        self.check_device(&param.lazy_device())
-            .unwrap_or_else(|error| panic!("{error}"));
+        or_panic(self.check_device(&param.lazy_device()));
         self.shared.attached.store(true, Ordering::Relaxed);
         let scoped = ScopedParameter {
             amp: self.clone(),

@@ -6,10 +6,9 @@ mod state;
 use burn::config::{Config, config_to_json};
 use serde::{Deserialize, Serialize};
 
-use state::GuardState;
-
-use burn_amp_core::internal::{defaults, in_range, with_defaults};
+use burn_amp_core::internal::{defaults, in_range, number, with_defaults};
 use burn_amp_core::{AmpError, hook::Verdict};
+use state::GuardState;
 
 /// Guards training against spikes: steps whose gradients are finite, but whose norm or loss is far outside of what was usual.
 ///
@@ -61,37 +60,28 @@ pub enum Guard {
     /// Shortens gradients whose norm is an outlier. ZClip ("ZClip: Adaptive Spike Mitigation for LLM Pre-Training", Kumar et al., 2025).
     ///
     /// Keeps moving averages of the norm and of its variance. A norm of z-score `z` above `z_thresh` is limited to
-    /// `mean + z_thresh * std * (z_thresh / z)`, and enters the averages as that. Beside [`GradientClip::GlobalNorm`](burn_amp_core::GradientClip::GlobalNorm)
-    /// (ZClip's `max_grad_norm`) the smaller of both limits holds. No step is rejected, unless its norm is not finite. A sudden rise of
+    /// `mean + z_thresh * std * (z_thresh / z)`, and enters the averages as that. Beside
+    /// [`GradientClip::GlobalNorm`](burn_amp_core::GradientClip::GlobalNorm) (ZClip's `max_grad_norm`) the smaller of both limits holds. No step is rejected, unless its norm is not finite. A sudden rise of
     /// the norm that lasts is limited for as long as it lasts, since the limit of a large outlier is near the mean.
     ZClip {
         /// The weight of the averages so far; that of a new norm is 1 less this. At least 0 and below 1; default 0.97.
-        #[serde(with = "burn_amp_core::internal::number", default = "defaults::alpha")]
+        #[serde(with = "number", default = "defaults::alpha")]
         alpha: f64,
         /// The z-score above which a norm is an outlier. Above 0; default 2.5.
-        #[serde(
-            with = "burn_amp_core::internal::number",
-            default = "defaults::z_thresh"
-        )]
+        #[serde(with = "number", default = "defaults::z_thresh")]
         z_thresh: f64,
         /// Is added to the standard deviation. At least 0; default 1e-6.
-        #[serde(with = "burn_amp_core::internal::number", default = "defaults::eps")]
+        #[serde(with = "number", default = "defaults::eps")]
         eps: f64,
         /// Steps whose plain mean and variance begin the averages, and which are not limited. At least 1; default 25.
         #[serde(default = "defaults::warmup_steps")]
         warmup_steps: u32,
         /// The power of `z_thresh / z` in the limit: 1 is ZClip's `adaptive_scaling`, infinity its clipping to the `mean`, 0 its
         /// `percentile` (with an `eps` of 0). At least 0; default 1.
-        #[serde(
-            with = "burn_amp_core::internal::number",
-            default = "defaults::falloff"
-        )]
+        #[serde(with = "number", default = "defaults::falloff")]
         falloff: f64,
         /// Multiplies the limit. Above 0; default 1.
-        #[serde(
-            with = "burn_amp_core::internal::number",
-            default = "defaults::clip_factor"
-        )]
+        #[serde(with = "number", default = "defaults::clip_factor")]
         clip_factor: f64,
         /// Whether an outlier leaves the averages as they are; default false. ZClip's `skip_update_on_spike`.
         #[serde(default)]
@@ -109,10 +99,7 @@ pub enum Guard {
         #[serde(default = "defaults::rolling_interval_length")]
         rolling_interval_length: u32,
         /// How many standard deviations above the mean are accepted. Above 0; default 6.
-        #[serde(
-            with = "burn_amp_core::internal::number",
-            default = "defaults::sigma_factor"
-        )]
+        #[serde(with = "number", default = "defaults::sigma_factor")]
         sigma_factor: f64,
         /// Whether every value enters the window as it is; default false. In the original a loss or norm that is infinite or NaN holds all steps
         /// back until it has left the window, four or five spikes hide the next one, and any rise above equal values is one.
@@ -128,16 +115,10 @@ pub enum Guard {
         #[serde(default = "defaults::window")]
         window: u32,
         /// The highest z-score of a loss that is accepted; 0 for any. Default 6.
-        #[serde(
-            with = "burn_amp_core::internal::number",
-            default = "defaults::skip_update_lossz"
-        )]
+        #[serde(with = "number", default = "defaults::skip_update_lossz")]
         skip_update_lossz: f64,
         /// The highest z-score of a norm that is accepted; 0 for any. Default 6.
-        #[serde(
-            with = "burn_amp_core::internal::number",
-            default = "defaults::skip_update_gradz"
-        )]
+        #[serde(with = "number", default = "defaults::skip_update_gradz")]
         skip_update_gradz: f64,
         /// Whether every value enters the window as it is, and running sums; default false. In the original one NaN turns the guard off for good,
         /// rounding errors stay in the sums, three spikes hide the next one, and no value exceeds some thresholds.

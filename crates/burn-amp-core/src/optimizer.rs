@@ -270,9 +270,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// scopes take from there. Scale, counters, outcome and status here are those of an earlier step then, of the
     /// one before or, if the device is behind, of one at most 17 before. [`synchronize`](Self::synchronize) waits for them, and so do records. An
     /// error is returned, once, by the first call that can after the outcome is known: the next step, or `synchronize`. The results are
-    /// the same, bit for bit. It waits as with other optimizers with accumulation, a hook that looks at the gradients, averages that overwrite the parameters or that have not
-    /// begun, running statistics,
-    /// gradients of several scopes or on several devices, `rescaled` parts whose factors move, a schedule that looks at gradients, scales and
+    /// the same, bit for bit. It waits, as with other optimizers, where there is accumulation, a hook that looks at the gradients,
+    /// averages that overwrite the parameters or that have not begun, running statistics, gradients of several scopes or on several devices, `rescaled` parts whose factors move, a schedule that looks at gradients, scales and
     /// factors that are no powers of two, and other optimizers on the same scale; with clipping here and in the optimizer's own
     /// configuration, too.
     ///

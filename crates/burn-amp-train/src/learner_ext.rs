@@ -53,9 +53,10 @@ pub trait LearnerExt {
     /// `model` is a plain f32 model with Burn's `TrainStep` and `InferenceStep`, whose forward pass calls
     /// [`autocast`](burn_amp_core::autocast), the free function: in its steps that is this precision. It is reparameterized
     /// here, unless it has been before. `optim` is Burn's `ModuleOptimizer`, or a [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) of this handle with
-    /// [`with_clipping`](burn_amp_core::ScaledOptimizer::with_clipping), [`with_hook`](burn_amp_core::ScaledOptimizer::with_hook) (a hook sees no loss) and
-    /// [`with_ema`](burn_amp_core::ScaledOptimizer::with_ema), whose state goes with it. Accumulation is Burn's `grads_accumulation`. For parameters that are bf16 themselves, `optim` is a
-    /// [`MasterWeights`](burn_amp_core::MasterWeights), with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
+    /// [`with_clipping`](burn_amp_core::ScaledOptimizer::with_clipping),
+    /// [`with_hook`](burn_amp_core::ScaledOptimizer::with_hook) (a hook sees no loss) and
+    /// [`with_ema`](burn_amp_core::ScaledOptimizer::with_ema), whose state goes with it. Accumulation is Burn's `grads_accumulation`. For
+    /// parameters that are bf16 themselves, `optim` is a [`MasterWeights`](burn_amp_core::MasterWeights), with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
     /// steps too, unless it is a [`ScaledLrScheduler`](burn_amp_core::ScaledLrScheduler). Does not wait for the device.
     ///
     /// With a [`PipelinedOptimizer`](burn_amp_pipeline::PipelinedOptimizer) the optimizer steps on a thread of its own, one update behind. Validation and checkpoints wait for it,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::{Guard, GuardState};
 use burn_amp_core::hook::{Hook, IntoHook, Proposed, State, Verdict};
-use burn_amp_core::{AmpError, warn};
+use burn_amp_core::{AmpError, internal::number, warn};
 
 /// As it is stored, with what earlier versions have left beside it.
 #[derive(Deserialize)]
@@ -13,7 +13,7 @@ use burn_amp_core::{AmpError, warn};
 struct Stored {
     state: GuardState,
     /// The losses of an open window, which stand beside its gradients now.
-    #[serde(default, rename = "sum", with = "burn_amp_core::internal::number")]
+    #[serde(default, rename = "sum", with = "number")]
     _sum: f64,
     #[serde(default, rename = "count")]
     _count: u32,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 use super::Guard;
-use burn_amp_core::{AmpError, hook::Verdict};
+use burn_amp_core::{AmpError, hook::Verdict, internal::number};
 
 /// What `clip_grad_norm_` adds to a norm, and ZClip too.
 const CLIP_EPSILON: f64 = 1e-6;
@@ -24,21 +24,21 @@ pub(super) struct GuardState {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Series {
-    #[serde(with = "burn_amp_core::internal::number::list")]
+    #[serde(with = "number::list")]
     values: VecDeque<f64>,
     /// Running sums of the values and of their squares: llm.c's, where its arithmetic is asked for.
-    #[serde(with = "burn_amp_core::internal::number")]
+    #[serde(with = "number")]
     sum: f64,
-    #[serde(with = "burn_amp_core::internal::number")]
+    #[serde(with = "number")]
     sum_sq: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Average {
-    #[serde(with = "burn_amp_core::internal::number")]
+    #[serde(with = "number")]
     mean: f64,
-    #[serde(with = "burn_amp_core::internal::number")]
+    #[serde(with = "number")]
     var: f64,
 }
 

@@ -45,7 +45,8 @@ impl StepCounters {
         self.steps.saturating_sub(self.skipped + self.guarded)
     }
 
-    /// Steps whose gradients were finite and which a [hook](crate::hook::Hook), a guard for example, rejected. They are not among [`skipped`](Self::skipped).
+    /// Steps whose gradients were finite and which a [hook](crate::hook::Hook), a guard for example, rejected. They are not among
+    /// [`skipped`](Self::skipped).
     pub fn guarded(&self) -> u64 {
         self.guarded
     }

@@ -26,6 +26,11 @@ fn dynamic(name: &str, k: i32) -> Rescale {
     Rescale::dynamic(name).with_scaler(config).unwrap()
 }
 
+fn adaloss(rule: AdaLoss, config: GradScalerConfig) -> Rescale {
+    let schedule = config.schedule().unwrap().with_rule(rule).unwrap();
+    Rescale::dynamic("inner").with_schedule(schedule).unwrap()
+}
+
 /// The first layer is a part.
 fn one(part: Rescale) -> impl Fn(&Net, Tensor<1>) -> Tensor<1> {
     move |net, x| {
@@ -154,16 +159,16 @@ fn clean_steps_let_those_grow_that_were_opened() {
 /// 6e-8 / (0.00125 * deviation), rounded down to a power of two.
 #[test]
 fn adaloss_lifts_small_gradients() {
-    let adaloss = |limit: f64| {
-        let config = at_scale(limit).with_max_scale(Some(limit));
-        Rescale::adaloss("inner").with_scaler(config).unwrap()
+    let up_to = |limit: f64| {
+        let config = at_scale(1.0).with_max_scale(Some(limit));
+        adaloss(AdaLoss::default(), config)
     };
-    let plain = || Rescale::adaloss("inner");
-    let share = |share: f64| plain().with_statistics(share, 8.0).unwrap();
+    let plain = || AdaLoss::default().region("inner");
+    let share = |share: f64| AdaLoss::new(share, 8.0).unwrap().region("inner");
     for (part, weight, expected) in [
         (plain(), -20, 4),
-        (adaloss(64.0), -20, 5),
-        (adaloss(1024.0), -22, 7),
+        (up_to(64.0), -20, 5),
+        (up_to(1024.0), -22, 7),
         (plain(), -16, 1),
         (plain(), -4, 0),
         // Nested in another factor, up to 1024 in all, and here up to 8.
@@ -178,9 +183,9 @@ fn adaloss_lifts_small_gradients() {
 /// The statistics of what comes to a part say nothing of what is made of it inside.
 #[test]
 fn adaloss_backs_off_and_comes_back() {
-    let config = at_scale(16.0).with_growth_interval(2);
+    let config = at_scale(1.0).with_growth_interval(2);
     let config = config.with_max_scale(Some(16.0));
-    let adaloss = Rescale::adaloss("inner").with_scaler(config).unwrap();
+    let adaloss = adaloss(AdaLoss::default(), config);
     // 2^-17 comes to the part and asks for 4, and to the parameter 2^31 times that, which holds 2.
     let forward = |net: &Net, x: Tensor<1>| {
         let lowered = |x: Tensor<1>| net.inner.forward(x * two(-12) * two(-12));
@@ -198,7 +203,7 @@ fn adaloss_backs_off_and_comes_back() {
 #[test]
 fn records_hold_the_parts() {
     let forward = |net: &Net, x: Tensor<1>| {
-        let hidden = rescaled(Rescale::adaloss("a"), x, |x| net.inner.forward(x));
+        let hidden = rescaled(AdaLoss::default().region("a"), x, |x| net.inner.forward(x));
         rescaled(dynamic("b", 4), hidden, |x| net.last.forward(x))
     };
     let weight = |step: i32| if step % 4 == 1 { 4 } else { -25 };

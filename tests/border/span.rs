@@ -77,7 +77,12 @@ fn factors_train_all_layers() {
     let dynamic = dynamic.with_backoff_factor(1.0 / 16.0);
     let dynamic = dynamic.with_growth_interval(4);
     let limit = two(60);
-    let adaloss = at_scale(limit).with_max_scale(Some(limit));
+    let adaloss = AdaLoss::new(1e-3, limit).unwrap();
+    let adaloss = at_scale(1.0)
+        .with_max_scale(Some(limit))
+        .schedule()
+        .and_then(|first| first.with_rule(adaloss))
+        .unwrap();
     type Way<'a> = &'a dyn Fn(usize) -> Result<Rescale, AmpError>;
     let (full, half) = (MixedPrecision::f32(), || amp(at_scale(64.0)));
     let fixed = |index: usize| Ok(Rescale::power_of_two(-WEIGHTS[index]));
@@ -88,8 +93,7 @@ fn factors_train_all_layers() {
         (0.0, half(), &fixed),
         (0.4, half(), &moving),
         (0.0, half(), &|index| {
-            let part = Rescale::adaloss(format!("layer {index}"));
-            part.with_scaler(adaloss)?.with_statistics(1e-3, limit)
+            part(index).with_schedule(adaloss.clone())
         }),
     ];
     for (most, amp, way) in ways {

@@ -1,4 +1,4 @@
-//! What burn-amp learns from the gradients of a run: guards against spikes.
+//! What burn-amp learns from the gradients of a run: guards against spikes, and factors of regions.
 //!
 //! Part of [burn-amp](https://docs.rs/burn-amp), which shows it as `burn_amp::adaptive`.
 //!
@@ -20,6 +20,8 @@
 //! # let _ = model;
 //! ```
 
+mod adaloss;
 mod guard;
 
+pub use adaloss::AdaLoss;
 pub use guard::Guard;

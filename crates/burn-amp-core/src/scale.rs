@@ -1,6 +1,5 @@
 //! The loss scale: its rules, who holds it, and what moves it.
 
-pub(crate) mod adaloss;
 pub(crate) mod border_events;
 pub(crate) mod defaults;
 pub(crate) mod device_step;

@@ -339,7 +339,7 @@ impl GradScaler {
             }),
             _ => {}
         }
-        let (unread, crossings) = self.live().take_statistics();
+        let (unread, crossings) = self.live().take_measures();
         let mut found = entries.gradients.clone();
         let crossed = measure(&grads, &mut found, self.schedule().edge(), crossings)?;
         (self.live().events).restore(BorderEvent::read(unread, crossed));
@@ -367,7 +367,7 @@ impl GradScaler {
     fn explained(&self, mut grads: UnscaledGradients) -> UnscaledGradients {
         match grads.has_overflow() {
             true => grads.finding.cause = self.live().cause_of_skip(grads.overflows()),
-            false => self.live().read_statistics(),
+            false => self.live().read_measures(),
         }
         self.show(&grads);
         grads

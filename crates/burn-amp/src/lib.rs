@@ -45,7 +45,7 @@
 //! With a feature of the same name:
 //!
 //! - `train`: Burn's `Learner` in half precision.
-//! - `adaptive`: guards, by which steps far outside of what was usual are clipped or rejected.
+//! - `adaptive`: guards, by which steps far outside of what was usual are clipped or rejected; AdaLoss's factor of a region.
 //! - `pipeline`: the optimizer on a thread of its own, on another device.
 //! - `torch`: PyTorch's `GradScaler`, and parameters in half precision.
 //! - `report`: why a run fails.

@@ -1,5 +1,6 @@
 //! Inputs, parameters and gradients that the tests of the border share.
 
+pub use burn_amp::adaptive::AdaLoss;
 pub use burn_amp_tests::prelude::*;
 
 /// The half-precision dtypes that the device has.

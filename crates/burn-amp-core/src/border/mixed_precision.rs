@@ -174,7 +174,9 @@ impl MixedPrecision {
     /// here and in later records, opened or not.
     pub fn parts(&self) -> Vec<(String, f32)> {
         let parts = self.live().parts().states().into_iter();
-        parts.map(|(name, part)| (name, part.factor())).collect()
+        parts
+            .map(|(name, part)| (name, part.schedule.scale()))
+            .collect()
     }
 
     /// Checks that a device can compute in this dtype: WGSL has no bf16, and f16 on devices with `shader-f16`.

@@ -127,6 +127,8 @@ impl GradientStatus {
             max_abs: self.max_abs,
             elements: self.elements,
             above: self.above,
+            norm: self.norm,
+            around: 1.0,
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::{cell::RefCell, collections::VecDeque, ops::Range};
 
-use crate::{lock::locked, scale::adaloss::Statistics, scale::loss_scale::SkipCause};
+use crate::{lock::locked, scale::loss_scale::Measures, scale::loss_scale::SkipCause};
 
 /// How many scopes were opened, and how many events there were, of all handles: their order.
 static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -133,17 +133,18 @@ impl BorderEvent {
     }
 
     /// What came to a part, as it was before the part multiplied it. Waits for the device.
-    pub(crate) fn statistics(self) -> Option<(Arc<OpenPart>, Statistics)> {
+    pub(crate) fn measures(self) -> Option<(Arc<OpenPart>, Measures)> {
         let region = self.place.entered()?.clone();
         let status = self.measured.read()?;
         let factor = region.factor;
-        let statistics = Statistics {
-            elements: status.elements,
-            squares: (status.norm / factor).powi(2),
+        let measures = Measures {
             max_abs: status.max_abs / factor,
+            elements: status.elements,
+            above: 0,
+            norm: status.norm / factor,
             around: region.around,
         };
-        Some((region, statistics))
+        Some((region, measures))
     }
 }
 

@@ -314,27 +314,27 @@ impl LiveScale {
         locked(&self.parts)
     }
 
-    /// Takes out what came to the parts that move by statistics and was not read, to be read with the gradients of a step.
-    pub(crate) fn take_statistics(&self) -> (VecDeque<BorderEvent>, Vec<Crossing>) {
+    /// Takes out what came to the parts whose rules look at gradients and was not read, to be read with the gradients of a step.
+    pub(crate) fn take_measures(&self) -> (VecDeque<BorderEvent>, Vec<Crossing>) {
         let unread = self.take_wanted(|event| event.unread().is_some());
         let crossings = unread.iter().filter_map(BorderEvent::unread);
         let crossings = crossings.cloned().collect();
         (unread, crossings)
     }
 
-    /// Lets parts that move by statistics see what came to them, after a backward pass without overflow. Waits for the device if that was
+    /// Lets parts whose rules look at gradients see what came to them, after a backward pass without overflow. Waits for the device if that was
     /// not read with the gradients.
-    pub(crate) fn read_statistics(&self) {
+    pub(crate) fn read_measures(&self) {
         for event in self.take_wanted(|_| true) {
-            if let Some((region, statistics)) = event.statistics() {
-                self.parts().see(&region.part, statistics);
+            if let Some((region, measures)) = event.measures() {
+                self.parts().see(&region.part, measures);
             }
         }
     }
 
     fn take_wanted(&self, fits: fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
         let parts = self.parts();
-        let is_wanted = |region: &Arc<OpenPart>| parts.wants_statistics(&region.part);
+        let is_wanted = |region: &Arc<OpenPart>| parts.needs_measures(&region.part);
         (self.events).take_if(|event| fits(event) && event.entered().is_some_and(is_wanted))
     }
 
@@ -378,14 +378,16 @@ mod tests {
     };
 
     use crate::scale::border_events::READS;
-    use crate::{MixedPrecision, Rescale, ScaledOptimizer, gradients::pass, rescaled};
+    use crate::{
+        GradScalerConfig, MixedPrecision, Rescale, ScaledOptimizer, Schedule, gradients::pass,
+        rescaled,
+    };
 
     #[test]
-    fn statistics_of_parts_are_read_with_the_gradients() {
+    fn measures_of_parts_are_read_with_the_gradients() {
         let device = Device::flex().autodiff();
         let amp = MixedPrecision::f16();
         let linear = || {
-            // With random weights a gradient may be so uneven that its part stays at 1.
             let weights = Initializer::Constant { value: 0.25 };
             let linear = LinearConfig::new(4, 4).with_initializer(weights);
             let linear = linear.init(&device);
@@ -393,7 +395,12 @@ mod tests {
         };
         let mut model = (linear(), linear());
         let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
-        let part = |index: usize| Rescale::adaloss(format!("part {index}"));
+        let config = GradScalerConfig::new().with_init_scale(1.0);
+        let config = config.with_schedule(Schedule::log_max());
+        let part = |index: usize| {
+            let part = Rescale::dynamic(format!("part {index}"));
+            part.with_scaler(config).unwrap()
+        };
         let before = pass::READS.get();
         for step in 1..4 {
             let output = amp.autocast(Tensor::<2>::ones([2, 4], &device), |x| {

@@ -203,7 +203,10 @@ impl LossScale {
             NextScale::UpTo(scale) if !scale.is_nan() => {
                 self.below_ceiling(scale.min(self.grown(used)))
             }
-            NextScale::UpTo(scale) | NextScale::Exactly(scale) => self.clamped(scale),
+            NextScale::AtOnce(scale) if !scale.is_nan() => self.below_ceiling(scale),
+            NextScale::UpTo(scale) | NextScale::AtOnce(scale) | NextScale::Exactly(scale) => {
+                self.clamped(scale)
+            }
         };
         match next {
             NextScale::Counted if overflow && is_due && !self.state.is_counted() => {

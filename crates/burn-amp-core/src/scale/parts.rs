@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::scale::loss_scale::{Evidence, LossScale, Measures};
-use crate::{error::short, scale::adaloss::Statistics, scale::rescale::Driven};
+use crate::{earlier, error::short, scale::rescale::Driven};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parts {
@@ -24,13 +24,12 @@ impl Parts {
     pub(crate) fn enter(&mut self, driven: &Arc<Driven>, dry: bool) -> f32 {
         if dry {
             let known = self.by_name.get(&driven.name);
-            let first = || PartState::first(driven).factor();
-            return known.map_or_else(first, |part| part.stored.factor());
+            return known.map_or(driven.schedule.scale(), Part::factor);
         }
         let part = self.by_name.entry(driven.name.clone());
         let part = part.or_insert_with(|| Part::first(driven));
         part.open(driven);
-        part.stored.factor()
+        part.factor()
     }
 
     /// A parameter is read, in a part or in none.
@@ -85,13 +84,13 @@ impl Parts {
     }
 
     /// Whether a part moves by what comes to it.
-    pub(crate) fn wants_statistics(&self, name: &Arc<str>) -> bool {
-        self.by_name.get(name).is_some_and(Part::wants_statistics)
+    pub(crate) fn needs_measures(&self, name: &Arc<str>) -> bool {
+        (self.by_name.get(name)).is_some_and(|part| part.stored.schedule.needs_measures())
     }
 
-    pub(crate) fn see(&mut self, name: &Arc<str>, statistics: Statistics) {
+    pub(crate) fn see(&mut self, name: &Arc<str>, measures: Measures) {
         if let Some(part) = self.by_name.get_mut(name) {
-            part.seen = Some(statistics.join(part.seen.unwrap_or_default()));
+            part.seen = Some(part.seen.map_or(measures, |seen| seen.and(measures)));
         }
     }
 
@@ -152,32 +151,36 @@ impl Parts {
 
 /// What a record holds of a part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(from = "Stored")]
 pub(crate) struct PartState {
+    pub(crate) schedule: LossScale,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stored {
     schedule: LossScale,
-    /// What gradients are multiplied by, where that is not the schedule's scale.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// In records of earlier versions.
+    #[serde(default)]
     factor: Option<f32>,
+}
+
+impl From<Stored> for PartState {
+    fn from(Stored { schedule, factor }: Stored) -> Self {
+        let schedule = match factor {
+            Some(factor) => schedule.below_as_ceiling(earlier::BOUNDED_RULE, factor),
+            None => schedule,
+        };
+        Self { schedule }
+    }
 }
 
 impl PartState {
     /// What no run can have stored, if there is something.
     pub(crate) fn contradiction(&self) -> Option<String> {
-        let mut factors = [self.schedule.scale(), self.factor()].into_iter();
-        let bad = factors.find(|factor| !(factor.is_finite() && *factor > 0.0))?;
-        Some(format!("the factor of a part is {bad}"))
-    }
-
-    fn first(driven: &Driven) -> Self {
-        Self {
-            schedule: driven.schedule.clone(),
-            // Nothing is known yet.
-            factor: driven.adaloss.map(|_| driven.schedule.scale().min(1.0)),
-        }
-    }
-
-    pub(crate) fn factor(&self) -> f32 {
-        self.factor.unwrap_or(self.schedule.scale())
+        let factor = self.schedule.scale();
+        let is_valid = factor.is_finite() && factor > 0.0;
+        (!is_valid).then(|| format!("the factor of a part is {factor}"))
     }
 }
 
@@ -193,14 +196,16 @@ struct Part {
     warned: bool,
     /// Whether it was opened since the last step.
     opened: bool,
-    seen: Option<Statistics>,
+    seen: Option<Measures>,
 }
 
 impl Part {
     /// One that a program has opened.
     fn first(driven: &Arc<Driven>) -> Self {
         Self {
-            stored: PartState::first(driven),
+            stored: PartState {
+                schedule: driven.schedule.clone(),
+            },
             settings: Some(driven.clone()),
             ..Self::default()
         }
@@ -232,7 +237,6 @@ impl Part {
     }
 
     fn adopt(&mut self, driven: &Arc<Driven>) {
-        let before = self.stored.factor();
         let name = &driven.name;
         let is_other = !self.stored.schedule.is_like(&driven.schedule);
         let resumed = self.resumed(&self.stored.schedule, driven);
@@ -243,8 +247,6 @@ impl Part {
             warn!("part `{name}` starts fresh: {reason}");
             driven.schedule.clone()
         });
-        let factor = before.min(self.stored.schedule.scale());
-        self.stored.factor = driven.adaloss.map(|_| factor);
         self.settings = Some(driven.clone());
         self.warned = false;
     }
@@ -254,30 +256,20 @@ impl Part {
         (driven.schedule.clone()).resumed(stored, self.keeps_settings)
     }
 
-    /// Whether what comes to it is to be read.
-    fn wants_statistics(&self) -> bool {
-        let adaloss = self.settings.as_ref().and_then(|driven| driven.adaloss);
-        adaloss.is_some() || self.stored.schedule.needs_measures()
+    fn factor(&self) -> f32 {
+        self.stored.schedule.scale()
     }
 
     /// Ends a step in which the gradient has overflowed here first. Whether there was a lower factor to go to.
     fn back_off(&mut self, name: &str) -> bool {
         self.forget();
-        let before = self.stored.factor();
-        let stored = &mut self.stored;
-        let mut schedule = stored.schedule.clone();
-        if stored.factor.is_some() {
-            // The bound may be far above what has overflowed.
-            schedule = (schedule.clone())
-                .with_scale("factor", before.into())
-                .unwrap_or(schedule);
-        }
+        let before = self.factor();
+        let schedule = &mut self.stored.schedule;
         if !schedule.config().dynamic || schedule.is_at_floor() {
             return false;
         }
-        stored.schedule = schedule.advance(Evidence::Overflow);
-        stored.factor = stored.factor.map(|_| stored.schedule.scale());
-        let (before, after) = (short(before.into()), short(stored.factor().into()));
+        *schedule = schedule.clone().advance(Evidence::Overflow);
+        let (before, after) = (short(before.into()), short(self.factor().into()));
         log::info!(
             "part `{name}`: gradients overflow at {before} times the loss scale, next {after}"
         );
@@ -286,21 +278,10 @@ impl Part {
 
     /// Takes in a finite step in which it was opened.
     fn count_finite(&mut self, name: &str) {
-        let before = self.stored.factor();
-        let stored = &mut self.stored;
-        let measures = self.seen.map(|seen| Measures {
-            max_abs: seen.max_abs,
-            elements: seen.elements,
-            above: 0,
-        });
-        stored.schedule = (stored.schedule.clone()).advance(Evidence::Finite(measures));
-        let adaloss = self.settings.as_ref().and_then(|driven| driven.adaloss);
-        if let (Some(adaloss), Some(seen)) = (adaloss, self.seen)
-            && let Some(factor) = adaloss.factor(&seen, stored.schedule.scale())
-        {
-            stored.factor = Some(factor);
-        }
-        let after = stored.factor();
+        let before = self.factor();
+        let schedule = &mut self.stored.schedule;
+        *schedule = schedule.clone().advance(Evidence::Finite(self.seen));
+        let after = self.factor();
         if before != after {
             let (before, after) = (short(before.into()), short(after.into()));
             log::debug!("part `{name}`: {before} times the loss scale, next {after}");
@@ -311,5 +292,30 @@ impl Part {
     fn forget(&mut self) {
         self.opened = false;
         self.seen = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::PartState;
+    use crate::GradScalerConfig;
+
+    /// A factor of 4, after an overflow at 16.
+    #[test]
+    fn the_bound_of_an_earlier_version_is_a_ceiling() {
+        let config = GradScalerConfig::new().with_init_scale(16.0);
+        let schedule = config.with_max_scale(Some(16.0)).schedule().unwrap();
+        let bound = schedule.with_scale("scale", 8.0).unwrap();
+        let stored = json!({ "schedule": bound, "factor": 4.0 });
+        let part: PartState = serde_json::from_value(stored).unwrap();
+        let stored = serde_json::to_value(&part).unwrap();
+        let schedule = &stored["schedule"];
+        let scales = (&schedule["scale"], &schedule["ceiling"]);
+        assert_eq!(scales, (&json!(4.0), &json!(8.0)));
+        assert_eq!(schedule["state"], json!({ "AdaLoss": null }));
+        let again: PartState = serde_json::from_value(stored).unwrap();
+        assert_eq!(again, part);
     }
 }

@@ -34,9 +34,10 @@ impl StepOutcome {
     }
 }
 
-/// What the gradients of an iteration have shown, of all its optimizers. Host values of unscaled gradients.
+/// What the gradients of an iteration have shown, of all its optimizers; for the factor of a region, those that came to it. Host values of unscaled
+/// gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Measures {
     /// The largest finite magnitude.
@@ -46,15 +47,36 @@ pub struct Measures {
     pub elements: u64,
     /// The number of values whose scaled magnitude is [`Rule::count_from`](crate::schedule::Rule::count_from) or more; 0 where that is none.
     pub above: u64,
+    /// The L2 norm over the finite values.
+    #[serde(with = "crate::values::number")]
+    pub norm: f64,
+    /// What gradients are multiplied by beside the loss scale, before the factor of a region: the product of those around it. 1 for a loss scale.
+    #[serde(with = "crate::values::number")]
+    pub around: f64,
+}
+
+/// Those of no values.
+impl Default for Measures {
+    fn default() -> Self {
+        Self {
+            max_abs: 0.0,
+            elements: 0,
+            above: 0,
+            norm: 0.0,
+            around: 1.0,
+        }
+    }
 }
 
 impl Measures {
-    /// Those of several optimizers' gradients as one.
+    /// Those of several gradients as one.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             max_abs: self.max_abs.max(other.max_abs),
             elements: self.elements.saturating_add(other.elements),
             above: self.above.saturating_add(other.above),
+            norm: self.norm.hypot(other.norm),
+            around: self.around.max(other.around),
         }
     }
 }

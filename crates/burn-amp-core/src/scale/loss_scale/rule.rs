@@ -158,6 +158,8 @@ pub enum NextScale {
     Lower,
     /// This one, up to the ceiling, and no more than one growth at a time.
     UpTo(f32),
+    /// This one, up to the ceiling, in one step.
+    AtOnce(f32),
     /// This one, within the bounds.
     Exactly(f32),
 }

@@ -67,6 +67,18 @@ impl TryFrom<Stored> for LossScale {
     }
 }
 
+impl LossScale {
+    /// A factor that had this schedule for its bound, under the rule of that name, which remembers nothing.
+    pub(crate) fn below_as_ceiling(mut self, rule: &str, factor: f32) -> Self {
+        let (name, state) = (rule.to_string(), "null".to_string());
+        self.state = State::new(Unknown { name, state });
+        self.ceiling = Some(self.scale);
+        self.scale = factor;
+        self.config.init_scale = self.config.init_scale.min(1.0);
+        self
+    }
+}
+
 fn without_state() -> Value {
     "GrowthInterval".into()
 }

@@ -1,54 +1,49 @@
-//! The factor of a part of a network, from the statistics of its gradients: AdaLoss (Zhao et al., "Adaptive Loss Scaling", 2019).
+//! The factor of a region from the statistics of its gradients: AdaLoss (Zhao et al., "Adaptive Loss Scaling", 2019).
 //!
-//! Pure functions. The bounds and their order are those of the authors' program (github.com/kumasento/ada-loss).
+//! The bounds and their order are those of the authors' program (github.com/kumasento/ada-loss).
 
+use std::error::Error;
 use std::f64::consts::{PI, SQRT_2};
+use std::sync::Arc;
+
+use burn_amp_core::internal::in_range;
+use burn_amp_core::schedule::{Evidence, Measures, NextScale, Rule};
+use burn_amp_core::{AmpError, GradScalerConfig, Rescale};
 
 /// Magnitudes that f16 holds, as the authors' program has them.
 const MIN: f64 = 6e-8;
 const MAX: f64 = 65504.0;
 
-/// What was seen of the gradient where it came to the part.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Statistics {
-    pub(crate) elements: u64,
-    /// The sum of their squares.
-    pub(crate) squares: f64,
-    pub(crate) max_abs: f64,
-    /// The product of the factors of the parts around.
-    pub(crate) around: f64,
-}
+/// The largest factor of one region, in the authors' program.
+const LIMIT: f64 = 16.0;
 
-impl Statistics {
-    /// Those of both as one gradient.
-    pub(crate) fn join(self, other: Self) -> Self {
-        Self {
-            elements: self.elements + other.elements,
-            squares: self.squares + other.squares,
-            max_abs: self.max_abs.max(other.max_abs),
-            around: self.around.max(other.around),
-        }
-    }
-
-    /// The standard deviation of a gradient whose mean is zero.
-    fn sigma(&self) -> f64 {
-        match self.elements {
-            0 => 0.0,
-            elements => (self.squares / elements as f64).sqrt(),
-        }
-    }
-}
-
-/// The settings of the rule.
+/// The factor of a region from the statistics of the gradient that comes to it: AdaLoss (Zhao et al., "Adaptive Loss Scaling", 2019).
+///
+/// After each finite step it is the least power of two at which no more than the wanted share of normally distributed values would underflow. The
+/// deviation is taken as that of a mean of zero. An overflow in the region halves the factor, which then stays below a ceiling that grows as
+/// PyTorch's scale does; the original has no such ceiling. On devices without our kernels nothing is measured, and the factor stays at 1.
+///
+/// A [`Rule`] that remembers nothing: [`region`](Self::region) has the authors' largest factor, and settings of your own go with
+/// [`LossScale::with_rule`](burn_amp_core::LossScale::with_rule).
+///
+/// ```
+/// use burn_amp::{GradScalerConfig, Rescale, adaptive::AdaLoss};
+///
+/// let trunk = AdaLoss::default().region("trunk"); // from 1 to 16
+///
+/// let settings = GradScalerConfig::new().with_init_scale(1.0).with_max_scale(Some(64.0));
+/// let schedule = settings.schedule()?.with_rule(AdaLoss::new(0.01, 256.0)?)?;
+/// let head = Rescale::dynamic("head").with_schedule(schedule)?;
+/// # let _ = (trunk, head);
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct AdaLoss {
-    /// The share of values that may underflow.
-    pub(crate) underflow_share: f64,
-    /// The largest product of the factors of a part and of those around it.
-    pub(crate) total_limit: f64,
+pub struct AdaLoss {
+    underflow_share: f64,
+    total_limit: f64,
 }
 
-/// The authors' defaults.
+/// The authors' defaults: a share of 0.001, and a limit of 1024.
 impl Default for AdaLoss {
     fn default() -> Self {
         Self {
@@ -58,23 +53,74 @@ impl Default for AdaLoss {
     }
 }
 
-/// The largest factor of one part, in the authors' program.
-pub(crate) const LIMIT: f64 = 16.0;
-
 impl AdaLoss {
-    /// The largest power of two, up to `limit`, that is no more than what the statistics ask for. None if there are none.
-    pub(crate) fn factor(&self, statistics: &Statistics, limit: f32) -> Option<f32> {
-        let sigma = statistics.sigma();
+    /// With the share of values that may underflow, and the largest product of the factors of a region and of those around it.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if `underflow_share` is not above 0 and at most 0.5, or `total_limit` not finite and at least 1.
+    pub fn new(underflow_share: f64, total_limit: f64) -> Result<Self, AmpError> {
+        let inside = underflow_share > 0.0 && underflow_share <= 0.5;
+        let allowed = "above 0 and at most 0.5";
+        in_range("underflow_share", underflow_share, inside, allowed)?;
+        let inside = total_limit.is_finite() && total_limit >= 1.0;
+        in_range("total_limit", total_limit, inside, "finite and at least 1")?;
+        Ok(Self {
+            underflow_share,
+            total_limit,
+        })
+    }
+
+    /// A region whose factor moves by this rule, from 1 and up to 16, for [`rescaled`](burn_amp_core::rescaled).
+    pub fn region(self, name: impl Into<Arc<str>>) -> Rescale {
+        let settings = GradScalerConfig::new()
+            .with_init_scale(1.0)
+            .with_max_scale(Some(LIMIT));
+        let schedule = settings.schedule().and_then(|first| first.with_rule(self));
+        let region = schedule.and_then(|schedule| Rescale::dynamic(name).with_schedule(schedule));
+        region.expect("the settings are valid")
+    }
+
+    /// The largest power of two that is no more than what the measures ask for. None if there are none.
+    fn factor(&self, measures: &Measures) -> Option<f32> {
+        let sigma = sigma(measures) as f32;
         let quantile = quantile(self.underflow_share);
-        let wanted = wanted(
-            [MIN, MAX],
-            quantile,
-            sigma as f32,
-            statistics.max_abs as f32,
-        );
-        let total = self.total_limit / statistics.around;
-        let bound = bound(limit.into(), total, wanted);
-        (statistics.elements > 0 && bound.is_normal()).then(|| power_of_two(bound))
+        let wanted = wanted([MIN, MAX], quantile, sigma, measures.max_abs as f32);
+        let factor = bound(self.total_limit / measures.around, wanted);
+        (measures.elements > 0 && factor.is_normal()).then(|| power_of_two(factor))
+    }
+}
+
+impl Rule for AdaLoss {
+    fn name(&self) -> &str {
+        "AdaLoss"
+    }
+
+    fn advance(&mut self, _scale: f32, evidence: Evidence) -> NextScale {
+        let measures = match evidence {
+            Evidence::Overflow => return NextScale::Counted,
+            Evidence::Finite(measures) => measures.unwrap_or_default(),
+        };
+        (self.factor(&measures)).map_or(NextScale::Same, NextScale::AtOnce)
+    }
+
+    fn state(&self) -> String {
+        "null".into()
+    }
+
+    fn load_state(&mut self, state: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
+        match state {
+            "null" => Ok(()),
+            _ => Err("AdaLoss remembers nothing".into()),
+        }
+    }
+}
+
+/// The standard deviation of a gradient whose mean is zero.
+fn sigma(measures: &Measures) -> f64 {
+    match measures.elements {
+        0 => 0.0,
+        elements => measures.norm / (elements as f64).sqrt(),
     }
 }
 
@@ -89,9 +135,9 @@ fn wanted([min, max]: [f64; 2], quantile: f64, sigma: f32, max_abs: f32) -> f32 
     lifted.min(highest.into()) as f32
 }
 
-/// `wanted`, limited for one part and for all parts that are around each other.
-fn bound(limit: f64, total: f64, wanted: f32) -> f32 {
-    limit.min(total.min(wanted.into())) as f32
+/// `wanted`, limited for all regions that are around each other. The limit of one region is its schedule's `max_scale`.
+fn bound(total: f64, wanted: f32) -> f32 {
+    total.min(wanted.into()) as f32
 }
 
 /// The largest power of two that is no more than a positive normal number.
@@ -130,7 +176,9 @@ mod tests {
 
     use burn_amp_tests::{number, optional};
 
-    use super::{AdaLoss, Statistics, bound, power_of_two, quantile, wanted};
+    use burn_amp_core::schedule::Measures;
+
+    use super::{AdaLoss, bound, power_of_two, quantile, wanted};
 
     /// All traces of the authors' program, of one kind.
     fn traces(kind: &str) -> Vec<Value> {
@@ -201,7 +249,8 @@ mod tests {
                 let mut scale = unbound as f32;
                 if flag("use_bound") {
                     let total = param("accum_upper_bound") / previous;
-                    scale = bound(param("scale_upper_bound"), total, scale);
+                    let limit = param("scale_upper_bound") as f32;
+                    scale = bound(total, scale).min(limit);
                     assert_eq!(f64::from(scale), column("bound").unwrap(), "{at}");
                 }
                 let mut last = f64::from(scale);
@@ -278,21 +327,15 @@ mod tests {
     #[test]
     fn nothing_is_learned_from_nothing() {
         let adaloss = AdaLoss::default();
-        let seen = |elements, squares, max_abs| Statistics {
-            elements,
-            squares,
-            max_abs,
-            around: 1.0,
+        let seen = |elements, norm, max_abs| {
+            let mut seen = Measures::default();
+            (seen.elements, seen.norm, seen.max_abs) = (elements, norm, max_abs);
+            seen
         };
-        assert_eq!(adaloss.factor(&seen(0, 0.0, 0.0), 16.0), None);
-        assert_eq!(adaloss.factor(&seen(4, 0.0, 0.0), 16.0), Some(1.0));
-        assert_eq!(
-            adaloss.factor(&seen(4, f64::INFINITY, 1.0), 16.0),
-            Some(1.0)
-        );
+        assert_eq!(adaloss.factor(&seen(0, 0.0, 0.0)), None);
+        assert_eq!(adaloss.factor(&seen(4, 0.0, 0.0)), Some(1.0));
+        assert_eq!(adaloss.factor(&seen(4, f64::INFINITY, 1.0)), Some(1.0));
         // As far as the largest value goes.
-        assert_eq!(adaloss.factor(&seen(1 << 40, 1e-9, 1e4), 16.0), Some(4.0));
-        let both = seen(4, 1.0, 0.5).join(seen(12, 3.0, 1.0));
-        assert_eq!(both, seen(16, 4.0, 1.0));
+        assert_eq!(adaloss.factor(&seen(1 << 40, 3e-5, 1e4)), Some(4.0));
     }
 }

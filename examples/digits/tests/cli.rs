@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::{
     fs,
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -157,10 +157,15 @@ fn a_stopped_program_resumes_with_the_same_numbers() {
     let folder = TempDir::new().unwrap();
     let epochs = ["--epochs", "24"];
     let args = |more: &[&'static str]| [&epochs[..], more].concat();
-    ok(&run(
+    // Side by side with the one that is stopped.
+    let straight = digits(
         &folder,
         &args(&["--json", "straight.json", "--svg", "a.svg"]),
-    ));
+    )
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .unwrap();
 
     let state = folder.path().join("state");
     let mut child = digits(
@@ -191,6 +196,7 @@ fn a_stopped_program_resumes_with_the_same_numbers() {
         &folder,
         &["--resume", "state", "--json", "resumed.json"],
     ));
+    ok(&straight.wait_with_output().unwrap());
     let report = |name: &str| numbers(&folder.path().join(name));
     assert_eq!(report("resumed.json"), report("straight.json"));
 }

@@ -281,15 +281,23 @@ fn a_part_of_a_record_that_is_not_opened_waits() {
 
 #[test]
 fn other_settings_of_one_name_are_warned_of() {
-    let mut run = run();
-    let forward = |net: &Net, x| {
-        let hidden = rescaled(dynamic("twice", 2), x, |x| net.inner.forward(x));
-        rescaled(dynamic("twice", 3), hidden, |x| net.last.forward(x))
-    };
-    let warning = "part `twice` is opened with other settings";
-    let lines = logs(warning, || {
-        assert_eq!(take(&mut run, -4, forward), "+10: twice 2");
-    });
-    only(&lines);
-    assert!(format!("{:?}", run.amp).contains("(\"twice\", 4.0)"));
+    let rules = [Ok(AdaLoss::default()), AdaLoss::new(0.1, 8.0)];
+    let rules = rules.map(|rule| rule.unwrap().region("ruled"));
+    for (name, k, [first, second]) in [
+        ("twice", 2, [2, 3].map(|k| dynamic("twice", k))),
+        ("ruled", 0, rules),
+    ] {
+        let mut run = run();
+        let forward = |net: &Net, x| {
+            let hidden = rescaled(first.clone(), x, |x| net.inner.forward(x));
+            rescaled(second.clone(), hidden, |x| net.last.forward(x))
+        };
+        let warning = format!("part `{name}` is opened with other settings");
+        let lines = logs(&warning, || {
+            assert_eq!(take(&mut run, -4, forward), format!("+10: {name} {k}"));
+        });
+        only(&lines);
+        let shown = format!("{:?}", (name, two(k)));
+        assert!(format!("{:?}", run.amp).contains(&shown));
+    }
 }

@@ -19,9 +19,10 @@ const LIMIT: f64 = 16.0;
 
 /// The factor of a region from the statistics of the gradient that comes to it: AdaLoss (Zhao et al., "Adaptive Loss Scaling", 2019).
 ///
-/// After each finite step it is the least power of two at which no more than the wanted share of normally distributed values would underflow. The
-/// deviation is taken as that of a mean of zero. An overflow in the region halves the factor, which then stays below a ceiling that grows as
-/// PyTorch's scale does; the original has no such ceiling. On devices without our kernels nothing is measured, and the factor stays at 1.
+/// After each finite step it is the factor at which the wanted share of normally distributed values would underflow, at least 1 and rounded down to a
+/// power of two; less where the largest value would overflow or the limit is reached. The deviation is taken as that of a mean of zero. An
+/// overflow in the region halves the factor, which is the ceiling then; that grows as PyTorch's scale does. The original has none. On devices
+/// without our kernels nothing is measured, and the factor stays at 1.
 ///
 /// A [`Rule`] that remembers nothing: [`region`](Self::region) has the authors' largest factor, and settings of your own go with
 /// [`LossScale::with_rule`](burn_amp_core::LossScale::with_rule).
@@ -29,7 +30,7 @@ const LIMIT: f64 = 16.0;
 /// ```
 /// use burn_amp::{GradScalerConfig, Rescale, adaptive::AdaLoss};
 ///
-/// let trunk = AdaLoss::default().region("trunk"); // from 1 to 16
+/// let trunk = AdaLoss::default().region("trunk"); // from 1, at most 16
 ///
 /// let settings = GradScalerConfig::new().with_init_scale(1.0).with_max_scale(Some(64.0));
 /// let schedule = settings.schedule()?.with_rule(AdaLoss::new(0.01, 256.0)?)?;

@@ -294,28 +294,3 @@ impl Part {
         self.seen = None;
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::PartState;
-    use crate::GradScalerConfig;
-
-    /// A factor of 4, after an overflow at 16.
-    #[test]
-    fn the_bound_of_an_earlier_version_is_a_ceiling() {
-        let config = GradScalerConfig::new().with_init_scale(16.0);
-        let schedule = config.with_max_scale(Some(16.0)).schedule().unwrap();
-        let bound = schedule.with_scale("scale", 8.0).unwrap();
-        let stored = json!({ "schedule": bound, "factor": 4.0 });
-        let part: PartState = serde_json::from_value(stored).unwrap();
-        let stored = serde_json::to_value(&part).unwrap();
-        let schedule = &stored["schedule"];
-        let scales = (&schedule["scale"], &schedule["ceiling"]);
-        assert_eq!(scales, (&json!(4.0), &json!(8.0)));
-        assert_eq!(schedule["state"], json!({ "AdaLoss": null }));
-        let again: PartState = serde_json::from_value(stored).unwrap();
-        assert_eq!(again, part);
-    }
-}

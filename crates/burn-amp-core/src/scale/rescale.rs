@@ -31,11 +31,19 @@ pub(crate) enum Rule {
 }
 
 /// A part whose factor moves.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Driven {
     pub(crate) name: Arc<str>,
     /// Its factor at the first step.
     pub(crate) schedule: LossScale,
+}
+
+/// Schedules compare what their rules remember, and a rule of a program may have settings that only its `Debug` shows.
+impl PartialEq for Driven {
+    fn eq(&self, other: &Self) -> bool {
+        let own = |of: &Self| (of.schedule.has_own_rule()).then(|| format!("{:?}", of.schedule));
+        self.name == other.name && self.schedule == other.schedule && own(self) == own(other)
+    }
 }
 
 impl Rescale {
@@ -57,7 +65,8 @@ impl Rescale {
         })))
     }
 
-    /// Other settings, and the schedule that they name. Scales in them are factors of this part: its `init_scale` is most often 1.
+    /// Other settings, and the schedule that they name, in place of any rule before: AdaLoss, too, is gone then. Scales in them are factors of this part:
+    /// its `init_scale` is most often 1.
     ///
     /// What is not of the schedule (`enabled`, `max_consecutive_skips`, `parameter_dtype_gradients`) counts in the settings of
     /// the [`MixedPrecision`](crate::MixedPrecision) alone.
@@ -70,9 +79,9 @@ impl Rescale {
         self.change_schedule("with_scaler", config.schedule()?)
     }
 
-    /// Another schedule, its settings and its [rule](crate::schedule::Rule) included. It is shown the gradients that come to this part, over
-    /// the product of all factors. A record of a part that was not opened yet cannot be checked by the rule when it is loaded: a state that the
-    /// rule refuses starts again then, with a warning.
+    /// Another schedule, its settings and its [rule](crate::schedule::Rule) included. It is shown the gradients that come to this part, with
+    /// the loss scale and the factors around it, but without its own. A record of a part that was not opened yet cannot be
+    /// checked by the rule when it is loaded: a state that the rule refuses starts again then, with a warning.
     ///
     /// # Errors
     ///

@@ -34,8 +34,8 @@ impl StepOutcome {
     }
 }
 
-/// What the gradients of an iteration have shown, of all its optimizers; for the factor of a region, those that came to it. Host values of unscaled
-/// gradients.
+/// What the gradients of an iteration have shown, of all its optimizers, unscaled and before clipping. For the factor of a region: those that came to
+/// it, with the loss scale and what is [`around`](Self::around), and without that factor. Host values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]

@@ -63,7 +63,7 @@ pub trait Rule: Debug + Send + Sync + 'static {
     /// Takes in what an iteration has shown, in which `scale` was used, and says what it wants of the scale next.
     ///
     /// Called once an iteration, with what the gradients of all its optimizers have shown; of a copy, to look ahead. Not called for a static scale,
-    /// nor where the scale is not the cause of a skip.
+    /// nor where the scale is not the cause of a skip, nor for the factor of a region that was not opened.
     fn advance(&mut self, scale: f32, evidence: Evidence) -> NextScale;
 
     /// From which magnitude on scaled values are counted in [`Measures::above`]; none, the default: they are not.
@@ -149,8 +149,8 @@ impl From<Evidence> for Observation {
 #[non_exhaustive]
 pub enum NextScale {
     /// As under PyTorch's rule: to grow after `growth_interval` finite iterations in a row, to back off at an overflow that `hysteresis`
-    /// does not tolerate. Such a back-off sets a ceiling for [`UpTo`](Self::UpTo), which is multiplied by `growth_factor` after
-    /// `growth_interval` finite iterations in a row.
+    /// does not tolerate. Such a back-off sets a ceiling for [`UpTo`](Self::UpTo) and [`AtOnce`](Self::AtOnce), which is multiplied by
+    /// `growth_factor` after `growth_interval` finite iterations in a row.
     Counted,
     /// The present one.
     Same,

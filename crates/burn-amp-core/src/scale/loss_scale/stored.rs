@@ -73,8 +73,10 @@ impl LossScale {
         let (name, state) = (rule.to_string(), "null".to_string());
         self.state = State::new(Unknown { name, state });
         self.ceiling = Some(self.scale);
-        self.scale = factor;
-        self.config.init_scale = self.config.init_scale.min(1.0);
+        // `min_scale` was a floor of the bound alone.
+        let min = self.config.min_scale.unwrap_or(0.0);
+        self.config.init_scale = self.config.init_scale.min(1.0).max(min);
+        self.scale = self.clamped(factor.min(self.scale));
         self
     }
 }

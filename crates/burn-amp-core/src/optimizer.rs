@@ -380,7 +380,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn drop_window(&mut self) {
         if let Some(window) = &mut self.options.window {
             window.clear();
-            self.scaler.live().events.discard_window();
+            self.scaler.live().discard_window();
         }
     }
 

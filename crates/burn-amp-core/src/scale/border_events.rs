@@ -216,6 +216,14 @@ impl BorderEvents {
         self.in_window.store(next_number(), Ordering::Relaxed);
     }
 
+    /// Those of gradients that an open window has taken, to be looked at.
+    pub(crate) fn in_window(&self) -> Vec<BorderEvent> {
+        let in_window = self.in_window.load(Ordering::Relaxed);
+        let events = locked(&self.events);
+        let taken = |event: &&BorderEvent| event.number < in_window && event.entered().is_some();
+        events.iter().filter(taken).cloned().collect()
+    }
+
     /// An open window is thrown away.
     pub(crate) fn discard_window(&self) {
         self.in_window.store(0, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! The loss scale that all scopes of one `MixedPrecision` and its optimizers share.
 
 use burn_amp_kernels::{Crossing, ScaleState};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -11,7 +11,8 @@ use crate::scale::border_events::{
 };
 use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale, SkipCause};
 use crate::{
-    lock::locked, scale::in_flight::InFlight, scale::parts::Parts, scale::rescale::Driven,
+    lock::locked, scale::in_flight::InFlight, scale::parts::PartState, scale::parts::Parts,
+    scale::rescale::Driven,
 };
 
 /// Its inverse must be normal in f32, or gradients lose digits.
@@ -330,6 +331,25 @@ impl LiveScale {
                 self.parts().see(&region.part, measures);
             }
         }
+    }
+
+    /// The parts for a record, with what has come to them in an open window. Waits for the device.
+    pub(crate) fn parts_to_store(&self) -> BTreeMap<String, PartState> {
+        let mut parts = self.parts().clone();
+        for event in self.events.in_window() {
+            if let Some((region, measures)) = event.measures()
+                && parts.needs_measures(&region.part)
+            {
+                parts.see(&region.part, measures);
+            }
+        }
+        parts.states()
+    }
+
+    /// An open window is thrown away.
+    pub(crate) fn discard_window(&self) {
+        self.events.discard_window();
+        self.parts().forget_window();
     }
 
     fn take_wanted(&self, fits: fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::scale::loss_scale::{Evidence, LossScale, Measures};
-use crate::{earlier, error::short, scale::rescale::Driven};
+use crate::{earlier, error::short, scale::rescale::Driven, values::number};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parts {
@@ -90,8 +90,14 @@ impl Parts {
 
     pub(crate) fn see(&mut self, name: &Arc<str>, measures: Measures) {
         if let Some(part) = self.by_name.get_mut(name) {
-            part.seen = Some(part.seen.map_or(measures, |seen| seen.and(measures)));
+            let seen = &mut part.stored.seen;
+            *seen = Some(seen.map_or(measures, |seen| seen.and(measures)));
         }
+    }
+
+    /// An open window is thrown away.
+    pub(crate) fn forget_window(&mut self) {
+        (self.by_name.values_mut()).for_each(|part| part.stored.seen = None);
     }
 
     /// What each of them multiplies gradients by, for a record.
@@ -127,6 +133,7 @@ impl Parts {
             let part = self.by_name.entry(name.clone());
             let part = part.or_insert_with(|| Part::of(stored, true));
             part.stored = stored.clone();
+            part.stored.seen = None;
         }
     }
 
@@ -154,24 +161,30 @@ impl Parts {
 #[serde(from = "Stored")]
 pub(crate) struct PartState {
     pub(crate) schedule: LossScale,
+    /// What has come to it in an open window.
+    #[serde(skip_serializing_if = "number::is_default")]
+    pub(crate) seen: Option<Measures>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
     schedule: LossScale,
+    #[serde(default)]
+    seen: Option<Measures>,
     /// In records of earlier versions.
     #[serde(default)]
     factor: Option<f32>,
 }
 
 impl From<Stored> for PartState {
-    fn from(Stored { schedule, factor }: Stored) -> Self {
-        let schedule = match factor {
+    fn from(stored: Stored) -> Self {
+        let Stored { schedule, seen, .. } = stored;
+        let schedule = match stored.factor {
             Some(factor) => schedule.below_as_ceiling(earlier::BOUNDED_RULE, factor),
             None => schedule,
         };
-        Self { schedule }
+        Self { schedule, seen }
     }
 }
 
@@ -196,7 +209,6 @@ struct Part {
     warned: bool,
     /// Whether it was opened since the last step.
     opened: bool,
-    seen: Option<Measures>,
 }
 
 impl Part {
@@ -205,6 +217,7 @@ impl Part {
         Self {
             stored: PartState {
                 schedule: driven.schedule.clone(),
+                seen: None,
             },
             settings: Some(driven.clone()),
             ..Self::default()
@@ -279,8 +292,8 @@ impl Part {
     /// Takes in a finite step in which it was opened.
     fn count_finite(&mut self, name: &str) {
         let before = self.factor();
-        let schedule = &mut self.stored.schedule;
-        *schedule = schedule.clone().advance(Evidence::Finite(self.seen));
+        let PartState { schedule, seen } = &mut self.stored;
+        *schedule = schedule.clone().advance(Evidence::Finite(*seen));
         let after = self.factor();
         if before != after {
             let (before, after) = (short(before.into()), short(after.into()));
@@ -291,6 +304,6 @@ impl Part {
     /// Ends a step.
     fn forget(&mut self) {
         self.opened = false;
-        self.seen = None;
+        self.stored.seen = None;
     }
 }

@@ -140,7 +140,7 @@ impl GradScaler {
                 Some(Evidence::Finite(measures)) => measures,
                 _ => None,
             },
-            parts: self.live().parts().states(),
+            parts: self.live().parts_to_store(),
             with_settings: false,
         }
     }

@@ -285,9 +285,10 @@ fn a_part_of_a_record_that_is_not_opened_waits() {
         let output = fused.amp.autocast(ones(), |x| plain(&fused.model, x));
         fused.train(0.1, output.sum());
     }
-    // One of before and three of now, but for the last nobody waits. A GPU may answer later still.
+    // One of before, and all but the last, for which nobody waits. A GPU may answer later still.
     let steps = fused.counters().steps();
-    assert!(steps < 1 + 3, "{steps}");
+    let is_flex = Device::default() == Device::flex();
+    assert!(steps == 1 + 2 || !is_flex && steps <= 2, "{steps}");
 }
 
 #[test]

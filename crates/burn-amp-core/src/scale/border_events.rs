@@ -220,8 +220,8 @@ impl BorderEvents {
     pub(crate) fn in_window(&self) -> Vec<BorderEvent> {
         let in_window = self.in_window.load(Ordering::Relaxed);
         let events = locked(&self.events);
-        let taken = |event: &&BorderEvent| event.number < in_window && event.entered().is_some();
-        events.iter().filter(taken).cloned().collect()
+        let taken = events.iter().filter(|event| event.number < in_window);
+        taken.cloned().collect()
     }
 
     /// An open window is thrown away.

@@ -337,8 +337,9 @@ impl LiveScale {
     pub(crate) fn parts_to_store(&self) -> BTreeMap<String, PartState> {
         let mut parts = self.parts().clone();
         for event in self.events.in_window() {
-            if let Some((region, measures)) = event.measures()
-                && parts.needs_measures(&region.part)
+            let is_wanted = |region: &Arc<OpenPart>| parts.needs_measures(&region.part);
+            if event.entered().is_some_and(is_wanted)
+                && let Some((region, measures)) = event.measures()
             {
                 parts.see(&region.part, measures);
             }

@@ -42,11 +42,11 @@ pub fn scaled_cast<const D: usize>(
     watched_cast(tensor, dtype, factor, None::<&Watch>)
 }
 
-/// As [`scaled_cast`], and tells `watch`, if there is one, at the backward pass what arrived there.
+/// As [`scaled_cast`], and calls `watch`, if there is one, with what arrives there at the backward pass.
 ///
 /// Measuring reads the gradient once, and the tensor too unless the watch is [`Watch::of_gradient`], in one pass; until then the
-/// tensor is kept. [`Watch::of_arrival`] measures nothing. Nothing is told of what is composed of Burn's operations. Does not wait for the device: what was found stays
-/// there until [`Crossing::read`](crate::Crossing::read). Where the factor has a tensor, the crossing knows the ratio alone, and
+/// tensor is kept. [`Watch::of_arrival`] measures nothing. It is not called for what is composed of Burn's operations. Does not wait for the device: what was found stays
+/// there until [`UnreadEvent::read`](crate::UnreadEvent::read). Where the factor has a tensor, the event knows the ratio alone, and
 /// [`Reading::wait`](crate::Reading::wait) takes the rest.
 ///
 /// # Panics

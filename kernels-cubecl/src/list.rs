@@ -1,7 +1,7 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
 
-use crate::Place;
+use crate::BufferAddress;
 
 /// Float tensors of any ranks, all on one device.
 #[derive(Clone, Debug)]
@@ -72,9 +72,13 @@ impl TensorList {
         self.tensors.is_empty()
     }
 
-    /// Where the tensors' values are: see [`Place::of`].
-    pub fn places(&self) -> Vec<Option<Place>> {
-        self.tensors.iter().cloned().map(Place::of).collect()
+    /// Where the tensors' values are: see [`BufferAddress::of`].
+    pub fn addresses(&self) -> Vec<Option<BufferAddress>> {
+        self.tensors
+            .iter()
+            .cloned()
+            .map(BufferAddress::of)
+            .collect()
     }
 
     /// The tensors' numbers of values.

@@ -52,7 +52,7 @@ pub enum Job {
         rule: UpdateRule,
     },
     /// Moves the loss scale of the first tensor, the words of a [`ScaleState`](crate::ScaleState), after a step with gradients of
-    /// the rows in the second. If there is a third, the rows of what came to the border, and its first row tells of values that were not
+    /// the rows in the second. If there is a third, the rows of what came to the border, and its first row counts values that were not
     /// finite, the scale stays. Gives the words of the next state.
     Advance,
     /// Gives the rows of an update that the state in the second tensor decides, of what the first has, flat: a row, a time and a gradient for
@@ -69,8 +69,8 @@ pub enum Job {
 ///
 /// Tensors are on one device; a list has at least one. Flex takes f16, bf16, f32 and f64; CubeCL's
 /// runtimes f16, bf16 and f32. Nothing waits for a device: Flex has done the work when it returns, CubeCL has launched it,
-/// and under fusion it is launched when a result is read or Burn flushes its queue. Remote and capture devices note the
-/// operations for a backend that is told of them by `register_amp_ops`.
+/// and under fusion it is launched when a result is read or Burn flushes its queue. Remote and capture devices queue the
+/// operations for a backend that knows them by `register_amp_ops`.
 ///
 /// # Panics
 ///
@@ -103,7 +103,7 @@ pub trait AmpOps: Backend {
 )]
 pub trait CastOps: Backend {
     /// Casts to `dtype`. With autodiff, the gradient is widened to f32, multiplied by `factor` and by the tensor of `scale`, if
-    /// there is one, and cast to the input's dtype, as [`Job::MulCast`] does; and `watch` is told of it.
+    /// there is one, and cast to the input's dtype, as [`Job::MulCast`] does; and `watch` is called with it.
     #[allow(unused_variables)]
     fn amp_cast(
         tensor: FloatTensor<Self>,
@@ -201,7 +201,7 @@ fn taken<T, const N: usize>(mut tensors: Vec<T>) -> ([T; N], Vec<T>) {
 
 /// Where the values of a tensor are in a device's memory, to find out whether a result has taken their place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(pub(crate) usize, pub(crate) u64);
+pub struct BufferAddress(pub(crate) usize, pub(crate) u64);
 
 /// A list of float tensors of any ranks and layouts, as a backend sees it.
 pub struct TensorVec<B: Backend>(pub Vec<FloatTensor<B>>);

@@ -5,15 +5,15 @@ use std::sync::{Arc, LazyLock};
 use std::thread;
 
 use crate::status::{FIELDS, decode};
-use crate::{Crossing, CrossingStatus, Status, TensorStatus, backends::is_cube, panic_message};
+use crate::{EventStatus, Status, TensorStatus, UnreadEvent, backends::is_cube, panic_message};
 
 /// A status on its way to the host, where nobody waits for it.
 ///
 /// CubeCL's devices copy what is read when it is looked at, and that waits: so a thread of its own looks at it, one for the program.
 #[derive(Debug)]
 pub struct Reading {
-    crossings: Vec<Crossing>,
-    /// Of each crossing, and then of the list; or what reading them has panicked with.
+    events: Vec<UnreadEvent>,
+    /// Of each event, and then of the list; or what reading them has panicked with.
     rows: Arc<Later>,
 }
 
@@ -33,32 +33,32 @@ impl Status {
         Reading::now(self, Vec::new()).wait(1.0).0
     }
 
-    /// Sends the status to the host, and what was found in crossings with it. Does not wait for the device.
-    pub fn start(self, crossings: Vec<Crossing>) -> Reading {
-        Reading::new(self, crossings, false)
+    /// Sends the status to the host, and what was found in events with it. Does not wait for the device.
+    pub fn start(self, events: Vec<UnreadEvent>) -> Reading {
+        Reading::new(self, events, false)
     }
 }
 
 impl Reading {
-    /// Reads a status, and what was found in crossings: on one device, in one transfer for all. Waits for it.
+    /// Reads a status, and what was found in events: on one device, in one transfer for all. Waits for it.
     ///
     /// # Panics
     ///
     /// As [`Status::read`].
-    pub fn now(status: Status, crossings: Vec<Crossing>) -> Self {
-        Self::new(status, crossings, true)
+    pub fn now(status: Status, events: Vec<UnreadEvent>) -> Self {
+        Self::new(status, events, true)
     }
 
-    fn new(status: Status, crossings: Vec<Crossing>, waits: bool) -> Self {
-        let crossed = crossings.iter().map(|crossing| crossing.status.clone());
-        let statuses: Vec<Status> = crossed.chain([status]).collect();
+    fn new(status: Status, events: Vec<UnreadEvent>, waits: bool) -> Self {
+        let event_statuses = events.iter().map(|event| event.status.clone());
+        let statuses: Vec<Status> = event_statuses.chain([status]).collect();
         let mut rows = statuses.iter().filter_map(|status| status.rows.clone());
         let elsewhere = !waits && rows.any(|rows| is_cube(&rows.into_dispatch()));
         // Launched here, in the order of this thread's work; what is left is the copy.
         let read = AssertUnwindSafe(rows_later(statuses));
         let read = move || catch_unwind(read).map_err(|panic| panic_message(&*panic).to_string());
         let rows = Arc::new(Later::new(Box::new(read)));
-        let reading = Self { crossings, rows };
+        let reading = Self { events, rows };
         match elsewhere {
             true => read_elsewhere(reading.rows.clone()),
             false => _ = reading.rows(),
@@ -76,17 +76,20 @@ impl Reading {
         LazyLock::get(&self.rows).is_some()
     }
 
-    /// What was found: a row for each tensor, and for each crossing. Waits for it, if it is not there. `scale` is the value that the tensor of the
-    /// crossings' factors had, which the host did not know when they crossed: a factor is the product of both.
+    /// What was found: a row for each tensor, and for each event. Waits for it, if it is not there. `scale` is the value that the tensor of the
+    /// events' factors had, which the host did not know when they were measured: a factor is the product of both.
     ///
     /// # Panics
     ///
     /// If the device has failed.
-    pub fn wait(&self, scale: f64) -> (Vec<TensorStatus>, Vec<Option<CrossingStatus>>) {
+    pub fn wait(&self, scale: f64) -> (Vec<TensorStatus>, Vec<Option<EventStatus>>) {
         let rows = self.rows();
-        let crossed = self.crossings.iter().zip(rows);
-        let crossed = crossed.map(|(crossing, rows)| crossing.status(rows, scale));
-        (rows.last().cloned().unwrap_or_default(), crossed.collect())
+        let event_statuses = self.events.iter().zip(rows);
+        let event_statuses = event_statuses.map(|(event, rows)| event.status(rows, scale));
+        (
+            rows.last().cloned().unwrap_or_default(),
+            event_statuses.collect(),
+        )
     }
 }
 

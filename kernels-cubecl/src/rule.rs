@@ -20,11 +20,11 @@ words! {
     ScaleState, WORDS, word:
     /// The loss scale, the warm-up's cap not counted.
     0 SCALE scale: f32,
-    /// Clean steps since the scale last moved.
+    /// Finite steps since the scale last moved.
     1 TRACKER growth_tracker: u32,
     /// Overflows until the scale backs off, this one included.
     2 TOLERATED hysteresis_tracker: u32,
-    /// Clean steps after which the scale grows.
+    /// Finite steps after which the scale grows.
     3 INTERVAL growth_interval: u32,
     /// Growths since the last overflow, or since the interval was halved.
     4 GROWTHS growths_in_a_row: u32,

@@ -18,11 +18,11 @@
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor};
 
-use crate::ops::{Job, Place, first};
+use crate::ops::{BufferAddress, Job, first};
 use crate::rule::{self, ScaleState, WORDS, word};
 use crate::step::{UNDECIDED, UpdateRow, UpdateRule};
 use crate::words::{upload, words_of};
-use crate::{ClipTable, Crossing, Status, backends::has_kernels};
+use crate::{ClipTable, Status, UnreadEvent, backends::has_kernels};
 
 impl ScaleState {
     /// Sends the state to a device. Does not wait for it.
@@ -47,7 +47,7 @@ impl DeviceScale {
     ///
     /// If the status is of another device, or of a backend without kernels.
     #[must_use]
-    pub fn advance(self, status: &Status, border: Option<&Crossing>) -> Self {
+    pub fn advance(self, status: &Status, border: Option<&UnreadEvent>) -> Self {
         let Some(rows) = status.rows.clone() else {
             return self;
         };
@@ -102,9 +102,9 @@ impl DeviceScale {
         Self(self.0.slice_assign(.., other.0))
     }
 
-    /// Where its words are: see [`Place`].
-    pub fn place(&self) -> Option<Place> {
-        Place::of(self.0.clone().into_dispatch())
+    /// Where its words are: see [`BufferAddress`].
+    pub fn address(&self) -> Option<BufferAddress> {
+        BufferAddress::of(self.0.clone().into_dispatch())
     }
 
     /// What gradients are multiplied by on their way in, and out again: of shape `[1]`, in f32. Does not wait for the device.

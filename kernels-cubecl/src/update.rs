@@ -59,7 +59,7 @@ pub fn update(
     Ok(TensorList::of(updated))
 }
 
-/// A kernel over other shapes than it was told of would read other memory.
+/// A kernel over other shapes than it was given would read other memory.
 fn check(rule: UpdateRule, list: &TensorList, rows: [usize; 2]) {
     let parameters = rule.parameters(&list.tensors, |tensor| tensor.dtype());
     for own in &parameters {

@@ -11,13 +11,13 @@ pub struct Watch(pub(crate) Callback);
 #[derive(Clone)]
 pub(crate) enum Callback {
     /// Of the gradient; and of the tensor of the forward pass too, if that is to be looked at.
-    Measured(Arc<dyn Fn(Crossing) + Send + Sync>, bool),
+    Measured(Arc<dyn Fn(UnreadEvent) + Send + Sync>, bool),
     Arrived(Arc<dyn Fn() + Send + Sync>),
 }
 
 impl Watch {
     /// Calls `callback` at each backward pass, on the thread that runs it. It must not wait for the device.
-    pub fn new(callback: impl Fn(Crossing) + Send + Sync + 'static) -> Self {
+    pub fn new(callback: impl Fn(UnreadEvent) + Send + Sync + 'static) -> Self {
         Self(Callback::Measured(Arc::new(callback), true))
     }
 
@@ -27,7 +27,7 @@ impl Watch {
     }
 
     /// As [`new`](Self::new), and does not look at the tensor of the forward pass.
-    pub fn of_gradient(callback: impl Fn(Crossing) + Send + Sync + 'static) -> Self {
+    pub fn of_gradient(callback: impl Fn(UnreadEvent) + Send + Sync + 'static) -> Self {
         Self(Callback::Measured(Arc::new(callback), false))
     }
 }
@@ -40,7 +40,7 @@ impl std::fmt::Debug for Watch {
 
 /// A gradient that crossed a [`watched_cast`](crate::watched_cast) on its way back, measured and still on the device.
 #[derive(Clone, Debug)]
-pub struct Crossing {
+pub struct UnreadEvent {
     pub(crate) factor: f64,
     /// Whether there is more of it, in a tensor.
     pub(crate) is_ratio: bool,
@@ -50,9 +50,9 @@ pub struct Crossing {
     pub(crate) status: Status,
 }
 
-/// What was found in a [`Crossing`]. Host values.
+/// What was found in a [`UnreadEvent`]. Host values.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CrossingStatus {
+pub struct EventStatus {
     /// Whether all values of the cast's input, on the forward pass, were finite; true where they were not looked at.
     pub output_finite: bool,
     /// Whether all values of the gradient were finite when it arrived.
@@ -67,10 +67,10 @@ pub struct CrossingStatus {
     pub elements: u64,
 }
 
-impl Crossing {
+impl UnreadEvent {
     /// Reads what was found: waits for the device, for one transfer of 44 or 88 bytes. None if the device cannot be read here.
     /// Of a factor with a tensor, the ratio alone counts: [`Reading::wait`](crate::Reading::wait) takes the rest.
-    pub fn read(self) -> Option<CrossingStatus> {
+    pub fn read(self) -> Option<EventStatus> {
         let rows = self.read_rows()?;
         self.status(&rows, 1.0)
     }
@@ -89,7 +89,7 @@ impl Crossing {
     }
 
     /// What rows say, if the factor's tensor was `scale`.
-    pub(crate) fn status(&self, rows: &[TensorStatus], scale: f64) -> Option<CrossingStatus> {
+    pub(crate) fn status(&self, rows: &[TensorStatus], scale: f64) -> Option<EventStatus> {
         let (gradient, output) = (rows.first()?, rows.get(1));
         let scale = if self.is_ratio { scale } else { 1.0 };
         let factor = (self.factor * scale).abs();
@@ -100,7 +100,7 @@ impl Crossing {
             FloatDType::BF16 => bf16::from_f32(product).is_infinite(),
             _ => product.is_infinite(),
         };
-        Some(CrossingStatus {
+        Some(EventStatus {
             output_finite: output.is_none_or(|output| output.non_finite == 0),
             gradient_finite: gradient.non_finite == 0,
             overflow,

@@ -1,4 +1,4 @@
-//! What a capture device notes is run by the kernels of a backend that was told of this crate's operations: of CubeCL's
+//! What a capture device records is run by the kernels of a backend that knows this crate's operations: of CubeCL's
 //! on Burn's default device, if that is one of CubeCL's, and else of Flex.
 #![cfg(all(feature = "capture", feature = "flex"))]
 

@@ -50,8 +50,8 @@ fn step(list: TensorList, value: f32) -> TensorList {
     list
 }
 
-fn settle() {
-    alone::settle(&Device::default());
+fn drain() {
+    alone::drain(&Device::default());
 }
 
 type Pass = fn(TensorList);
@@ -65,7 +65,7 @@ fn few_launches() {
             continue;
         }
         let list = gpt2(dtype);
-        settle();
+        drain();
         // With 32 bindings, 27 tensors, or 13 that have products beside them; and the last reduction.
         let passes: [(&str, usize, Pass); 3] = [
             ("inspect", 7, |list| drop(inspect(list).unwrap().read())),
@@ -89,9 +89,9 @@ fn count(launches: &[&str], kernel: &str) -> usize {
 
 /// The products of a step, and whether they have taken the place of the gradients.
 fn in_place(list: TensorList) -> (TensorList, bool) {
-    let before = list.places();
+    let before = list.addresses();
     let products = step(list, 0.5);
-    let after = products.places();
+    let after = products.addresses();
     assert!(after.iter().all(Option::is_some));
     (products, after == before)
 }
@@ -103,12 +103,12 @@ fn in_place_where_it_may_be() {
     let [mut list, held] = [(); 2].map(|()| gpt2(DType::F32));
     let plane = Tensor::<2>::ones([64, 96], &Device::default()) * 3.0;
     let transposed = self::list([plane.transpose()]);
-    settle();
+    drain();
 
-    let kept = held.places();
+    let kept = held.addresses();
     let (products, _) = in_place(held.clone());
     let taken = |place| kept.contains(place);
-    assert!(!products.places().iter().any(taken));
+    assert!(!products.addresses().iter().any(taken));
     drop((held, products));
     for _ in 0..2 {
         let (products, is_in_place) = in_place(list);
@@ -162,10 +162,10 @@ fn a_step_is_a_few_launches() {
             ..UpdateRow::default()
         };
         let rows = UpdateRow::upload(&[row; GPT2], &device);
-        settle();
+        drain();
         let (updated, seen) = launches::names(|| {
             let updated = update(UpdateRule::Adam { amsgrad: false }, list, rows);
-            settle();
+            drain();
             updated.expect("kernels")
         });
         // With 32 bindings, 7 parameters.
@@ -188,7 +188,7 @@ fn a_sum_is_one_kernel() {
     let device = Device::default();
     let target = Tensor::<1>::ones([4096], &device) * 2.0;
     let source = Tensor::<1>::ones([4096], &device) * 3.0;
-    settle();
+    drain();
     let (sum, launches) = ours(|| blend(target, source, 0.5, 2.0).into_data());
     assert_eq!(sum, TensorData::new(vec![7f32; 4096], [4096]));
     match cfg!(feature = "fusion") {
@@ -209,7 +209,7 @@ fn a_scaled_gradient_is_one_kernel() {
     let backward = |by: Factor| {
         let input = Tensor::<2>::ones([64, 64], (&device, half)).require_grad();
         let output = scaled_cast(input.clone(), FloatDType::F32, by) * 2.0;
-        settle();
+        drain();
         let (grad, launches) = launches::names(|| {
             let grads = output.sum().backward();
             input.grad(&grads).unwrap().into_data()
@@ -241,7 +241,7 @@ fn a_factor_on_the_device_is_not_read() {
         return;
     }
     let input = Tensor::<2>::ones([8, 8], &Device::default().autodiff()).require_grad();
-    settle();
+    drain();
     let (grad, launches) = launches::names(|| {
         let there = Factor::on_device(0.5, factor(4.0) * 2.0);
         let output = scaled_cast(input.clone() * 3.0, FloatDType::F16, there);
@@ -292,7 +292,7 @@ fn a_scaled_gradient_is_one_launch_without_fusion() {
 fn nothing_is_compiled_after_the_first_step() {
     let _alone = alone();
     let list = gpt2(DType::F32);
-    settle();
+    drain();
 
     let first = LaunchedKernels::new();
     let mut list = step(list, 0.25);
@@ -314,7 +314,7 @@ fn lengths_of_lists_share_kernels() {
     let twos = || Tensor::<1>::ones([64], &Device::default()) * 2.0;
     let lists = (1..=28).map(|count| list((0..count).map(|_| twos())));
     let lists: Vec<_> = lists.collect();
-    settle();
+    drain();
     let launched = LaunchedKernels::new();
     for list in lists {
         assert_eq!(inspect(list).unwrap().read()[0].max_abs, 2.0);
@@ -330,11 +330,11 @@ fn lengths_of_lists_share_kernels() {
 fn lazy_with_fusion() {
     let _alone = alone();
     let list = gpt2(DType::F32);
-    settle();
+    drain();
     let ((_products, status), before) = ours(|| unscale(list, factor(0.5)).unwrap());
     let (rows, after) = ours(|| status.read());
     assert!(!rows.is_empty() && after.len() > 1, "{after:?}");
-    let ((), again) = ours(settle);
+    let ((), again) = ours(drain);
     assert_eq!([before, again], [const { Vec::<&str>::new() }; 2]);
 }
 

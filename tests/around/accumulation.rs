@@ -131,7 +131,7 @@ fn an_overflow_skips_the_window_or_drops_its_micro_batch() {
     check(each, calls, "1024/1 512/1", zeros, [0, 0, 1, 1]);
 }
 
-/// At the border of half precision it is known whose fault an overflow was.
+/// At the border of half precision the cause of an overflow is known.
 #[test]
 fn a_loss_that_is_not_finite_drops_its_micro_batch_and_the_scale_stays() {
     let settings = at_scale(1024.0).with_max_consecutive_skips(Some(2));
@@ -274,7 +274,7 @@ fn with_the_scaler_alone() {
             for value in run.model.values() {
                 assert!((value / (-7.0 / 3.0) - 1.0).abs() < tolerance, "{value}");
             }
-            // Learned from at once, micro-batch by micro-batch; or here.
+            // The scale has moved at once, micro-batch by micro-batch; or moves here.
             let outcome = run.scaler.update().unwrap();
             assert_eq!(outcome, (!rule).then_some(StepOutcome::Stepped));
             assert_eq!(run.scaler.growth_tracker(), if rule { 3 } else { 1 });

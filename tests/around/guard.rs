@@ -76,8 +76,8 @@ fn a_step_that_is_held_back_leaves_no_trace() {
         let mut run = warm(optim, guard, 40);
         let mut without = run.clone();
         let messages = captured(Level::Info, || run.step(norm(100.0)));
-        let told = "step rejected by the guard: the gradient norm is 100.0000, where ";
-        let mean = messages[0].strip_prefix(told).unwrap();
+        let wording = "step rejected by the guard: the gradient norm is 100.0000, where ";
+        let mean = messages[0].strip_prefix(wording).unwrap();
         let is_about_1 = mean.starts_with("0.99") || mean.starts_with("1.00");
         assert!(is_about_1, "{mean}");
         assert_eq!(run.outcome(), Some(StepOutcome::Guarded));
@@ -86,7 +86,7 @@ fn a_step_that_is_held_back_leaves_no_trace() {
         assert_eq!((counters.guarded(), counters.skipped()), (1, 0));
         assert_eq!(counters.steps(), before.steps() + 1);
         assert_eq!(counters.stepped(), before.stepped());
-        // The schedule learns nothing.
+        // The schedule stays.
         let state = |run: &Trial| {
             let updates = run.optim.ema().unwrap().updates();
             (run.values(), updates, run.optim.scaler().schedule())
@@ -181,7 +181,7 @@ fn of_a_window_the_mean_of_the_losses_is_judged() {
     assert!(run.values() != before);
 }
 
-/// The other optimizer steps, and the scale learns from it alone. Where there is no other, a step that is rejected moves nothing of the
+/// The other optimizer steps, and it alone moves the scale. Where there is no other, a step that is rejected moves nothing of the
 /// schedule.
 #[test]
 fn one_of_two_optimizers_is_guarded() {
@@ -285,7 +285,7 @@ fn a_wrong_setting_is_named() {
     guard(unreached).replay([]).unwrap();
 }
 
-/// In the middle of a window of micro-batches, with losses told.
+/// In the middle of a window of micro-batches, with losses given.
 #[test]
 fn a_resumed_run_goes_on_bit_for_bit() {
     for guard in [skip(), outlier(), zclip(), original(zclip())] {

@@ -1,4 +1,4 @@
-//! Windows whose micro-batches are all clean, and whose sum overflows all the same.
+//! Windows whose micro-batches are all finite, and whose sum overflows all the same.
 
 use crate::support::*;
 

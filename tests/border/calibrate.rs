@@ -2,15 +2,15 @@
 
 use crate::support::*;
 
-type Part = fn(&Gain, Tensor<1>) -> Tensor<1>;
+type Forward = fn(&Gain, Tensor<1>) -> Tensor<1>;
 
 fn gain(amp: &MixedPrecision) -> Gain {
     Gain::at(&[1.0, 0.5], amp)
 }
 
 /// Where the output of a gain has a gradient of 2^`weight`.
-fn calibrate(amp: &MixedPrecision, weight: i32, part: Part) -> Result<f32, AmpError> {
-    let output = |gain: &Gain| amp.autocast(ones(), |x| part(gain, x));
+fn calibrate(amp: &MixedPrecision, weight: i32, forward: Forward) -> Result<f32, AmpError> {
+    let output = |gain: &Gain| amp.autocast(ones(), |x| forward(gain, x));
     amp.calibrate(&gain(amp), |gain| output(gain).sum() * two(weight))
 }
 
@@ -18,12 +18,12 @@ fn calibrate(amp: &MixedPrecision, weight: i32, part: Part) -> Result<f32, AmpEr
 #[test]
 fn three_binades_below_overflow() {
     let weights = [-100, -60, -40, -24, -10, -3, 0, 3];
-    let plain: Part = |gain, x| gain.forward(x);
-    let in_full: Part = |gain, x| in_f32(x, |x| gain.forward(x) * two(-30) * two(30)) * 1.0;
-    let in_part: Part = |gain, x| rescaled(Rescale::dynamic("part"), x, |x| gain.forward(x));
-    let inside: [(i32, Part); 8] = [
+    let plain: Forward = |gain, x| gain.forward(x);
+    let in_full: Forward = |gain, x| in_f32(x, |x| gain.forward(x) * two(-30) * two(30)) * 1.0;
+    let in_region: Forward = |gain, x| rescaled(Rescale::dynamic("region"), x, |x| gain.forward(x));
+    let inside: [(i32, Forward); 8] = [
         // Deep in the scope, where no parameter is and no cast: 2^-20 is 2^-10 between the two factors, and 2^-20 again where it
-        // meets the parameter.
+        // reaches the parameter.
         (22, |gain, x| gain.forward(x) * two(-10) * two(10)),
         (20, |gain, x| gain.forward(x) * two(-12) * two(12)),
         // In f32 nothing overflows, on the way in and out it does.
@@ -31,20 +31,20 @@ fn three_binades_below_overflow() {
         (24, |gain, x| {
             in_f32(gain.forward(x) * two(-8), |x| x * two(8))
         }),
-        // A part's gradients have the scale times its factor.
+        // A region's gradients have the scale times its factor.
         (27, |gain, x| by(5, x, |x| gain.forward(x))),
         (32, |gain, x| by(0, x, |x| gain.forward(x))),
         (32, |gain, x| by(-5, x, |x| gain.forward(x))),
-        (32, in_part),
+        (32, in_region),
     ];
-    let inside = inside.map(|(expected, part)| (-20, part, expected));
+    let inside = inside.map(|(expected, forward)| (-20, forward, expected));
     let cases = weights.map(|weight| (weight, plain, 12 - weight));
-    for (index, (weight, part, expected)) in cases.into_iter().chain(inside).enumerate() {
+    for (index, (weight, forward, expected)) in cases.into_iter().chain(inside).enumerate() {
         let amp = MixedPrecision::f16();
-        let scale = calibrate(&amp, weight, part).unwrap();
+        let scale = calibrate(&amp, weight, forward).unwrap();
         let at = format!("case {index}, 2^{weight}");
         assert_eq!(f64::from(scale), two(expected), "{at}");
-        assert_eq!((amp.loss_scale(), amp.parts()), (scale, vec![]), "{at}");
+        assert_eq!((amp.loss_scale(), amp.regions()), (scale, vec![]), "{at}");
     }
 }
 
@@ -62,17 +62,17 @@ fn only_half_precision_counts() {
 #[test]
 fn when_there_is_no_scale_to_find() {
     let amp = MixedPrecision::f16();
-    let steep: Part = |gain, x| gain.forward(x);
+    let steep: Forward = |gain, x| gain.forward(x);
     let parameter = "factor".to_string();
     let not_finite = AmpError::GradientsNotFinite { parameter };
-    let nan: Part = |gain, x| gain.forward(x) * f32::NAN;
-    let zero: Part = |gain, x| gain.forward(x) * 0.0;
-    for (weight, part, expected) in [
+    let nan: Forward = |gain, x| gain.forward(x) * f32::NAN;
+    let zero: Forward = |gain, x| gain.forward(x) * 0.0;
+    for (weight, forward, expected) in [
         (0, nan, not_finite.clone()),
         (50, steep, not_finite),
         (0, zero, AmpError::NoGradients { gradients: 1 }),
     ] {
-        assert_eq!(calibrate(&amp, weight, part), Err(expected));
+        assert_eq!(calibrate(&amp, weight, forward), Err(expected));
     }
     let outside = amp.calibrate(&gain(&amp), |gain| gain.forward(ones()).sum());
     assert_eq!(outside, Err(AmpError::NoScope));

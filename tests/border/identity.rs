@@ -106,7 +106,7 @@ impl Net {
     }
 }
 
-/// Most have no part in f32.
+/// Most have no region in f32.
 fn layers() -> impl Strategy<Value = Layer> {
     let kinds = [Island::None, Island::None, Island::Norm, Island::All];
     let island = prop::sample::select(kinds.to_vec());
@@ -234,7 +234,7 @@ fn scaled_losses(cases: u32) {
         let net = Net::new(&plan, &plan.device());
         let amp = scaled(plan.dtype, two(plan.scale));
         let border = by_border(&net, &plan, &amp);
-        // Near the end of f32's normal range, parts in f32 round what the scaled loss keeps above it.
+        // Near the end of f32's normal range, regions in f32 round what the scaled loss keeps above it.
         let is_tiny = |bits: &u32| (1..(127 - 110) << 23).contains(&(bits & 0x7FFF_FFFF));
         prop_assume!(!border.iter().flatten().any(is_tiny));
         prop_assert_eq!(&border, &by_hand(&net, &plan));

@@ -1,4 +1,4 @@
-//! What can go into a scope or a part in f32, and come out of it.
+//! What can go into a scope or a region in f32, and come out of it.
 
 use burn::nn::RnnState;
 
@@ -15,7 +15,7 @@ struct Batch {
 
 cast_fields!(Batch { images, weights });
 
-/// Runs a value through a scope and a part in f32: `dtypes` of it must be half precision in the scope, and f32 in the part and outside.
+/// Runs a value through a scope and a region in f32: `dtypes` of it must be half precision in the scope, and f32 in the region and outside.
 fn through<T: CastFloat>(value: T, dtypes: impl Fn(&T) -> Vec<DType>) -> T {
     let assert_all = |value: &T, expected: DType| {
         let found = dtypes(value);
@@ -81,9 +81,9 @@ fn structures_are_cast_as_a_whole() {
     through(RnnState { hidden }, |state| vec![state.hidden.dtype()]);
 }
 
-/// Tensors of the scope are widened by a part, f32 ones stay; all come back in half precision.
+/// Tensors of the scope are widened by a region, f32 ones stay; all come back in half precision.
 #[test]
-fn a_part_takes_both() {
+fn a_region_takes_both() {
     let output = scaled(FloatDType::F16, two(10)).autocast(vector(&[1.0, 2.0]), |x| {
         let (sum, list) = in_f32((x, vec![vector(&[3.0, 4.0])]), |(x, list)| {
             assert_eq!([x.dtype(), list[0].dtype()], [DType::F32; 2]);

@@ -1,4 +1,4 @@
-//! Parts in f32, and tensors that a scope captures.
+//! Regions in f32, and tensors that a scope captures.
 
 use crate::support::*;
 
@@ -27,7 +27,7 @@ fn parameters_and_captured_tensors_are_plain() {
     assert_eq!(gradient(&grads, gain.factor.id), [two(-30) as f32]);
 }
 
-/// A captured tensor that is taken in has its own gradient, unscaled, and is taken in once; in a part with a factor, too.
+/// A captured tensor that is taken in has its own gradient, unscaled, and is taken in once; in a region with a factor, too.
 #[test]
 fn captured_tensors_are_taken_in() {
     let cases = halves().into_iter();
@@ -35,14 +35,14 @@ fn captured_tensors_are_taken_in() {
         let amp = scaled(dtype, two(12));
         let captured = vector(&[4.0, -0.5]).require_grad();
         let input = vector(&[1.0, 2.0]).require_grad();
-        let part = |x| {
+        let region = |x| {
             let inside = amp.cast(captured.clone());
             assert_eq!(inside.dtype(), DType::from(dtype));
             let twice = amp.cast(amp.cast(inside));
             // What is inside already stays.
             amp.cast(x) * twice
         };
-        let output = amp.autocast(input.clone(), |x| by(k, x, part));
+        let output = amp.autocast(input.clone(), |x| by(k, x, region));
         let grads = (output * two(-30)).sum().backward();
         let [captured, input] = [captured, input].map(|x| x.grad(&grads).unwrap() * two(30));
         assert_eq!(values(captured), [1.0, 2.0]);

@@ -1,17 +1,17 @@
 //! The border of half precision: scopes, what crosses them, and the loss scale that gradients carry inside.
 
 mod calibrate;
-mod fault;
 mod identity;
 mod inputs;
 mod islands;
 mod mistakes;
 mod nesting;
 mod parameters;
-mod parts;
 mod refusals;
+mod regions;
 mod rescaled;
 mod scale;
+mod skip_cause;
 mod span;
 mod support;
 mod threads;

@@ -123,7 +123,7 @@ fn a_dry_run_names_half_precision_that_was_carried_out() {
     is_error(&checked.map(drop).unwrap_err(), "DTypeClash", carried);
 }
 
-/// Its own scale is not to blame, and neither is the loss. Whether the host decides a step or the device.
+/// Its own scale is not the cause, and neither is the loss. Whether the host decides a step or the device.
 #[test]
 fn an_overflow_at_the_scale_of_another_handle_is_named() {
     fn error<O: ModuleOptim>(optimizer: O) -> String {

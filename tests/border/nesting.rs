@@ -1,4 +1,4 @@
-//! Scopes, islands and parts with factors in each other: factors are relative.
+//! Scopes, islands and regions with factors in each other: factors are relative.
 //!
 //! All values are powers of two, so that gradients are exact, unless half precision cannot hold them.
 
@@ -12,7 +12,7 @@ fn second(chain: &Chain, dtype: DType) -> impl Fn(Tensor<1>) -> Tensor<1> + Copy
     }
 }
 
-/// A chain in a scope of `a`, whose second part stands in scopes of `a` and `b`, in f32, and in parts with factors, on other threads too.
+/// A chain in a scope of `a`, whose second part stands in scopes of `a` and `b`, in f32, and in regions with factors, on other threads too.
 fn whatever_is_nested(a: &MixedPrecision, b: &MixedPrecision) {
     let (weight, [half, own]) = (two(-12), [a, b].map(|amp| DType::from(amp.dtype())));
     let (chain, other) = (Chain::new().attach(a, a), Chain::new().attach(a, b));
@@ -24,7 +24,7 @@ fn whatever_is_nested(a: &MixedPrecision, b: &MixedPrecision) {
         std::thread::scope(|threads| threads.spawn(work).join().unwrap())
     };
     let one = |x| by(1, x, part);
-    let in_part = |x: Tensor<1>| by(3, x, |x| a.autocast(x, part));
+    let in_region = |x: Tensor<1>| by(3, x, |x| a.autocast(x, part));
     let in_and_out = |x| in_f32(x, |x| b.autocast(x, |x| in_f32(of_b(x), |x| x)));
     let again = |x| autocast(in_f32(x, |x| autocast(x, |x| x)), part);
     type Way<'a> = &'a dyn Fn(Tensor<1>) -> Tensor<1>;
@@ -46,8 +46,8 @@ fn whatever_is_nested(a: &MixedPrecision, b: &MixedPrecision) {
         (&chain, &|x| by(9, x, |x| by(-12, x, part))),
         (&chain, &|x| by(3, x, |x| in_f32(x, full))),
         (&chain, &|x| in_f32(x, |x| by(3, x, full))),
-        (&chain, &|x| in_f32(x, in_part)),
-        (&chain, &in_part),
+        (&chain, &|x| in_f32(x, in_region)),
+        (&chain, &in_region),
         (&chain, &|x| by(3, x, |x| in_f32(x, |x| autocast(x, one)))),
     ];
     let expected = Chain::new().plain(weight);

@@ -77,7 +77,7 @@ fn full_precision_that_requires_gradients_and_is_returned() {
     says(&expected, ["Return the half-precision tensor"]);
     assert_eq!(refused(&amp, one, |_| captured()), expected);
     assert_eq!(refused(&amp, one, |x| (x, captured())), expected);
-    // Out of a part it would have them without its factor.
+    // Out of a region it would have them without its factor.
     assert_eq!(refused(&amp, one, |x| by(3, x, |_| captured())), expected);
     // A loss that is widened by hand.
     let gain = Gain::at(&[2.0], &amp);
@@ -106,7 +106,7 @@ fn f64_passes() {
 #[test]
 fn a_panic_names_the_line_of_the_program() {
     let name = "a_panic_names_the_line_of_the_program";
-    let Some(told) = said_in_child(module_path!(), name) else {
+    let Some(printed) = said_in_child(module_path!(), name) else {
         let amp = f16(two(12));
         let half = || vector(&[1.0]).cast(FloatDType::F16).require_grad();
         panic_message(|| amp.autocast(half(), |x| x));
@@ -129,7 +129,7 @@ fn a_panic_names_the_line_of_the_program() {
     };
     let here = |line: &&str| line.contains("panicked at") && line.contains(file!());
     // The second panics on its way out of the outer scope, too.
-    assert_eq!(told.lines().filter(here).count(), 6, "{told}");
+    assert_eq!(printed.lines().filter(here).count(), 6, "{printed}");
 }
 
 /// The model is the plain one, and the thread in no scope.

@@ -1,4 +1,4 @@
-//! Parts with a factor of their own, which a program has fixed: what it multiplies, and that nobody sees it outside.
+//! Regions with a factor of their own, which a program has fixed: what it multiplies, and that nobody sees it outside.
 //!
 //! All values are powers of two, so that gradients are exact, unless half precision cannot hold them.
 
@@ -12,17 +12,17 @@ fn input() -> Tensor<1> {
     vector(&[1.0, 2.0])
 }
 
-/// What only the factor saves is saved in the part, and only there.
+/// What only the factor saves is saved in the region, and only there.
 #[test]
 fn gradients_are_larger_inside_alone() {
     let amp = f16(two(10));
     let chain = attached(&amp);
-    // In the part, 2^-20 falls by 2^-20 before it comes to the parameter: 2^10 times that is below f16, and 2^12 times more is not.
+    // In the region, 2^-20 falls by 2^-20 before it comes to the parameter: 2^10 times that is below f16, and 2^12 times more is not.
     let dip = |x: Tensor<1>| chain.inner.forward(x) * two(-20);
     let [dipped, saved] = [0, 12].map(|k| chain.around(&amp, two(-20), |x| by(k, x, dip)));
     assert_eq!(dipped[2], [0.0; 2]);
     assert_eq!(saved[2], Chain::new().plain(two(-40))[2]);
-    // Out of the part it is without the factor again, and below f16 there.
+    // Out of the region it is without the factor again, and below f16 there.
     assert_eq!(saved[..2].concat(), [0.0; 4]);
 }
 
@@ -46,7 +46,7 @@ fn factors_are_multiplied() {
         (9, &|x| amp.autocast(x, four)),
         (9, &|x| by(4, x, |x| amp.autocast(x, |x| x))),
         (12, &|x| amp.autocast(x, |x| by(3, x, four))),
-        // A scope in a part, around which another part lies.
+        // A scope in a region, around which another region lies.
         (12, &|x| by(4, x, |x| amp.autocast(x, |x| scope_in(3, x)))),
         // f32 needs no factor, but what is in half precision in it has that.
         (5, &|x| amp.autocast(x, |x| in_f32(x, four))),
@@ -64,7 +64,7 @@ fn factors_are_multiplied() {
 }
 
 #[test]
-fn a_part_in_f32_stays_f32_and_a_panic_leaves_the_part() {
+fn a_region_in_f32_stays_f32_and_a_panic_leaves_the_region() {
     let amp = f16(two(9));
     let chain = attached(&amp);
     let fails = |x| by(3, x, |_| -> Tensor<1> { panic!("here") });
@@ -74,10 +74,10 @@ fn a_part_in_f32_stays_f32_and_a_panic_leaves_the_part() {
     assert_eq!(output.dtype(), DType::F32);
 }
 
-/// Whatever its factor, and in both directions. A part without a leak passes, also where its gradients are lost without the factor, and
+/// Whatever its factor, and in both directions. A region without a leak passes, also where its gradients are lost without the factor, and
 /// where it is given what it uses, or takes in what is captured in f32.
 #[test]
-fn a_leak_over_the_border_of_a_part_is_found_at_any_factor() {
+fn a_leak_over_the_border_of_a_region_is_found_at_any_factor() {
     let amp = f16(two(9));
     let chain = attached(&amp);
     let side = input().require_grad();
@@ -122,7 +122,7 @@ fn a_leak_over_the_border_of_a_part_is_found_at_any_factor() {
     }
 }
 
-/// In a scope, and outside of one that opens in the part. The largest ones are taken.
+/// In a scope, and outside of one that opens in the region. The largest ones are taken.
 #[test]
 fn an_exponent_out_of_range_is_refused_by_the_scope() {
     let amp = f16(two(9));
@@ -139,11 +139,11 @@ fn an_exponent_out_of_range_is_refused_by_the_scope() {
 
 #[test]
 fn settings_outside_their_range() {
-    let (config, part) = (GradScalerConfig::new(), Rescale::dynamic("part"));
+    let (config, region) = (GradScalerConfig::new(), Rescale::dynamic("region"));
     let refused = [
         AdaLoss::new(0.0, 16.0).err(),
         AdaLoss::new(0.1, f64::INFINITY).err(),
-        part.with_scaler(config.with_growth_factor(1.0)).err(),
+        region.with_scaler(config.with_growth_factor(1.0)).err(),
         Rescale::power_of_two(3).with_scaler(config).err(),
     ];
     let starts = [

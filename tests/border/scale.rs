@@ -107,7 +107,7 @@ fn tested_where_asked() {
             assert_eq!(numbers(&run.model), before);
         }
         let error = run.try_step(0.1, nan(&run)).unwrap_err();
-        // f32 has no border that could tell whose fault it was.
+        // f32 has no border that could show the cause.
         let variant = match dtype {
             FloatDType::F32 => "LossScaleExhausted",
             _ => "LossNotFinite",

@@ -1,4 +1,4 @@
-//! A network that no loss scale can train in f16, because its gradients span more than f16 holds, and that parts with factors of their own train.
+//! A network that no loss scale can train in f16, because its gradients span more than f16 holds, and that regions with factors of their own train.
 //!
 //! Layers learn one by one, each from a loss of its own (greedy layer-wise training), and the losses have weights of 1, 2^-24 and 2^-48. Adam does not
 //! mind, so in f32 all of them learn.
@@ -86,14 +86,14 @@ fn factors_train_all_layers() {
     type Way<'a> = &'a dyn Fn(usize) -> Result<Rescale, AmpError>;
     let (full, half) = (MixedPrecision::f32(), || amp(at_scale(64.0)));
     let fixed = |index: usize| Ok(Rescale::power_of_two(-WEIGHTS[index]));
-    let part = |index: usize| Rescale::dynamic(format!("layer {index}"));
-    let moving = |index: usize| part(index).with_scaler(dynamic);
+    let region = |index: usize| Rescale::dynamic(format!("layer {index}"));
+    let moving = |index: usize| region(index).with_scaler(dynamic);
     let ways: [(f64, MixedPrecision, Way); 4] = [
         (0.0, full, &|index| Ok(plain(index))),
         (0.0, half(), &fixed),
         (0.4, half(), &moving),
         (0.0, half(), &|index| {
-            part(index).with_schedule(adaloss.clone())
+            region(index).with_schedule(adaloss.clone())
         }),
     ];
     for (most, amp, way) in ways {

@@ -32,7 +32,7 @@ fn has_heading(page: &Path, name: &str) -> bool {
 }
 
 /// What is wrong with a link of a page, if something is.
-fn fault(page: &Path, link: &str, book: &Path) -> Option<&'static str> {
+fn problem(page: &Path, link: &str, book: &Path) -> Option<&'static str> {
     let (path, heading) = link.split_once('#').unwrap_or((link, ""));
     let target = match path {
         "" => page.to_path_buf(),
@@ -57,17 +57,18 @@ fn links_lead_somewhere() {
     for folder in ["docs", "examples", "kernels-cubecl/benches"] {
         all.extend(files(&root.join(folder), "md"));
     }
-    let (mut links, mut faults) = (0, Vec::new());
+    let (mut links, mut problems) = (0, Vec::new());
     for page in &all {
         let text = prose(page);
         let rests = text.split("](").skip(1);
         let targets = rests.filter_map(|rest| rest.split(')').next());
         for link in targets.filter(|link| !link.contains("://")) {
             links += 1;
-            let found = fault(page, link, &book);
-            faults.extend(found.map(|fault| format!("{}: `{link}`: {fault}", page.display())));
+            let found = problem(page, link, &book);
+            problems
+                .extend(found.map(|problem| format!("{}: `{link}`: {problem}", page.display())));
         }
     }
     assert!(links > 100, "{links} links were found");
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
 }

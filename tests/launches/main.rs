@@ -7,7 +7,7 @@ mod alone;
 #[path = "../../kernels-cubecl/benches/gradients/launches.rs"]
 mod launches;
 
-use alone::{GPT2, alone, cube, most_launches, settle};
+use alone::{GPT2, alone, cube, drain, most_launches};
 use burn_amp_tests::prelude::*;
 use cubecl::MemoryScope;
 use launches::names;
@@ -61,10 +61,10 @@ fn clipping_by_a_global_norm_is_a_few_launches() {
     let weights = weights(DType::F32, &device);
     let grads = unscaled(&weights, &scaler(false));
     let norm = grads.status().norm();
-    settle(&device);
+    drain(&device);
     let (grads, seen) = names(|| {
         let grads = grads.clip(&GradientClip::GlobalNorm(norm / 4.0)).unwrap();
-        settle(&device);
+        drain(&device);
         grads
     });
     assert_eq!(grads.status().clipped(), Some(GPT2));
@@ -89,7 +89,7 @@ fn gradients_that_keep_their_dtype_take_one_pass() {
     // Compiled, and read once.
     drop(unscaled(&weights, &scaler));
     let scaled = scaled_by_hand(&scaler, gradients(&weights));
-    settle(&device);
+    drain(&device);
     let (grads, seen) = names(|| scaler.unscale(scaled, &weights).unwrap());
     let is_ours = |name: &&str| name.contains("burn_amp_kernels");
     assert!(seen.iter().all(is_ours), "{seen:?}");
@@ -144,8 +144,8 @@ fn a_device_starts_before_another_is_read() {
     let weights = vec![value(&first), value(&second)];
     let scaler = scaler(false);
     let scaled = scaled_by_hand(&scaler, gradients(&weights));
-    settle(&first);
-    settle(&second);
+    drain(&first);
+    drain(&second);
 
     // What was read of it at each launch.
     let device = first.clone();

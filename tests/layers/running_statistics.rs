@@ -186,14 +186,14 @@ fn a_scaler_alone_mends_them_too() {
     let mut norm = norm();
     let mut scaler = default_scaler();
     let mut optim = SgdConfig::new().init();
-    let [good, mended] = [1.0, f32::INFINITY].map(|factor| {
+    let [good, repaired] = [1.0, f32::INFINITY].map(|factor| {
         let loss = norm.forward(input() * factor).square().mean();
         let grads = scaler.unscale(scaler.backward(loss, &norm), &norm).unwrap();
         norm = scaler.step(&mut optim, 0.1, norm.clone(), grads);
         scaler.update().unwrap();
         statistics(&norm)
     });
-    assert_eq!((scaler.counters().skipped(), good), (1, mended));
+    assert_eq!((scaler.counters().skipped(), good), (1, repaired));
 }
 
 /// Burn shares them between clones, and maps them in place: keep them where a clone goes on.

@@ -79,7 +79,7 @@ impl Own for Witness {
     }
 }
 
-/// As the book says. When this fails, Burn has learnt it, and the test below can be a real run.
+/// As the book says. When this fails, Burn can do it, and the test below can be a real run.
 #[test]
 fn burn_has_no_ddp_for_flex() {
     let all_reduce_op = ReduceOperation::Mean;

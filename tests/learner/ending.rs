@@ -103,14 +103,14 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
     }
 }
 
-/// Whether the step is waited for or known later, and a loss that is infinite is not blamed on the scale. Another optimizer, of which nobody
+/// Whether the step is waited for or known later, and a loss that is infinite does not lower the scale. Another optimizer, of which nobody
 /// knows the kind, goes on with the model: it is stepped as Burn's.
 #[test]
 fn what_ends_a_run_is_told_and_another_goes_on() {
     let infinite = "the loss, or its gradient, is infinite or NaN: 4 steps in a row";
     let (steep, exhausted) = (overflow(1e30), "after 4 skipped steps");
     let fused: fn(&MixedPrecision) -> Made = in_a_pipeline;
-    for (gain, variant, told) in [
+    for (gain, variant, wording) in [
         (f32::INFINITY, "LossNotFinite", infinite),
         (steep, "LossScaleExhausted", exhausted),
     ] {
@@ -118,8 +118,8 @@ fn what_ends_a_run_is_told_and_another_goes_on() {
         for learner in LEARNERS.into_iter().chain([fused]) {
             let (amp, before) = (run.amp(), values(&net()));
             let done = run.train(&temp_dir(), &amp, learner(&amp));
-            says(&done.error.unwrap(), [told]);
-            is_error(&amp.run_result().unwrap_err(), variant, [told]);
+            says(&done.error.unwrap(), [wording]);
+            is_error(&amp.run_result().unwrap_err(), variant, [wording]);
             assert_eq!(amp.loss_scale() == 65536.0, gain.is_infinite());
             assert_eq!(amp.counters().steps(), 4);
             assert!(values(&done.model) == before);
@@ -132,7 +132,7 @@ fn what_ends_a_run_is_told_and_another_goes_on() {
     }
 }
 
-/// Without anybody to tell, a panic with the message, in the thread that has launched the run, before checkpoints are lost.
+/// Where nobody asks, a panic with the message, in the thread that has launched the run, before checkpoints are lost.
 #[test]
 fn without_a_listener_the_message_is_that_of_a_panic() {
     let nobody: Listener = |_, training| training;
@@ -170,7 +170,7 @@ fn a_failed_model_can_be_trained_again() {
             let file = folder.path().join("checkpoint/model-1.bpk");
             model = model.try_load_file(file).unwrap();
         }
-        assert!(amp.run_result().is_err(), "told until it trains again");
+        assert!(amp.run_result().is_err(), "returned until it trains again");
         let (before, weights) = (model.scaler().counters(), parameters(&model));
 
         // What is exhausted stays so: the poison is gone.
@@ -233,15 +233,15 @@ fn a_learning_rate_that_is_not_finite_ends_the_run() {
             let learner = amp.learner(net(), optim(), ConstantLr::new(rate));
             let done = Run::default().train(&temp_dir(), &amp, learner);
             let refused = amp.run_result().unwrap_err().to_string();
-            let told = format!("`lr` is {rate}, but must be finite");
-            assert!(refused.starts_with(&told), "{amp:?}: {refused}");
+            let wording = format!("`lr` is {rate}, but must be finite");
+            assert!(refused.starts_with(&wording), "{amp:?}: {refused}");
             assert!(all_finite(&done.model), "{amp:?}");
             assert_eq!(amp.counters().steps(), 0, "{amp:?}");
         }
     }
 }
 
-/// A Learner cannot accumulate as the optimizer was told, nor with another scale; on a thread of its own, an optimizer takes no averages and
+/// A Learner cannot accumulate as the optimizer is set to, nor with another scale; on a thread of its own, an optimizer takes no averages and
 /// leaves no step to the model: an error at once, not another training.
 #[test]
 fn an_optimizer_that_does_not_fit_is_refused() {

@@ -52,8 +52,8 @@ fn a_model_that_a_run_has_returned_is_not_launched_as_it_is() {
         let folder = temp_dir();
         let again = amp.launch(run.training(folder.path()), model.clone(), optim, lr());
         let error = again.map(drop).unwrap_err().error;
-        let told = ["`model` is a `Scaled`", "`scaled.into_inner().train()`"];
-        is_error(&error, "InvalidValue", told);
+        let wording = ["`model` is a `Scaled`", "`scaled.into_inner().train()`"];
+        is_error(&error, "InvalidValue", wording);
         assert_eq!(amp.counters().steps(), steps);
     }
     let (folder, model) = (temp_dir(), model.into_inner().train());
@@ -74,8 +74,8 @@ fn parameters_and_states_that_do_not_fit_are_refused_before_the_run() {
     let error = launched(half, |amp| adam(amp).into());
     is_error(&error, "HalfPrecisionLeaf", ["`GradScaler`"]);
 
-    /// Has learned from a model with the ids of the net, and other shapes.
-    fn learned<O: ModuleOptim>(optim: O, amp: &MixedPrecision) -> ScaledOptimizer<O> {
+    /// Was trained on a model with the ids of the net, and other shapes.
+    fn trained<O: ModuleOptim>(optim: O, amp: &MixedPrecision) -> ScaledOptimizer<O> {
         let linear = || LinearConfig::new(2, 2).init(&device());
         let other = fill_with_ids((linear(), linear()), 0, 0.4);
         let mut player = Player::with(AdamConfig::new().init(), other, &MixedPrecision::f16());
@@ -83,18 +83,18 @@ fn parameters_and_states_that_do_not_fit_are_refused_before_the_run() {
         let (first, second) = &player.model;
         player.train(0.1, second.forward(first.forward(input)).mean());
         let mut optim = ScaledOptimizer::new(optim, amp);
-        let learned = player.optim.into_bytes().unwrap();
-        optim.from_bytes(learned).unwrap();
+        let trained = player.optim.into_bytes().unwrap();
+        optim.from_bytes(trained).unwrap();
         optim
     }
     let optims: [fn(&MixedPrecision) -> LearnerOptimizer; 3] = [
-        |amp| learned(AdamConfig::new().init(), amp).into(),
-        |amp| learned(fused(), amp).into(),
-        |amp| pipelined(learned(fused(), amp)).into(),
+        |amp| trained(AdamConfig::new().init(), amp).into(),
+        |amp| trained(fused(), amp).into(),
+        |amp| pipelined(trained(fused(), amp)).into(),
     ];
     for optim in optims {
-        let told = "for `hidden.weight` has shape [2, 2]";
-        is_error(&launched(net(), optim), "ForeignRecord", [told]);
+        let wording = "for `hidden.weight` has shape [2, 2]";
+        is_error(&launched(net(), optim), "ForeignRecord", [wording]);
     }
 }
 

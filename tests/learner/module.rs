@@ -83,7 +83,7 @@ fn clipped() -> Model<Clipped> {
     Model { own }
 }
 
-/// The model's own `optimize` is called with every step that is not skipped, and with no other. A fused optimizer has to be told that
+/// The model's own `optimize` is called with every step that is not skipped, and with no other. A fused optimizer has to be set so that
 /// there is one.
 #[test]
 fn the_optimize_of_a_model_is_called() {

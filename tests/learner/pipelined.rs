@@ -97,7 +97,7 @@ fn half_precision_parameters_resume_from_their_masters() {
     assert_eq!(logged.len(), 1);
 }
 
-/// Whether the optimizer has learned them itself, or loaded them.
+/// Whether the optimizer has computed them itself, or loaded them.
 #[test]
 fn masters_of_a_loop_go_into_a_learner() {
     let train = |mut model: Model<Half>, optim: &mut PipelinedOptimizer| {

@@ -54,7 +54,7 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
     }
 }
 
-/// A rule that only this program knows goes on with what it has learned.
+/// A rule that only this program knows goes on with its state.
 #[test]
 fn a_resumed_run_goes_on_with_its_own_rule() {
     let rule = || {
@@ -136,7 +136,7 @@ fn a_missing_epoch_is_named_with_those_that_are_there() {
     let message = |folder: &Folder, epoch| Resume::check(folder.path(), epoch).unwrap_err();
     let none = "there is no checkpoint of epoch 1, nor of another";
     says(&message(&temp_dir(), 1), [none]);
-    let told = "there is no checkpoint of epoch 7, but of 1, 2";
+    let wording = "there is no checkpoint of epoch 7, but of 1, 2";
     let folder = Run::of(2).launch().folder;
-    says(&message(&folder, 7), ["model-7.bpk", told]);
+    says(&message(&folder, 7), ["model-7.bpk", wording]);
 }

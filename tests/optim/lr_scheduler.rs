@@ -123,7 +123,7 @@ fn groups_wait_too() {
     }
 }
 
-/// Where only one learning rate can be told, those of groups would be lost.
+/// Where only one learning rate can be given, those of groups would be lost.
 #[test]
 #[should_panic(expected = "wrap each scheduler by itself")]
 fn groups_inside_burns_scheduler_are_refused() {

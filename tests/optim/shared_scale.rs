@@ -95,7 +95,7 @@ fn the_scale_moves_once_an_iteration() {
         ),
         // A loss that is not finite says nothing of the scale, and holds no one up.
         ("a? b. a? b. a? b.", "?10:0 +10:1 ?10:1 +10:2 ?10:2 +10:3"),
-        // Where both backward passes are over before one steps, each skip is blamed on what is to blame. Nor is what was read held against
+        // Where both backward passes are over before one steps, each skip has its own cause. Nor is what was read held against
         // the next iteration, whose second forward pass is at the lowered scale.
         ("*a?b? a. b. a! b!", "??10:0 +10:0 +10:1 -9:0 -9:0"),
         ("*a!b! a. b. a! b!", "--9:0 +9:0 +9:1 -8:0 -8:0"),
@@ -103,7 +103,7 @@ fn the_scale_moves_once_an_iteration() {
         let logged = captured(Level::Warn, || {
             assert_eq!(play(&mut pair(&amp(100)), script), expected, "{script}");
         });
-        // Nobody is told of scopes that are missing.
+        // Missing scopes are not warned of.
         assert!(!logged.concat().contains("autocast"), "{logged:?}");
     }
 }
@@ -177,8 +177,8 @@ fn a_record_between_the_steps_of_an_iteration_is_warned_of() {
         captured(Level::Warn, record)
     };
     assert_eq!(between("a. b."), [""; 0]);
-    let told = between("a.");
-    says(only(&told), ["save after all of them have stepped"]);
+    let wording = between("a.");
+    says(only(&wording), ["save after all of them have stepped"]);
     assert_eq!(between("b."), [""; 0]);
     players.truncate(1);
     play(&mut players, "a.");

@@ -8,13 +8,13 @@ use crate::schedule::settings;
 
 /// Moves a state by what gradients have shown that overflow, or do not.
 pub fn advancing() -> impl Fn(DeviceScale, bool) -> DeviceScale {
-    let verdicts = [-3.0, f32::NEG_INFINITY].map(|last| {
+    let statuses = [-3.0, f32::NEG_INFINITY].map(|last| {
         let mut list = TensorList::new();
         list.push(Tensor::<1>::from_floats([1.0, 0.0], &Device::default()));
         list.push(Tensor::<1>::from_floats([last], &Device::default()));
         inspect(list).unwrap()
     });
-    move |state, skipped| state.advance(&verdicts[usize::from(skipped)], None)
+    move |state, skipped| state.advance(&statuses[usize::from(skipped)], None)
 }
 
 /// A schedule that a device can move, and the state that it begins in.

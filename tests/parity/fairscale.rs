@@ -1,7 +1,7 @@
-//! FairScale's `LayerwiseGradientScaler`: a schedule for each part.
+//! FairScale's `LayerwiseGradientScaler`: a schedule for each region.
 //!
 //! Its `unscale` leaves out modules that had an overflow in the step before, so that the optimizer then steps with gradients that are still scaled.
-//! That is nowhere here: `rescaled` takes factors back where gradients leave a part.
+//! That is nowhere here: `rescaled` takes factors back where gradients leave a region.
 
 use super::*;
 

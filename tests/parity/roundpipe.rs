@@ -8,9 +8,9 @@ fn compare(trace: &Value) {
     let config: GradScalerConfig = serde_json::from_value(trace["params"].clone()).unwrap();
     let config = config.with_max_consecutive_skips(None);
     let gradients = Arc::new(Mutex::new(Vec::<f32>::new()));
-    let noted = gradients.clone();
-    let note = move |values| noted.lock().unwrap().extend(values);
-    let inner = Observed(SgdConfig::new().init(), note);
+    let recorded = gradients.clone();
+    let record = move |values| recorded.lock().unwrap().extend(values);
+    let inner = Observed(SgdConfig::new().init(), record);
     let optim = ScaledOptimizer::new(inner, config.init().unwrap());
     let mut optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
     let device = Device::flex().autodiff();
@@ -45,13 +45,13 @@ fn compare(trace: &Value) {
         let expected = &trace["main_scale_after_update"][t];
         assert_eq!(after, *expected, "{id}, {t}");
 
-        let learned = optim.synchronized_scaler();
-        let (tracker, interval) = (learned.growth_tracker(), learned.growth_interval());
+        let moved = optim.synchronized_scaler();
+        let (tracker, interval) = (moved.growth_tracker(), moved.growth_interval());
         assert_eq!(tracker, trace["growth_tracker"][t], "{id}, {t}");
         assert_eq!(interval, trace["growth_interval_after"][t], "{id}, {t}");
-        let scale = f64::from(learned.loss_scale());
+        let scale = f64::from(moved.loss_scale());
         assert_eq!(scale, trace["next_scale"][t], "{id}, {t}");
-        let stepped = u8::from(learned.last_outcome() == Some(StepOutcome::Stepped));
+        let stepped = u8::from(moved.last_outcome() == Some(StepOutcome::Stepped));
         assert_eq!(stepped, trace["optimizer_stepped"][t], "{id}, {t}");
         if stepped == 1 {
             unscaled.push(trace["grad_after_unscale"][t].clone());

@@ -1,4 +1,4 @@
-//! PyTorch's `_amp_foreach_non_finite_check_and_unscale_`: every value bit for bit, and the verdict.
+//! PyTorch's `_amp_foreach_non_finite_check_and_unscale_`: every value bit for bit, and whether one is not finite.
 
 use burn_amp_tests::prelude::*;
 use half::{bf16, f16};
@@ -27,7 +27,7 @@ fn kind(case: &Value) -> Kind {
     }
 }
 
-/// Checks one case and tells whether it is a departure: a value that only unscaling made infinite.
+/// Checks one case and returns whether it is a departure: a value that only unscaling made infinite.
 fn check(case: &Value, parameter_dtype: bool, at: &str) -> bool {
     let (device, (dtype, value, rounded)) = (Device::default(), kind(case));
     let smallest_normal = match dtype {

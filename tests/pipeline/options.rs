@@ -61,7 +61,7 @@ fn micro_batches_are_added_while_the_next_is_computed() {
     });
 }
 
-/// A loss that a guard is told belongs to the gradients it comes with.
+/// A loss that a guard is given belongs to the gradients it comes with.
 #[test]
 fn a_guard_hears_of_the_loss_of_its_own_step() {
     let mut trial = Trial::new(amp(), guarded);
@@ -163,7 +163,7 @@ fn a_learning_rate_schedule_holds_after_a_skip() {
     assert_eq!(schedule.step().base(), rate);
 }
 
-/// `update(new_scale)` replaces what the update makes of the scale, an overflow too. What cannot be set is told at once, or where both
+/// `update(new_scale)` replaces what the update makes of the scale, an overflow too. What cannot be set is an error at once, or where both
 /// sides come together.
 #[test]
 fn what_is_set_takes_its_place_in_the_queue() {

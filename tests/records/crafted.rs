@@ -134,7 +134,7 @@ fn a_part_of_an_earlier_version() {
         let now = &state["parts"]["a"]["schedule"];
         assert_eq!([&now["scale"], &now["ceiling"]], [expected, 8.0]);
     }
-    let damaged = |factor| (part(None, factor), Unreadable("the factor of a part is"));
+    let damaged = |factor| (part(None, factor), Unreadable("the factor of a region is"));
     check(adam, DType::F32, [0.0, -1.0].map(damaged));
 }
 
@@ -178,7 +178,7 @@ fn a_moment_of_another_shape() {
     check(master_adam, DType::F16, [(both, damaged)]);
 }
 
-/// Nothing in the record tells the parameter's shape: the first step sees it, before it changes anything.
+/// Nothing in the record has the parameter's shape: the first step sees it, before it changes anything.
 #[test]
 fn moments_of_another_parameter_are_refused_by_the_step() {
     let honest = trained(adam(), DType::F32, 0..4, &[2]).into_bytes();

@@ -14,9 +14,9 @@ fn resume<O: ModuleOptim>(folder: &Path, build: impl Fn() -> Run<O>) -> Snapshot
         let skipped = to.counters.skipped() - from.counters.skipped();
         let applied = to.counters.stepped() - from.counters.stepped();
         assert!(skipped >= 2 && applied >= 15, "{skipped} of {applied}");
-        // Each skip that the scale is to blame for halves it: where it is higher than that, it grew.
-        let blameless = to.counters.bad_losses() - from.counters.bad_losses();
-        let lowered = from.scale * 0.5f32.powi((skipped - blameless) as i32);
+        // Each skip that the scale causes halves it: where it is higher than that, it grew.
+        let bad_losses = to.counters.bad_losses() - from.counters.bad_losses();
+        let lowered = from.scale * 0.5f32.powi((skipped - bad_losses) as i32);
         assert!(to.scale > lowered, "the scale never grew");
         assert_ne!(from.parameters, to.parameters);
     }
@@ -31,7 +31,7 @@ fn adam_w_masters() -> Run<MasterWeights> {
     Run::half(MasterWeights::new(AdamWConfig::new().build()))
 }
 
-/// In the middle of a warm-up, and after what each schedule has learned.
+/// In the middle of a warm-up, and with what each schedule remembers.
 #[test]
 fn every_schedule_in_mixed_precision() {
     let folder = tempdir().unwrap();

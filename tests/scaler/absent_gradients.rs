@@ -7,7 +7,7 @@ fn pair() -> Pair {
     Pair::new([0.0; 10], &flex(), DType::F32)
 }
 
-/// The step is counted, and the scale learns nothing: no gradients are no evidence that it is fine. Nor do they break a row of overflows.
+/// The step is counted, and the scale stays: no gradients are no evidence that it is fine. Nor do they break a row of overflows.
 /// They may follow each other without `update`: nothing was stepped.
 fn check_empty_steps<M: Module>(model: M, grads: impl Fn() -> GradientsParams) {
     for (history, row) in [("x.", 0), (".x", 1)] {

@@ -25,7 +25,7 @@ fn a_second_step_without_update_is_refused() {
         let error = run.take(run.unscale(grads)).unwrap_err();
         assert_update_missing(error, "bias");
         assert_eq!(state(&run), before);
-        // What it tells is not of the step before.
+        // What it reports is not of the step before.
         assert_eq!(run.outcome(), None);
 
         // After the update it is welcome; the refused ones have left no trace.

@@ -1,4 +1,4 @@
-//! Rules that no one but this file knows move the loss scale: in training, through records, in parts, and as the built-in ones do.
+//! Rules that no one but this file knows move the loss scale: in training, through records, in regions, and as the built-in ones do.
 
 use burn_amp::schedule::{Evidence, NextScale, Rule};
 use serde_json::from_str;
@@ -280,24 +280,24 @@ fn a_scale_that_cannot_be_applied_is_told_of() {
     }
 }
 
-/// The factor of the part in which a step has gradients of 2^-20.
-fn step_in(part: &Rescale, run: &mut Trial) -> f32 {
+/// The factor of the region in which a step has gradients of 2^-20.
+fn step_in(region: &Rescale, run: &mut Trial) -> f32 {
     let amp = run.optim.scaler().precision().unwrap().clone();
-    let inside = |()| rescaled(part.clone(), (), |()| run.model.bias.val());
+    let inside = |()| rescaled(region.clone(), (), |()| run.model.bias.val());
     let grads = (amp.autocast((), inside).sum() * 2f64.powi(-20)).backward();
     run.take(GradientsParams::from_grads(grads, &run.model));
-    amp.parts()[0].1
+    amp.regions()[0].1
 }
 
 #[test]
-fn a_part_moves_by_it_too() {
-    fn part(rule: impl Rule + Clone) -> Result<Rescale, AmpError> {
+fn a_region_moves_by_it_too() {
+    fn region(rule: impl Rule + Clone) -> Result<Rescale, AmpError> {
         let config = config().with_init_scale(1.0).with_max_scale(Some(1024.0));
-        Rescale::dynamic("part").with_schedule(ruled_by(config, rule))
+        Rescale::dynamic("region").with_schedule(ruled_by(config, rule))
     }
     let new = || Trial::at_border(&f16_under(config().with_init_scale(16.0)));
-    says(&part(saw()).unwrap_err(), ["`saw`"]);
-    let log_max = part(LogMaxAgain::default()).unwrap();
+    says(&region(saw()).unwrap_err(), ["`saw`"]);
+    let log_max = region(LogMaxAgain::default()).unwrap();
     let [mut one, mut other] = [new(), new()];
     let factors = [(); 6].map(|()| step_in(&log_max, &mut one));
     assert_eq!(factors, [2.0, 4.0, 8.0, 16.0, 32.0, 64.0]);
@@ -312,11 +312,11 @@ fn a_part_moves_by_it_too() {
     assert_eq!(both[0], both[1]);
 
     // Where a rule of this name takes no state but its own: an error if it is open, and else a fresh start.
-    let refusing = part(own("log_max_again", "{")).unwrap();
+    let refusing = region(own("log_max_again", "{")).unwrap();
     let [mut open, mut fresh] = [new(), new()];
     step_in(&refusing, &mut open);
     let error = refused(&mut open.optim, |optim| optim.from_bytes(bytes.clone()));
-    says(&error, ["part `part`"]);
+    says(&error, ["region `region`"]);
     fresh.optim.from_bytes(bytes).unwrap();
     warns_once(["starts fresh"], || {
         assert_eq!(step_in(&refusing, &mut fresh), 1.0);

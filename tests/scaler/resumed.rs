@@ -163,7 +163,7 @@ fn after_exhaustion_the_configuration_is_edited() {
     }
 }
 
-/// What the scaler had seen before is not told of the run that was loaded.
+/// What the scaler had seen before is not reported of the run that was loaded.
 #[test]
 fn a_used_scaler_forgets() {
     let used = || {

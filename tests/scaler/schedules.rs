@@ -58,7 +58,7 @@ fn what_the_measures_do_not_show_costs_no_more_skips_than_with_pytorchs_rule() {
     };
     let [torch, adaptive, log_max, near_top] = ours().map(skips);
     assert!(torch > 30, "{torch}");
-    // It learns to try less often.
+    // It tries less often.
     assert!(adaptive < torch / 2, "{adaptive}");
     assert!(log_max <= torch, "{log_max}");
     assert!(near_top <= torch, "{near_top}");
@@ -206,7 +206,7 @@ fn stored(schedule: &LossScale) -> Value {
     serde_json::to_value(schedule).unwrap()
 }
 
-/// Under other parameters a schedule goes on with what it has learned.
+/// Under other parameters a schedule goes on with what it remembers.
 #[test]
 fn a_record_of_other_parameters_goes_on() {
     let mut run = ByHand::new(config(Schedule::log_max()).with_init_scale(64.0));

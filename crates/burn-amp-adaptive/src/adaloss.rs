@@ -55,7 +55,7 @@ impl Default for AdaLoss {
 }
 
 impl AdaLoss {
-    /// With the share of values that may underflow, and the largest product of the factors of a region and of those around it.
+    /// With the share of values that may underflow, and the largest product of the factors of a region and of those that enclose it.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl AdaLoss {
         let sigma = sigma(measures) as f32;
         let quantile = quantile(self.underflow_share);
         let wanted = wanted([MIN, MAX], quantile, sigma, measures.max_abs as f32);
-        let factor = bound(self.total_limit / measures.around, wanted);
+        let factor = bound(self.total_limit / measures.outer_factor, wanted);
         (measures.elements > 0 && factor.is_normal()).then(|| power_of_two(factor))
     }
 }
@@ -136,7 +136,7 @@ fn wanted([min, max]: [f64; 2], quantile: f64, sigma: f32, max_abs: f32) -> f32 
     lifted.min(highest.into()) as f32
 }
 
-/// `wanted`, limited for all regions that are around each other. The limit of one region is its schedule's `max_scale`.
+/// `wanted`, limited for all regions that enclose each other. The limit of one region is its schedule's `max_scale`.
 fn bound(total: f64, wanted: f32) -> f32 {
     total.min(wanted.into()) as f32
 }
@@ -221,7 +221,7 @@ mod tests {
                 };
                 let (sigma, max_abs) = (column("sigma").unwrap(), column("max_abs").unwrap());
                 let updating = trace["updating"][row] == 1 || trace["updating"][row] == true;
-                // Ours learns nothing from values that are not finite: the step was skipped.
+                // Ours ignores values that are not finite: the step was skipped.
                 let finite = sigma.is_finite() && max_abs.is_finite();
                 if updating && finite && !flag("lognormal") {
                     let ours = wanted(

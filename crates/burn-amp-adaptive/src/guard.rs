@@ -15,19 +15,19 @@ use state::GuardState;
 /// Given to [`ScaledOptimizer::with_hook`](burn_amp_core::ScaledOptimizer::with_hook), as the settings of a [hook](burn_amp_core::hook::Hook) named
 /// `guard`: an optimizer has one guard, and a setting that is out of its range is an error of the first step. A step that is rejected is
 /// [`StepOutcome::Guarded`](burn_amp_core::StepOutcome::Guarded): it is logged, counted in
-/// [`StepCounters::guarded`](burn_amp_core::StepCounters::guarded), and leaves parameters, optimizer and averages as they are. The loss scale learns
-/// nothing from it. A step that overflows is none of the guard's: it is skipped, and the guard learns nothing.
+/// [`StepCounters::guarded`](burn_amp_core::StepCounters::guarded), and leaves parameters, optimizer and averages as they are. The loss scale
+/// stays. A step that overflows is none of the guard's: it is skipped, and the guard does not count it.
 ///
 /// With accumulation a guard judges the sum, or the mean, of a window, and drops the whole window. A step rejected ends the iteration as a
 /// skipped one: the learning rate of a [`ScaledLrScheduler`](burn_amp_core::ScaledLrScheduler) stays too. Other optimizers on the same
-/// [`MixedPrecision`](burn_amp_core::MixedPrecision) still step, and the scale learns from them alone. With clipping, which sees the gradients after
+/// [`MixedPrecision`](burn_amp_core::MixedPrecision) still step, and they alone move the scale. With clipping, which sees the gradients after
 /// the guard, the norms in the status are those before both. More than
 /// [`max_consecutive_skips`](burn_amp_core::GradScalerConfig::max_consecutive_skips) steps rejected in a row end the run.
 ///
 /// The norm is the L2 norm of all unscaled gradients before clipping, which the test of the gradients has found: no further pass,
 /// and no further wait. (Without a loss scale, in f32 and bf16, nothing tests gradients: then the guard measures them, in one pass
-/// and one wait, as clipping does.) The loss is what [`ScaledOptimizer::set_loss`](burn_amp_core::ScaledOptimizer::set_loss) was told; a guard that
-/// is told none looks at the norm alone.
+/// and one wait, as clipping does.) The loss is what [`ScaledOptimizer::set_loss`](burn_amp_core::ScaledOptimizer::set_loss) was given; a guard that
+/// is given none looks at the norm alone.
 ///
 /// Every rule is pure: the same losses and norms give the same decisions, see [`replay`](Self::replay). Values that are infinite or NaN hold
 /// the step back and are forgotten. An outlier enters the statistics as the highest value that would have been accepted, so that some

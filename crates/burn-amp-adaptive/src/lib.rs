@@ -1,4 +1,4 @@
-//! What burn-amp learns from the gradients of a run: guards against spikes, and factors of regions.
+//! What looks at the gradients of a run: guards against spikes, and a rule for the factors of regions.
 //!
 //! Part of [burn-amp](https://docs.rs/burn-amp), which shows it as `burn_amp::adaptive`.
 //!

@@ -16,19 +16,19 @@ use crate::values::{AnyTensor, is_half};
 const MAX_HALVINGS: i32 = 40;
 /// Below this, f32 itself rounds: a scale moves gradients out of there.
 const SMALL: f32 = 1e-30;
-/// How far gradients may move with the factors of parts. With each they are rounded at other places, where they are small.
+/// How far gradients may move with the factors of regions. With each they are rounded at other places, where they are small.
 const MOVED: f64 = 1.0 / 16.0;
 /// How far they may move with the loss scale, where half precision holds them.
 const STEADY: f64 = 1.0 / 64.0;
 
-/// What the factors of parts become in a run.
-type PartFactors = fn(f64) -> f64;
-const OWN: PartFactors = |factor| factor;
-const HALF: PartFactors = |factor| factor / 2.0;
-const ONE: PartFactors = |_| 1.0;
+/// What the factors of regions become in a run.
+type RegionFactors = fn(f64) -> f64;
+const OWN: RegionFactors = |factor| factor;
+const HALF: RegionFactors = |factor| factor / 2.0;
+const ONE: RegionFactors = |_| 1.0;
 
-/// The gradients with this loss scale at the border, this factor of the loss, and these factors of parts.
-type Run<'a> = dyn FnMut(f64, f64, PartFactors) -> Result<GradientsParams, AmpError> + 'a;
+/// The gradients with this loss scale at the border, this factor of the loss, and these factors of regions.
+type Run<'a> = dyn FnMut(f64, f64, RegionFactors) -> Result<GradientsParams, AmpError> + 'a;
 
 impl MixedPrecision {
     /// Checks a new program before it trains: runs the loss and its backward pass, and looks for mistakes.
@@ -36,11 +36,11 @@ impl MixedPrecision {
     /// `loss` computes a loss as the training loop does, with [`autocast`](Self::autocast) inside. It runs three times or
     /// more. The gradients with the loss scale at the border are compared, bit for bit, with those of a loss that is scaled by
     /// hand: a difference shows a tensor that enters or leaves a scope without being scaled (cast by hand, captured, carried out).
-    /// With parts that are [`rescaled`](crate::rescaled) it runs three times more, with half their factors and without them, and compares how
+    /// With regions that are [`rescaled`](crate::rescaled) it runs three times more, with half their factors and without them, and compares how
     /// large gradients are. A leak is not seen where half precision loses the gradients without the factors, and is small with them.
     ///
     /// A free [`autocast`](crate::autocast) opens a scope here if it does so in the training: once this handle is in a `Learner`.
-    /// Running statistics are put back before this returns. Seeds the device's random numbers. Waits for the device.
+    /// Running statistics are restored before this returns. Seeds the device's random numbers. Waits for the device.
     ///
     /// Returns the status of the gradients at the present loss scale, or at the highest one below at which they are finite.
     ///
@@ -90,19 +90,19 @@ impl MixedPrecision {
             true => f64::from(self.loss_scale().max(1.0)).log2().floor().exp2(),
             false => 65536.0,
         };
-        let has_parts = Cell::new(false);
-        let mut run = |at_border: f64, by_hand: f64, part: PartFactors| {
+        let has_regions = Cell::new(false);
+        let mut run = |at_border: f64, by_hand: f64, region: RegionFactors| {
             let dry = Arc::new(DryRun {
-                part,
+                region,
                 seed: Some(0x5ca1e),
                 in_learner: self.is_in_learner(),
                 ..DryRun::at(at_border)
             });
             let value = dry_loss(self, &dry, model, &mut loss)?;
             let grads = value.mul_scalar(by_hand).backward();
-            let noted = dry.take();
-            has_parts.set(has_parts.get() || noted.has_parts);
-            self.refuse_noted(&noted)?;
+            let notes = dry.take();
+            has_regions.set(has_regions.get() || notes.has_regions);
+            self.check_notes(&notes)?;
             Ok(GradientsParams::from_grads(grads, model))
         };
         let (scale, grads, status) = finite(&mut run, scale, OWN, model)?;
@@ -113,7 +113,7 @@ impl MixedPrecision {
         let by_hand = run(1.0, scale, OWN)?;
         let entries = Entries::of(&grads, model)?.gradients;
         let found = match leak(&entries, &grads, &by_hand, scale) {
-            None if has_parts.get() => leak_of_parts(&mut run, &entries, &grads, scale, model)?,
+            None if has_regions.get() => leak_of_regions(&mut run, &entries, &grads, scale, model)?,
             found => found,
         };
         let Some(leak) = found else {
@@ -131,15 +131,15 @@ impl MixedPrecision {
     }
 
     /// Refuses what came out of the scopes of a dry run.
-    fn refuse_noted(&self, noted: &DryRunNotes) -> Result<(), AmpError> {
+    fn check_notes(&self, notes: &DryRunNotes) -> Result<(), AmpError> {
         let dtype = self.dtype().into();
-        if noted.runs_in_f32 && is_half(dtype) {
+        if notes.runs_in_f32 && is_half(dtype) {
             return Err(AmpError::NoScope);
         }
-        if noted.is_loss_inside && is_half(dtype) {
+        if notes.is_loss_inside && is_half(dtype) {
             return Err(AmpError::HalfPrecisionLoss { dtype });
         }
-        let mut others = noted.handles.iter().filter(|other| !other.is(self));
+        let mut others = notes.handles.iter().filter(|other| !other.is(self));
         match others.any(Self::is_scaled) {
             true => Err(AmpError::TwoPrecisions),
             false => Ok(()),
@@ -148,7 +148,7 @@ impl MixedPrecision {
 }
 
 /// A loss, in f32, from scopes that differ from those of a step. Takes the error out of a panic of `autocast`. Leaves no trace: running
-/// statistics are put back.
+/// statistics are restored.
 ///
 /// # Errors
 ///
@@ -260,12 +260,12 @@ fn leak(
 fn finite<M: Module>(
     run: &mut Run<'_>,
     mut scale: f64,
-    part: PartFactors,
+    region: RegionFactors,
     model: &M,
 ) -> Result<(f64, GradientsParams, GradientStatus), AmpError> {
     let lowest = (scale * 2f64.powi(-MAX_HALVINGS)).max(2f64.powi(-25));
     loop {
-        let grads = run(scale, 1.0, part)?;
+        let grads = run(scale, 1.0, region)?;
         let status = inspect(&grads, model)?;
         let Some(parameter) = status.overflow_parameter() else {
             return Ok((scale, grads, status));
@@ -279,8 +279,8 @@ fn finite<M: Module>(
     }
 }
 
-/// As [`leak`], of gradients with other factors of parts, which round at other places: how much of them is in `grads`.
-fn leak_of_parts<M: Module>(
+/// As [`leak`], of gradients with other factors of regions, which round at other places: how much of them is in `grads`.
+fn leak_of_regions<M: Module>(
     run: &mut Run<'_>,
     entries: &[Entry],
     grads: &GradientsParams,

@@ -90,7 +90,7 @@ pub struct Ema {
     updates: u64,
     /// Steps of which it is not known yet whether they were applied.
     in_flight: Vec<Resolution>,
-    /// Whether the averages were loaded, and no module was met since.
+    /// Whether the averages were loaded, and no module was updated since.
     loaded: bool,
 }
 

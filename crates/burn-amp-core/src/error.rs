@@ -118,7 +118,7 @@ pub enum AmpError {
     #[error(
         "`autocast` returns a {dtype:?} tensor that requires gradients and is not in the scope's half precision: its gradient \
          would be off by the loss scale. Return the half-precision tensor, or compute this one outside (a loss, a head in f32). \
-         Put a part that must be f32 into `in_f32`, which casts its result back"
+         Put a region that must be f32 into `in_f32`, which casts its result back"
     )]
     CapturedOutput {
         /// The tensor's dtype.
@@ -176,7 +176,7 @@ pub enum AmpError {
     /// A dry run found gradients that are infinite or NaN at every loss scale.
     #[error(
         "the gradient of `{parameter}` is infinite or NaN at every loss scale: the inputs, the loss or the forward pass overflow. \
-         Run the part that overflows `in_f32`, or try bf16"
+         Run the region that overflows `in_f32`, or try bf16"
     )]
     GradientsNotFinite {
         /// The path of the first such parameter.
@@ -194,10 +194,10 @@ pub enum AmpError {
         gradients: usize,
     },
 
-    /// A dry run found gradients that change with the loss scale, or with the factor of a part that is [`rescaled`](crate::rescaled).
+    /// A dry run found gradients that change with the loss scale, or with the factor of a region that is [`rescaled`](crate::rescaled).
     #[error(
         "{differ} of {values} gradient values of `{parameter}` change with the loss scale: a tensor enters or leaves `autocast`, or a \
-         `rescaled` part, without a scaled cast. Return it from the closure rather than carry it out, take captured tensors in with \
+         `rescaled` region, without a scaled cast. Return it from the closure rather than carry it out, take captured tensors in with \
          `amp.cast(tensor)`, use `in_f32` in place of `cast` by hand"
     )]
     BorderLeak {

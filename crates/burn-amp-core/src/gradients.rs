@@ -80,10 +80,10 @@ pub struct UnscaledGradients {
     pub(crate) is_measured: bool,
     /// Whether an overflow skips the step: not with a disabled scaler, whatever was measured.
     tested: bool,
-    /// What the loss scale learns from: the gradients as they were when they were tested.
+    /// What moves the loss scale: the gradients as they were when they were tested.
     pub(crate) finding: Finding,
     /// While one of these lives, its scaler waits for what becomes of the gradients.
-    pub(crate) verdicts: Vec<Arc<Finding>>,
+    pub(crate) pending: Vec<Arc<Finding>>,
 }
 
 impl UnscaledGradients {
@@ -94,7 +94,7 @@ impl UnscaledGradients {
             is_empty: entries.is_empty(),
             overflow: status.overflow.clone(),
             cause: SkipCause::Scale,
-            is_settled: false,
+            is_resolved: false,
             measures: status.measures(),
             rejected: None,
         };
@@ -105,7 +105,7 @@ impl UnscaledGradients {
             is_measured: tested,
             tested,
             finding,
-            verdicts: Vec::new(),
+            pending: Vec::new(),
         }
     }
 
@@ -329,7 +329,7 @@ impl UnscaledGradients {
         self.finding = self.finding.and(other.finding);
         self.tested |= other.tested;
         self.find_overflow();
-        self.verdicts.extend(other.verdicts);
+        self.pending.extend(other.pending);
         self
     }
 }
@@ -361,7 +361,7 @@ impl Clone for UnscaledGradients {
             is_measured: self.is_measured,
             tested: self.tested,
             finding: self.finding.clone(),
-            verdicts: self.verdicts.clone(),
+            pending: self.pending.clone(),
         }
     }
 }

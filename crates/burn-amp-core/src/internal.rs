@@ -9,7 +9,7 @@ pub use crate::{
     gradients::{StepGradients, by_device, placeholders, widened},
     journal::StepEntry,
     lock::locked,
-    optimizer::{Found, Stage, refused},
+    optimizer::{InspectedStep, Stage, refused},
     record::{Container, OptimizerState, checkpoint},
     scale::defaults::{defaults, with_defaults},
     scale::device_step::{DeviceStep, Run},

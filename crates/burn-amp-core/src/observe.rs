@@ -1,4 +1,4 @@
-//! What `burn-amp-report` is told of a run, and how it tries a loss in other precisions. Internal: it may change with any release.
+//! What `burn-amp-report` sees of a run, and how it tries a loss in other precisions. Internal: it may change with any release.
 
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use burn_amp_kernels::{ExponentHistogram, TensorStatus};
@@ -86,7 +86,7 @@ pub fn count(tensors: impl Iterator<Item = Tensor<1>>) -> Result<ExponentHistogr
 }
 
 impl GradScaler {
-    /// Tells the observer that a step is over.
+    /// Notifies the observer that a step is over.
     pub(crate) fn notify(&self, error: Option<&AmpError>) {
         if let Some(observer) = self.observer() {
             let status = self.last_status();

@@ -12,7 +12,7 @@ pub(crate) mod lr_scheduler;
 mod recorded;
 
 use device::Flight;
-pub use recorded::{Found, Stage, refused};
+pub use recorded::{InspectedStep, Stage, refused};
 
 use crate::error::{AmpError, StepError, or_panic};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
@@ -177,10 +177,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.options.hooks.get()
     }
 
-    /// Tells the hooks the loss of the next call of [`step`](Self::step), as the program has read it.
+    /// Gives the hooks the loss of the next call of [`step`](Self::step), as the program has read it.
     ///
     /// The loss is computed outside of half precision, and this crate does not see it; reading the tensor here would be one wait more.
-    /// Of an accumulation window they see the mean of the losses that it was told. A step without a loss is judged by its
+    /// Of an accumulation window they see the mean of the losses that it was given. A step without a loss is judged by its
     /// norm alone, as all steps in a `Learner` are.
     ///
     /// ```
@@ -204,7 +204,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// every step that is not skipped is to call.
     ///
     /// Without this, a fused optimizer steps all parameters by itself in one pass, and the model's `optimize` is not called:
-    /// Rust does not tell whether there is one. With it, parameters are stepped one by one, and each step waits for the device, as with
+    /// Rust does not say whether there is one. With it, parameters are stepped one by one, and each step waits for the device, as with
     /// Burn's optimizers, which call the model's `optimize` in any case. A `PipelinedOptimizer` with it is
     /// refused. Changes nothing outside of a `Learner`.
     ///
@@ -234,7 +234,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         loss: Tensor<D>,
         module: &M,
     ) -> ScaledGradients {
-        let scale = self.scaler.settled_loss_factor();
+        let scale = self.scaler.resolved_loss_factor();
         self.scaler.backward_at(scale, loss, module)
     }
 
@@ -271,7 +271,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// one before or, if the device is behind, of one at most 17 before. [`synchronize`](Self::synchronize) waits for them, and so do records. An
     /// error is returned, once, by the first call that can after the outcome is known: the next step, or `synchronize`. The results are
     /// the same, bit for bit. It waits, as with other optimizers, where there is accumulation, a hook that looks at the gradients,
-    /// averages that overwrite the parameters or that have not begun, running statistics, gradients of several scopes or on several devices, `rescaled` parts whose factors move, a schedule that looks at gradients, scales and
+    /// averages that overwrite the parameters or that have not begun, running statistics, gradients of several scopes or on several devices, `rescaled` regions whose factors move, a schedule that looks at gradients, scales and
     /// factors that are no powers of two, and other optimizers on the same scale; with clipping here and in the optimizer's own
     /// configuration, too.
     ///
@@ -360,7 +360,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
     }
 
-    /// Compares a state that was loaded with the first module it meets.
+    /// Compares a state that was loaded with the first module that is stepped.
     fn check_loaded<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
         if let Some(loaded) = &self.loaded {
             loaded.check(parameters(module))?;

@@ -7,6 +7,6 @@ pub(crate) mod finding;
 pub(crate) mod in_flight;
 pub(crate) mod live_scale;
 pub(crate) mod loss_scale;
-pub(crate) mod parts;
+pub(crate) mod regions;
 pub(crate) mod rehearsal;
 pub(crate) mod rescale;

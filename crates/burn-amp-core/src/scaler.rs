@@ -49,7 +49,7 @@ use crate::gradients::entries::{Entries, LOW_RANK, measure};
 use crate::gradients::running_statistics::{Buffers, Statistics};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients};
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
-use crate::scaler::iteration::{Iteration, Unsettled};
+use crate::scaler::iteration::{Iteration, PendingFindings};
 use crate::{
     border::mixed_precision::MixedPrecision, error::AmpError, gradients::status::GradientStatus,
     gradients::unscale::unscale, journal::account::Account, journal::step_counters::StepCounters,
@@ -95,7 +95,7 @@ pub struct GradScaler {
     pub(crate) ledger: Ledger,
     pub(crate) iteration: Iteration,
     watch: LossWatch,
-    pub(crate) unsettled: Unsettled,
+    pub(crate) pending: PendingFindings,
     /// The scopes that were open at the last step.
     opened: u64,
     warned_of_no_scope: bool,
@@ -119,7 +119,7 @@ impl GradScaler {
         Self {
             iteration: Iteration::default(),
             watch: LossWatch::default(),
-            unsettled: Unsettled::default(),
+            pending: PendingFindings::default(),
             opened: ledger.live.opened(),
             warned_of_no_scope: false,
             buffers: Buffers::since(ledger.live.skips()),
@@ -209,12 +209,12 @@ impl GradScaler {
     }
 
     /// The loss scale after [`resolve_dropped`](Self::resolve_dropped).
-    pub(crate) fn settled_loss_factor(&self) -> f32 {
+    pub(crate) fn resolved_loss_factor(&self) -> f32 {
         if self.ledger.amp.is_some() || !self.is_enabled() {
             return self.loss_factor();
         }
         let mut iteration = self.iteration.clone();
-        for found in self.unsettled.dropped() {
+        for found in self.pending.dropped() {
             iteration.record(&found);
         }
         match iteration.seen {
@@ -281,10 +281,10 @@ impl GradScaler {
         Ok(self.registered(grads))
     }
 
-    /// Remembers what gradients have told until they are stepped with, observed, discarded or dropped.
+    /// Remembers what was found in gradients until they are stepped with, observed, discarded or dropped.
     pub(crate) fn registered(&self, grads: UnscaledGradients) -> UnscaledGradients {
         match self.is_enabled() {
-            true => self.unsettled.register(grads),
+            true => self.pending.register(grads),
             false => grads,
         }
     }
@@ -316,7 +316,7 @@ impl GradScaler {
 
     /// Tests gradients that are not scaled, as they are: those of Burn's own `backward`.
     ///
-    /// Where they overflow after scopes of a [`MixedPrecision`], waits once more, to learn whether the loss scale is the cause.
+    /// Where they overflow after scopes of a [`MixedPrecision`], waits once more, to find out whether the loss scale is the cause.
     /// Where its scopes cast the parameters, an adapter that casts its base by hand is refused.
     fn test_plain(
         &self,
@@ -339,10 +339,10 @@ impl GradScaler {
             }),
             _ => {}
         }
-        let (unread, crossings) = self.live().take_measures();
+        let (unread, events) = self.live().take_measures();
         let mut found = entries.gradients.clone();
-        let crossed = measure(&grads, &mut found, self.schedule().edge(), crossings)?;
-        (self.live().events).restore(BorderEvent::read(unread, crossed));
+        let event_statuses = measure(&grads, &mut found, self.schedule().edge(), events)?;
+        (self.live().events).restore(BorderEvent::read(unread, event_statuses));
         Ok(UnscaledGradients::new(grads, found, true))
     }
 
@@ -429,7 +429,7 @@ impl GradScaler {
         let schedule = self.schedule().restarted();
         self.restart_at(StepCounters::default());
         self.live().set_schedule(schedule);
-        self.live().parts().restart();
+        self.live().regions().restart();
     }
 
     /// Whether losses are scaled and gradients tested.
@@ -474,7 +474,7 @@ impl GradScaler {
     /// Before gradients are counted.
     pub(crate) fn look_at(&mut self, grads: &UnscaledGradients) {
         // Micro-batches were checked one by one, beside their losses.
-        if self.is_enabled() && !grads.finding.is_settled {
+        if self.is_enabled() && !grads.finding.is_resolved {
             let scale = self.schedule().scale();
             let arrived =
                 || self.watch.any(|loss| loss != 0.0) || self.live().events.take_arrived();

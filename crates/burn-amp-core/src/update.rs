@@ -1,4 +1,4 @@
-//! What an optimizer is told of one update of a module.
+//! What an optimizer is given for one update of a module.
 
 pub(crate) mod master_weights;
 pub(crate) mod masters;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::{gradients::Factors, scale::device_step::DeviceStep};
 
-/// How a module is updated: the learning rate, and what an optimizer that makes one pass is told beside it.
+/// How a module is updated: the learning rate, and what else an optimizer that makes one pass is given.
 pub struct Update {
     /// The learning rate.
     pub lr: ModuleLearningRate,

@@ -1,4 +1,4 @@
-//! [`CapturedStep`]: a training step that a device records once and then makes again in one call.
+//! [`CapturedStep`]: a training step that a device captures once and then replays in one call.
 
 mod draws;
 mod input;
@@ -9,13 +9,13 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams,
     tensor::kind::BridgeTensor,
 };
-use burn_amp_kernels::{ClipTable, Graph, Place, Preparation, copied};
+use burn_amp_kernels::{BufferAddress, ClipTable, Graph, Preparation, copied};
 use std::{marker::PhantomData, rc::Rc};
 
 use self::draws::Draws;
 pub use self::input::CaptureInput;
-use self::input::{Kind, copied_to, kinds_of, places_of};
-use burn_amp_core::internal::{Found, ModulePath, Rehearses, Stage, refused, replaced};
+use self::input::{Kind, addresses_of, copied_to, kinds_of};
+use burn_amp_core::internal::{InspectedStep, ModulePath, Rehearses, Stage, refused, replaced};
 use burn_amp_core::{AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, StepError};
 
 /// Runs before a recording: fusing backends find their kernels in the first ones, and memory is there after them.
@@ -24,7 +24,7 @@ const RUNS: usize = 3;
 /// Shapes of batches whose steps are kept. Each keeps the memory of its activations.
 const MAX_SHAPES: usize = 4;
 
-/// A training step that is recorded and made again: forward pass, backward pass, test, update and loss scale in one call of the device.
+/// A training step that is captured and replayed: forward pass, backward pass, test, update and loss scale in one call of the device.
 ///
 /// A step launches hundreds of kernels, and a fast device waits for the host that launches them. CUDA and HIP can record the launches as a
 /// graph, and CubeCL keeps a list of them on WGPU. `step` copies the batch to where the recorded step reads it, and replays it. Results are those of
@@ -85,8 +85,8 @@ struct Captured {
     /// The tensors of a batch, where the recorded step reads them.
     inputs: Vec<BridgeTensor>,
     /// Where the inputs were in the recording, until the first replay has found them there: nobody can hold them afterwards.
-    places: Option<Vec<Option<Place>>>,
-    recorded: Found,
+    addresses: Option<Vec<Option<BufferAddress>>>,
+    recorded: InspectedStep,
     rows: Vec<Tensor<1>>,
     clip: Option<ClipTable>,
     graph: Graph,
@@ -284,7 +284,7 @@ where
         self.scale = Some(stage.scale);
         Ok(Captured {
             kind,
-            places: Some(places_of(&inputs)),
+            addresses: Some(addresses_of(&inputs)),
             inputs,
             recorded,
             rows: stage.rows,
@@ -340,7 +340,7 @@ where
         stage: Stage,
         lr: &ModuleLearningRate,
         inputs: &B,
-    ) -> Result<(Stage, Found, bool), AmpError> {
+    ) -> Result<(Stage, InspectedStep, bool), AmpError> {
         let model = self.model.as_ref().expect(PANICKED);
         let loss = &mut self.loss;
         let (found, grads) =
@@ -364,8 +364,8 @@ where
         }
         let mut captured = self.captured.pop().expect("a shape that was recorded");
         (_, captured.inputs) = copied_to(captured.inputs, batch);
-        if let Some(places) = captured.places.take()
-            && places != places_of(&captured.inputs)
+        if let Some(addresses) = captured.addresses.take()
+            && addresses != addresses_of(&captured.inputs)
         {
             return Err(refused("the closure keeps a tensor of the batch"));
         }
@@ -379,7 +379,7 @@ where
         let stage = (self.optim).begin_replay(stage, &captured.recorded, lr, model, device);
         let stage = stage.inspect_err(|_| self.captured.clear())?;
         // SAFETY: inputs, rows and scale are in `captured` and `self`, parameters and state in model and optimizer, which nobody writes
-        // elsewhere meanwhile (`places`, `stays` in `capture`). This is not `Send`.
+        // elsewhere meanwhile (`addresses`, `stays` in `capture`). This is not `Send`.
         let replayed = unsafe { captured.graph.replay() };
         let loss = match replayed {
             Ok(()) => {

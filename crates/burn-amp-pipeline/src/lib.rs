@@ -99,7 +99,7 @@ pub struct PipelinedOptimizer<O = ModuleOptimizer> {
     calls: u64,
 }
 
-/// A pipeline taken apart.
+/// What a pipeline holds.
 #[doc(hidden)]
 pub struct Parts<O> {
     pub optim: ScaledOptimizer<O>,
@@ -354,7 +354,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         })
     }
 
-    /// Tells the guard the loss of the next call of [`step`](Self::step); see [`ScaledOptimizer::set_loss`].
+    /// Gives the guard the loss of the next call of [`step`](Self::step); see [`ScaledOptimizer::set_loss`].
     pub fn set_loss(&mut self, loss: f64) {
         self.loss = Some(loss);
     }
@@ -459,7 +459,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         options.ok()
     }
 
-    /// What is to be refused before anything is sent, and the masters of a module that was not met before.
+    /// What is to be refused before anything is sent, and the masters of a module that is new.
     fn check_module<M: Module + 'static>(
         &mut self,
         module: &M,
@@ -510,11 +510,11 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         if what == What::Update {
             module = self.receive(module, Until::LastUpdate)?;
         }
-        let noted = self.scaler.hand_over();
+        let handed = self.scaler.hand_over();
         let loss = self.loss.take();
         let trained = self.trained.clone().unwrap_or_default();
         let sent = self.send(what, move |update| {
-            update.step::<M>(lr, grads, loss, noted, &trained)
+            update.step::<M>(lr, grads, loss, handed, &trained)
         });
         module = StepError::join(module, sent)?;
         self.window.sent = match what {
@@ -579,7 +579,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         }
     }
 
-    /// What the forward pass of refused gradients has noted is of no step.
+    /// What the forward pass of refused gradients has left is of no step.
     fn refused<M>(&mut self, module: M, error: AmpError) -> StepError<M> {
         drop(self.scaler.hand_over());
         self.loss = None;

@@ -76,7 +76,7 @@ impl<O: ModuleOptim> Update<O> {
         lr: ModuleLearningRate,
         grads: Option<StepGradients>,
         loss: Option<f64>,
-        noted: HandedOver,
+        handed: HandedOver,
         trained: &Trained,
     ) -> Updated {
         let Some(masters) = self.take_masters::<M>() else {
@@ -84,7 +84,7 @@ impl<O: ModuleOptim> Update<O> {
             return self.updated(Err(AmpError::other_module("all of them", reason)), None);
         };
         let scaler = self.optim.scaler_mut();
-        scaler.take_over(noted);
+        scaler.take_over(handed);
         let before = scaler.schedule();
         if let Some(loss) = loss {
             self.optim.set_loss(loss);
@@ -125,7 +125,7 @@ impl<O: ModuleOptim> Update<O> {
         }
     }
 
-    /// The masters of these parameters; those of a record, where no module has met them yet.
+    /// The masters of these parameters; those of a record, where no module was stepped with them yet.
     pub(super) fn masters_or(&self, stored: ParamTensors, of: Option<&Trained>) -> ParamTensors {
         match (&self.masters, of) {
             (Some(masters), Some(trained)) if stored.is_empty() => {

@@ -1,4 +1,4 @@
-//! The audit: one loss in several precisions, and what sets them apart.
+//! The audit: one loss in several precisions, and how they differ.
 
 mod bench;
 mod compare;
@@ -32,9 +32,9 @@ pub use verdict::Verdict;
 /// `loss` computes a loss as the training loop does, on a typical batch, with [`autocast`](MixedPrecision::autocast) of `amp` or a clone of it
 /// inside (or in the model, for a `Learner`). It runs five times with the same weights; the scales are the present one, and those two binades
 /// below and above it. Where something is wrong it runs more often: at another scale, and with layers in f32, to find
-/// the smallest set of those that are [`probed`](crate::probed()) that mends it.
+/// the smallest set of those that are [`probed`](crate::probed()) that fixes it.
 ///
-/// It leaves no trace: running statistics are put back, and neither loss scale nor counters move. Seeds the device's random numbers before each run. Waits for
+/// It leaves no trace: running statistics are restored, and neither loss scale nor counters move. Seeds the device's random numbers before each run. Waits for
 /// the device. While it runs, it holds the gradients of two runs more, and what passes the probes.
 ///
 /// # Errors

@@ -25,8 +25,8 @@ pub(super) enum Entry {
 
 /// What was found in an optimizer.
 #[derive(Default)]
-pub(super) struct Found {
-    /// None in one that has not met a scaler before.
+pub(super) struct Exchanged {
+    /// None in one that has had no scaler yet.
     pub(super) entry: Option<Entry>,
     /// Whether a record was taken since the last time.
     pub(super) was_recorded: bool,
@@ -34,7 +34,7 @@ pub(super) struct Found {
 
 thread_local! {
     /// What the next step of the parameter puts into the entry, and what it has found there. Burn's `step` takes and returns nothing of ours.
-    static EXCHANGED: Beside<(Option<Shared>, Found)> = const { RefCell::new(None) };
+    static EXCHANGED: Beside<(Option<Shared>, Exchanged)> = const { RefCell::new(None) };
 }
 
 /// An optimizer that can carry a state.
@@ -47,7 +47,7 @@ pub(super) fn attach(optim: ModuleOptimizer, amp: &MixedPrecision) -> ModuleOpti
 }
 
 /// Takes the state out, and puts in what the next checkpoint is to hold.
-pub(super) fn exchange(optim: &mut ModuleOptimizer, steps: Option<&Shared>) -> Found {
+pub(super) fn exchange(optim: &mut ModuleOptimizer, steps: Option<&Shared>) -> Exchanged {
     let device = Device::flex();
     let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
     let id = ParamId::from(ID);
@@ -55,7 +55,7 @@ pub(super) fn exchange(optim: &mut ModuleOptimizer, steps: Option<&Shared>) -> F
     grads.register(id, one());
     let param = Tensor::from_inner(one()).require_grad();
     let step = || optim.step(0.0, Param::initialized(id, param), grads);
-    let (_, (_, found)) = during(&EXCHANGED, (steps.cloned(), Found::default()), step);
+    let (_, (_, found)) = during(&EXCHANGED, (steps.cloned(), Exchanged::default()), step);
     found
 }
 
@@ -75,7 +75,7 @@ impl DynOptimizer for Carrier {
         _grad: BridgeTensor,
         state: Option<DynState>,
     ) -> (BridgeTensor, Option<DynState>) {
-        let found = Found {
+        let found = Exchanged {
             entry: Some(state.map_or(Entry::Loaded(None), DynState::downcast)),
             was_recorded: self.recorded.swap(false, Ordering::Relaxed),
         };

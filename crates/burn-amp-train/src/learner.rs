@@ -5,7 +5,7 @@ use burn::{
 
 use std::any::type_name;
 
-use super::stepper::{Kind, Place};
+use super::stepper::{Kind, OptimizerThread};
 use super::{Scaled, checkpoint, steps::Steps};
 use burn_amp_core::internal::{OptimizerState, ParamTensors, Parameter, StepOptions, parameters};
 use burn_amp_core::{
@@ -104,7 +104,7 @@ fn not_pipelined(field: &'static str) -> AmpError {
 /// themselves), a [`ScaledOptimizer`] around any of them, or a [`PipelinedOptimizer`].
 pub struct LearnerOptimizer(Result<Parts, AmpError>);
 
-/// An optimizer taken apart.
+/// What an optimizer consists of.
 struct Parts {
     optim: ModuleOptimizer,
     kind: Kind,
@@ -170,7 +170,7 @@ impl Parts {
         parts.scaler = parts.scaler.filter(is_scaled);
         // Its masters take f32 gradients, whatever the optimizer takes.
         parts.kind.mixed = true;
-        parts.kind.thread = Some(Place {
+        parts.kind.thread = Some(OptimizerThread {
             host: pipeline.host,
             synchronous: pipeline.synchronous,
         });

@@ -9,7 +9,7 @@ use burn_amp_core::{ModuleOptim, records_of};
 
 use burn_amp_optim::internal::one_pass;
 
-/// What Burn's `ModuleOptimizer` does not tell of the optimizer that it was made of.
+/// What Burn's `ModuleOptimizer` does not say of the optimizer that it was made of.
 #[derive(Clone, Debug)]
 pub(super) struct Kind {
     /// Whether it combines half-precision parameters with f32 gradients.
@@ -17,12 +17,12 @@ pub(super) struct Kind {
     /// Whether it steps all parameters by itself, in one pass. Otherwise the model's own `optimize` calls it.
     pub(super) fused: bool,
     /// Where it steps on a thread of its own.
-    pub(super) thread: Option<Place>,
+    pub(super) thread: Option<OptimizerThread>,
 }
 
 /// Where a thread steps: the device of its masters, and whether each step waits for it.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct OptimizerThread {
     pub(super) host: Device,
     pub(super) synchronous: bool,
 }

@@ -104,7 +104,7 @@ impl Steps {
         self.detached()
     }
 
-    /// Those of another optimizer, of which nobody has told what kind it is.
+    /// Those of another optimizer, whose kind is not known.
     pub(super) fn of_another(mut self) -> Self {
         self.kind.fused = false;
         self.detached()
@@ -228,7 +228,7 @@ impl State {
         Some(put(model.clone(), thread.trained.as_ref()?))
     }
 
-    /// Takes note of a model into which other parameters were loaded.
+    /// Tracks a model into which other parameters were loaded.
     pub(super) fn reload(&mut self) {
         (self.is_ahead, self.is_reloaded) = (false, self.thread.is_some());
     }

@@ -86,7 +86,7 @@ impl Case {
     }
 }
 
-/// The most memory that this process has held so far, in MiB; 0 where Linux does not tell.
+/// The most memory that this process has held so far, in MiB; 0 where Linux does not say.
 fn most_memory() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -129,7 +129,7 @@ fn run(case: usize, synchronous: bool) -> [f64; 4] {
 }
 
 /// The same in a process of its own.
-fn apart(case: usize, synchronous: bool) -> [f64; 4] {
+fn measured(case: usize, synchronous: bool) -> [f64; 4] {
     let program = env::current_exe().expect("this program has a path");
     let output = Command::new(program)
         .args([CASE, &case.to_string(), &synchronous.to_string()])
@@ -155,8 +155,8 @@ fn table() {
     );
     println!("|---|--:|--:|--:|--:|--:|--:|--:|");
     for (case, (width, depth, batch, _)) in CASES.into_iter().enumerate() {
-        let [compute, optimizer, after, mebibytes] = apart(case, true);
-        let [.., beside, pipelined_mebibytes] = apart(case, false);
+        let [compute, optimizer, after, mebibytes] = measured(case, true);
+        let [.., beside, pipelined_mebibytes] = measured(case, false);
         println!(
             "| {depth} layers of {width}, batch {batch} | {compute:.1} | {optimizer:.1} | {after:.1} | {beside:.1} | {:.2} | {mebibytes} | {pipelined_mebibytes} |",
             beside / compute.max(optimizer),

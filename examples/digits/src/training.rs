@@ -18,7 +18,7 @@ use crate::{
 };
 
 const LEARNING_RATE: f64 = 0.01;
-/// Clean steps before the scale grows. Short, since a run has 300 steps and not 300 000.
+/// Finite steps before the scale grows. Short, since a run has 300 steps and not 300 000.
 const GROWTH_INTERVAL: u32 = 12;
 
 /// How a run computes.

@@ -51,7 +51,7 @@ pub const STEPS: usize = 60;
 const MAX_SKIPS: u32 = 8;
 const SAMPLES: usize = 128;
 
-/// Trains with a fault for some steps, and explains it. `scale` begins with another loss scale than the run that fails.
+/// Trains with a defect for some steps, and explains it. `scale` begins with another loss scale than the run that fails.
 ///
 /// # Errors
 ///

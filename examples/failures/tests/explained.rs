@@ -1,4 +1,4 @@
-//! Each failure is explained, and what the audit advises mends it.
+//! Each failure is explained, and what the audit advises fixes it.
 
 use burn_amp::AmpError;
 use burn_amp_report::Verdict;
@@ -19,15 +19,15 @@ fn underflow_is_mended_by_the_scale_that_is_advised() {
     else {
         panic!("{}", failed.audit);
     };
-    let mended = run(
+    let fixed = run(
         Failure::Underflow,
         Some(*scale),
         STEPS,
-        &folder.path().join("mended"),
+        &folder.path().join("fixed"),
     )
     .unwrap();
-    assert!(mended.audit.verdict().is_fine(), "{}", mended.audit);
-    // Nothing was wrong that a recorder is told of: it was written on request.
+    assert!(fixed.audit.verdict().is_fine(), "{}", fixed.audit);
+    // Nothing was wrong that a recorder sees: it was written on request.
     assert_eq!(failed.flights.len(), 1);
     let json = fs::read_to_string(failed.flights[0].with_extension("json")).unwrap();
     assert!(json.contains("\"why\": \"on request\""));

@@ -22,7 +22,7 @@ use crate::{
 };
 
 const LEARNING_RATE: f64 = 0.01;
-/// Clean steps before the scale grows. Short, since a run has a few hundred steps.
+/// Finite steps before the scale grows. Short, since a run has a few hundred steps.
 const GROWTH_INTERVAL: u32 = 20;
 /// Checkpoints that are kept, the last ones.
 const CHECKPOINTS: usize = 10;

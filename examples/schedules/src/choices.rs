@@ -77,6 +77,6 @@ pub fn guards() -> Vec<(&'static str, Option<Guard>)> {
 
 /// The steps at which a spike is planted: from the middle of a run on, when all guards know what is usual.
 pub fn spikes(steps: usize) -> Vec<usize> {
-    let (first, apart) = (steps / 2, steps / 12);
-    (0..5).map(|spike| first + spike * apart).collect()
+    let (first, distance) = (steps / 2, steps / 12);
+    (0..5).map(|spike| first + spike * distance).collect()
 }

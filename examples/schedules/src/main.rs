@@ -21,7 +21,7 @@ struct Args {
     /// Steps of each run
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(60..=100_000))]
     steps: u64,
-    /// Clean steps in a row before a scale grows by PyTorch's rule. Short, since runs are
+    /// Finite steps in a row before a scale grows by PyTorch's rule. Short, since runs are
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     growth_interval: u32,
     /// Where the runs begin: the same seed gives the same numbers

@@ -37,7 +37,7 @@ fn every_schedule_trains_as_f32_does() {
     }
     let table = report::schedules("gpt", &runs);
     assert_eq!(table.lines().count(), 1 + runs.len());
-    // A run that is made again is the same.
+    // A run that is repeated is the same.
     let again = train(&program, &schedules(4)[4], settings).unwrap();
     assert_eq!(again.losses, runs[4].1.losses);
 }

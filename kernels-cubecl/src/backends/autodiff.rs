@@ -9,7 +9,7 @@ use std::any::Any;
 
 use crate::ops::{AmpOps, CastOps, Job, TensorVec, first};
 use crate::status::Status;
-use crate::watch::{Callback, Crossing, Watch};
+use crate::watch::{Callback, UnreadEvent, Watch};
 
 impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<B, C> {
     fn amp_cast(
@@ -81,7 +81,7 @@ impl<B: Backend + AmpOps> State<B> {
                 let rows = dispatched::<B>(first::<B>(tensors, Job::Inspect { edge }));
                 // Elsewhere it cannot be read.
                 if rows.is_some() {
-                    callback(Crossing {
+                    callback(UnreadEvent {
                         factor,
                         is_ratio: !self.scale.is_empty(),
                         dtype,

@@ -1,4 +1,4 @@
-//! Jobs as Burn's custom operations, for all backends that note operations and run them later or elsewhere.
+//! Jobs as Burn's custom operations, for all backends that queue operations and run them later or elsewhere.
 
 use burn::backend::ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorId, TensorIr};
 use burn::tensor::{DType, FloatDType, Shape};
@@ -9,7 +9,7 @@ use crate::step::{ROW, UNDECIDED};
 use crate::{UpdateRule, histogram::BINS, status::FIELDS};
 
 impl Job {
-    /// How it is noted: its name and its numbers.
+    /// How it is queued: its name and its numbers.
     pub(super) fn encoded(self) -> (&'static str, [f64; 2]) {
         match self {
             Self::Unscale { keep_dtype, edge } => {
@@ -81,7 +81,7 @@ impl Job {
 }
 
 /// Notes a job, with ids for its outputs that `new_id` gives.
-pub(super) fn note(job: Job, inputs: &[TensorIr], new_id: impl Fn() -> TensorId) -> CustomOpIr {
+pub(super) fn describe(job: Job, inputs: &[TensorIr], new_id: impl Fn() -> TensorId) -> CustomOpIr {
     let (name, numbers) = job.encoded();
     let output = |(shape, dtype)| TensorIr::uninit(new_id(), shape, dtype);
     let outputs: Vec<TensorIr> = job.outputs(inputs).into_iter().map(output).collect();
@@ -89,7 +89,7 @@ pub(super) fn note(job: Job, inputs: &[TensorIr], new_id: impl Fn() -> TensorId)
     CustomOpIr::with_scalars(name, inputs, &outputs, scalars)
 }
 
-/// Does what was noted.
+/// Does what was queued.
 pub(super) fn execute<B: BackendIr + AmpOps>(
     handles: &mut HandleContainer<B::Handle>,
     desc: &CustomOpIr,

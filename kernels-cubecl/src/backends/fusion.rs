@@ -5,8 +5,8 @@ use burn_fusion::custom::{OperationFn, OperationIr, StreamId};
 use burn_fusion::{Fusion, FusionBackend};
 
 use super::compose::by_burn;
-use super::custom::{execute, note};
-use crate::{AmpOps, CastOps, Job, Place, TensorVec};
+use super::custom::{describe, execute};
+use crate::{AmpOps, BufferAddress, CastOps, Job, TensorVec};
 
 impl<B: FusionBackend + CastOps> CastOps for Fusion<B> {}
 
@@ -18,7 +18,7 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
             return TensorVec(by_burn::<Self>().run(tensors.0, job));
         }
         let inputs: Vec<_> = tensors.0.into_iter().map(|t| t.into_ir()).collect();
-        let desc = note(job, &inputs, || client.create_empty_handle());
+        let desc = describe(job, &inputs, || client.create_empty_handle());
         let ir = OperationIr::Custom(desc.clone());
         let work = OperationFn(move |handles: &mut _| {
             execute::<B>(handles, &desc);
@@ -30,12 +30,12 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
 
 /// Backends that say where their tensors' values are.
 pub(crate) trait Located: burn::backend::Backend {
-    fn place(tensor: FloatTensor<Self>) -> Place;
+    fn address(tensor: FloatTensor<Self>) -> BufferAddress;
 }
 
 impl<B: FusionBackend + Located> Located for Fusion<B> {
-    fn place(tensor: FloatTensor<Self>) -> Place {
+    fn address(tensor: FloatTensor<Self>) -> BufferAddress {
         let client = tensor.client.clone();
-        B::place(client.resolve_tensor_float::<B>(tensor))
+        B::address(client.resolve_tensor_float::<B>(tensor))
     }
 }

@@ -34,7 +34,7 @@ mod router;
 use burn::backend::{DispatchTensor, DispatchTensorKind, TensorMetadata};
 use burn::tensor::DType;
 
-use crate::Place;
+use crate::BufferAddress;
 
 pub(crate) use compose::compose;
 #[cfg(feature = "flex")]
@@ -76,7 +76,7 @@ pub(crate) fn is_cube(tensor: &DispatchTensor) -> bool {
     }
 }
 
-impl Place {
+impl BufferAddress {
     /// That of a tensor; none on devices that do not say. Hands over what the device has queued, and does not wait for it.
     pub fn of(tensor: DispatchTensor) -> Option<Self> {
         #[cfg(feature = "cubecl")]
@@ -85,7 +85,7 @@ impl Place {
         match tensor.kind {
             #[cfg(feature = "cubecl")]
             DispatchTensorKind::Cube(Float(tensor) | Int(tensor) | Bool(tensor)) => {
-                Some(<burn_cubecl::Cube as fusion::Located>::place(tensor))
+                Some(<burn_cubecl::Cube as fusion::Located>::address(tensor))
             }
             _ => None,
         }

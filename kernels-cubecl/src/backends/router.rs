@@ -1,13 +1,13 @@
-//! Routers: remote devices and capture. Operations are noted and run elsewhere, by a backend with kernels.
+//! Routers: remote devices and capture. Operations are queued and run elsewhere, by a backend with kernels.
 
 use burn::backend::ir::{BackendIr, OperationIr};
 use burn::tensor::FloatDType;
 use burn_router::{BackendRouter, CustomOpRegistry, RouterChannel, RouterClient};
 
-use super::custom::{execute, note};
+use super::custom::{describe, execute};
 use crate::{AmpOps, CastOps, Job, TensorVec};
 
-/// Tells a remote server, or an interpreter of captured graphs, how this crate's operations are run.
+/// Registers how this crate's operations are run, with a remote server or an interpreter of captured graphs.
 ///
 /// For `BackendServer::with_custom_ops` and `TensorInterpreter::with_custom_ops`, on the machine that has backend `B`. Clients
 /// need feature `remote` (or `capture`) of this crate, the server `router` and the backend's feature.
@@ -24,7 +24,7 @@ impl<C: RouterChannel> AmpOps for BackendRouter<C> {
     fn amp_run(tensors: TensorVec<Self>, job: Job) -> TensorVec<Self> {
         let client = tensors.0[0].client.clone();
         let inputs: Vec<_> = tensors.0.into_iter().map(|t| t.into_ir()).collect();
-        let desc = note(job, &inputs, || client.create_empty_handle());
+        let desc = describe(job, &inputs, || client.create_empty_handle());
         TensorVec(client.register(OperationIr::Custom(desc)))
     }
 }

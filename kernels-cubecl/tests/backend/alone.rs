@@ -1,4 +1,4 @@
-//! What tests need that count launches: the observer hears of all of the process.
+//! What tests need that count launches: the observer sees all of the process.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -38,6 +38,6 @@ pub fn most_launches(on_hardware: usize) -> usize {
 }
 
 /// All that was asked of a device is done.
-pub fn settle(device: &Device) {
+pub fn drain(device: &Device) {
     device.sync().expect("the device is well");
 }

@@ -146,8 +146,8 @@ pub fn step(rule: UpdateRule, row: UpdateRow, g: f32, p: f32, states: &[f32]) ->
                 true => g,
                 false => moved(0, row.beta_1, g.times(row.factor_1)),
             };
-            let ahead = || v.times(row.beta_1).plus(g);
-            let delta = if nesterov { ahead() } else { v };
+            let looked_forward = || v.times(row.beta_1).plus(g);
+            let delta = if nesterov { looked_forward() } else { v };
             (p, delta, [momentum.then_some(v), None, None])
         }
         UpdateRule::Adam { amsgrad } => {

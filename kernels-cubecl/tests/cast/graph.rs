@@ -23,7 +23,7 @@ fn a_tensor_used_twice() {
 /// factors of the host and of the device.
 #[test]
 fn checkpoints() {
-    let (watch, told) = watch();
+    let (watch, received) = watch();
     for device in [autodiff(), autodiff().gradient_checkpointing()] {
         for (from, to) in pairs() {
             let factors = [Factor::from(8.0), on_device(8.0, 4.0)].into_iter();
@@ -41,8 +41,8 @@ fn checkpoints() {
                 let grads = (output.clone() * output * 0.5).sum().backward();
                 // |2 x| times 8, times the sign, times 2.
                 assert_eq!(values(leaf.grad(&grads).unwrap()), [32.0, 64.0, -128.0]);
-                let crossings = usize::from(is_watched && has_kernels());
-                assert_eq!(told.try_iter().count(), crossings);
+                let events = usize::from(is_watched && has_kernels());
+                assert_eq!(received.try_iter().count(), events);
             }
         }
     }

@@ -61,7 +61,7 @@ fn other_dtypes_pass_as_they_are() {
     assert_eq!(grad.into_data(), TensorData::from([1.0f64; 2]));
 }
 
-/// To f64 there is no kernel: Burn's operations do it, and tell nothing.
+/// To f64 there is no kernel: Burn's operations do it, and no watch is called.
 #[test]
 fn casts_to_f64() {
     if !Device::default().supports_dtype(DType::F64) || is_cube() {

@@ -1,20 +1,20 @@
-//! What a watch is told.
+//! What a watch receives.
 
 use std::sync::mpsc::{Receiver, channel};
 
 use burn::tensor::{FloatDType, Tensor};
 use burn_amp_kernels::{
-    Crossing, CrossingStatus, Factor, Reading, Status, Watch, scaled_cast, watched_cast,
+    EventStatus, Factor, Reading, Status, UnreadEvent, Watch, scaled_cast, watched_cast,
 };
 
 use crate::device::has_kernels;
 use crate::host::*;
 
-/// A watch, and what it is told.
-pub fn watch() -> (Watch, Receiver<Crossing>) {
-    let (tell, told) = channel();
-    let watch = Watch::new(move |crossing| tell.send(crossing).unwrap());
-    (watch, told)
+/// A watch, and what it receives.
+pub fn watch() -> (Watch, Receiver<UnreadEvent>) {
+    let (sender, received) = channel();
+    let watch = Watch::new(move |event| sender.send(event).unwrap());
+    (watch, received)
 }
 
 /// The gradient of an input, where `gradients` come to its cast.
@@ -31,16 +31,16 @@ fn grad(both: [&[f32]; 2], (from, to): Pair, factor: impl Into<Factor>, watch: &
 /// Whether the output, the gradient and the product were finite, and the largest magnitude of the latter.
 type Found = ([bool; 3], f64);
 
-/// What crosses where `gradients` meet `inputs`; the gradient must be as it is unwatched.
+/// What is measured of `gradients` at the cast of `inputs`; the gradient must be as it is unwatched.
 fn cross(inputs: &[f32], gradients: &[f32], pair: Pair, factor: f64) -> Option<Found> {
-    let (watch, told) = watch();
+    let (watch, received) = watch();
     let found = grad([inputs, gradients], pair, factor, &watch);
     if inputs.iter().all(|value| value.is_finite()) {
         assert_products(gradients, &found, pair, factor);
     }
-    let mut told: Vec<Crossing> = told.try_iter().collect();
-    assert_eq!(told.len(), usize::from(has_kernels()));
-    let found = told.pop()?.read().expect("a device that can be read");
+    let mut received: Vec<UnreadEvent> = received.try_iter().collect();
+    assert_eq!(received.len(), usize::from(has_kernels()));
+    let found = received.pop()?.read().expect("a device that can be read");
     let finite = gradients.iter().filter(|value| value.is_finite());
     let squares = finite.map(|value| f64::from(*value).powi(2));
     let norm = squares.sum::<f64>().sqrt() * factor.abs();
@@ -53,17 +53,17 @@ fn cross(inputs: &[f32], gradients: &[f32], pair: Pair, factor: f64) -> Option<F
 
 #[test]
 fn a_watch_alone_changes_nothing_and_measures_both() {
-    let (watch, told) = watch();
+    let (watch, received) = watch();
     let dtypes = (narrowest(), narrowest());
     let inputs = [1.0, 0.0, f32::INFINITY, -8.0];
     let gradients = [0.0, 0.0, f32::NAN, 3.0];
     let found = grad([&inputs, &gradients], dtypes, 1.0, &watch);
     assert_same(&found, &gradients);
 
-    let told: Vec<Crossing> = told.try_iter().collect();
-    assert_eq!(told.len(), usize::from(has_kernels()));
-    for crossing in told {
-        let (gradient, value) = crossing.read_measures().expect("a device that can be read");
+    let received: Vec<UnreadEvent> = received.try_iter().collect();
+    assert_eq!(received.len(), usize::from(has_kernels()));
+    for event in received {
+        let (gradient, value) = event.read_measures().expect("a device that can be read");
         let value = value.expect("the tensor was looked at");
         let found = [gradient, value]
             .map(|found| (found.elements, found.zeros, found.non_finite, found.max_abs));
@@ -95,25 +95,25 @@ fn what_was_found() {
     }
 }
 
-/// The host learns the factor later, and then knows what it would have known.
+/// The host reads the factor later, and then knows what it would have known.
 #[test]
 fn a_factor_on_the_device() {
     for pair in pairs() {
         for (ratio, scale) in [(0.5, 4.0), (2.0, 2f64.powi(20)), (1.0, 1.0)] {
             let (inputs, gradients) = ([1.0, -2.0, 0.5, 0.0], [1.0, -3.0, 0.0, 2.0]);
-            let (watch, told) = watch();
+            let (watch, received) = watch();
             let pass = |factor: Factor| {
                 let found = grad([&inputs, &gradients], pair, factor, &watch);
                 assert_products(&gradients, &found, pair, ratio * scale);
-                told.try_iter().last()
+                received.try_iter().last()
             };
-            let known = pass((ratio * scale).into()).map(|crossing| crossing.read());
+            let known = pass((ratio * scale).into()).map(|event| event.read());
             let there = || on_device(ratio * scale, ratio);
             let later = pass(there());
             assert_eq!(later.is_some(), has_kernels());
-            let reading = later.map(|crossing| Reading::now(Status::default(), vec![crossing]));
+            let reading = later.map(|event| Reading::now(Status::default(), vec![event]));
             assert_eq!(reading.map(|reading| reading.wait(scale).1[0]), known);
-            let ratio_alone = pass(there()).and_then(|crossing| crossing.read());
+            let ratio_alone = pass(there()).and_then(|event| event.read());
             assert!(ratio_alone.is_none_or(|found| found.max_abs == 3.0 * ratio));
         }
     }
@@ -123,12 +123,12 @@ fn a_factor_on_the_device() {
 #[test]
 fn the_gradient_alone() {
     for pair in pairs() {
-        let (tell, told) = channel();
-        let watch = Watch::of_gradient(move |crossing| tell.send(crossing).unwrap());
+        let (sender, received) = channel();
+        let watch = Watch::of_gradient(move |event| sender.send(event).unwrap());
         let (inputs, gradients) = ([1.0, f32::INFINITY, 2.0], [3.0, 0.0, 4.0]);
         grad([&inputs, &gradients], pair, 2.0, &watch);
-        for crossing in told.try_iter() {
-            let found: CrossingStatus = crossing.read().expect("a device that can be read");
+        for event in received.try_iter() {
+            let found: EventStatus = event.read().expect("a device that can be read");
             assert!(found.output_finite && found.gradient_finite && !found.overflow);
             assert_eq!((found.max_abs, found.norm, found.elements), (8.0, 10.0, 3));
         }
@@ -180,17 +180,17 @@ fn overflow_is_that_of_the_inputs_dtype() {
 #[test]
 fn told_once_for_each_backward_pass() {
     for (from, to) in pairs() {
-        let (watch, told) = watch();
+        let (watch, received) = watch();
         let leaf = tensor::<1>(&[1.0, 2.0], [2], from).require_grad();
         for _ in 0..3 {
             let output = watched_cast(leaf.clone() * 1.5, to, 2.0, &watch);
             // Forward, twice read, and a graph that is left behind.
             let _ = values(output.clone());
             drop(watched_cast(leaf.clone(), to, 2.0, &watch));
-            assert_eq!(told.try_iter().count(), 0);
+            assert_eq!(received.try_iter().count(), 0);
             let grads = (output.clone() + output).sum().backward();
             assert_eq!(values(leaf.grad(&grads).unwrap()), [6.0; 2]);
-            assert_eq!(told.try_iter().count(), usize::from(has_kernels()));
+            assert_eq!(received.try_iter().count(), usize::from(has_kernels()));
         }
     }
 }
@@ -198,33 +198,33 @@ fn told_once_for_each_backward_pass() {
 #[test]
 fn nothing_is_told_off_the_path() {
     let dtype = narrowest();
-    let (watch, told) = watch();
+    let (watch, received) = watch();
     let leaf = || tensor::<1>(&[1.0, 2.0], [2], dtype).require_grad();
     let (on, off) = (leaf(), leaf());
     let unused = watched_cast(off, FloatDType::F32, 2.0, &watch);
     let used = scaled_cast(on, FloatDType::F32, 2.0);
     let detached = watched_cast((leaf() * 2.0).detach(), FloatDType::F32, 2.0, &watch);
     let _grads = (used + unused.detach() + detached).sum().backward();
-    assert_eq!(told.try_iter().count(), 0);
+    assert_eq!(received.try_iter().count(), 0);
 }
 
 /// Read in any order, and long after the pass: each has its own words.
 #[test]
-fn crossings_are_kept() {
+fn events_are_kept() {
     if !has_kernels() {
         return;
     }
     let dtype = narrowest();
-    let (watch, told) = watch();
+    let (watch, received) = watch();
     let mut state: Tensor<1> = tensor::<1>(&[1.0, 2.0], [2], FloatDType::F32).require_grad();
     for _ in 0..2 {
         state = watched_cast(state, dtype, 0.5, &watch);
         state = watched_cast(state, FloatDType::F32, 4.0, &watch);
     }
     let _grads = state.sum().backward();
-    let largest = |crossing: Crossing| crossing.read().unwrap().max_abs;
+    let largest = |event: UnreadEvent| event.read().unwrap().max_abs;
     // The last is read first.
-    let told: Vec<Crossing> = told.try_iter().collect();
-    let backwards: Vec<f64> = told.into_iter().rev().map(largest).collect();
+    let received: Vec<UnreadEvent> = received.try_iter().collect();
+    let backwards: Vec<f64> = received.into_iter().rev().map(largest).collect();
     assert_eq!(backwards, [4.0, 8.0, 2.0, 4.0]);
 }

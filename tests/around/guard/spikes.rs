@@ -18,7 +18,7 @@ fn a_nan_does_not_turn_a_guard_off() {
     }
 }
 
-/// Of norms that are all zero a guard learns nothing that it could reject others by.
+/// Of norms that are all zero a guard has nothing that it could reject others by.
 #[test]
 fn zeros_do_not_turn_zclip_against_what_follows() {
     let zeros = (0..40).map(|_| (None, 0.0));

@@ -38,7 +38,7 @@ fn with_a_scaler_the_update_is_one_for_all() {
     run.scaler.discard(run.model.plain(ONES)).unwrap();
     assert_eq!(run.scaler.update().unwrap(), None);
 
-    // A disabled scaler counts, and learns nothing.
+    // A disabled scaler counts, and its scale stays.
     let disabled = GradScalerConfig::new().with_enabled(false);
     let mut run = ByHand::of(run.model, disabled);
     run.scaler.discard(run.unscaled(BAD)).unwrap();

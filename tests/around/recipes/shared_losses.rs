@@ -9,7 +9,7 @@ fn losses(model: &Pair) -> (Tensor<1>, Tensor<1>) {
     (first, weight.mul_scalar(0.5).sum())
 }
 
-/// One backward pass through their sum; one each, and a sum of scaled gradients; or unscaled apart, to weigh or clip each.
+/// One backward pass through their sum; one each, and a sum of scaled gradients; or unscaled separately, to weigh or clip each.
 #[test]
 fn scaled_by_one_scale() {
     let ways: [fn(&mut Trial); 4] = [
@@ -27,12 +27,12 @@ fn scaled_by_one_scale() {
             run.take(run.optim.scaler().scaled(sum.grads()).unwrap());
         },
         |run| {
-            let [first, second] = apart(run);
+            let [first, second] = separately(run);
             run.take(first + second);
         },
         // The other way round, too: the second knows the weight alone.
         |run| {
-            let [first, second] = apart(run);
+            let [first, second] = separately(run);
             assert_eq!(second.status().gradients(), 1);
             let sum = second + first;
             assert_eq!(sum.parameters().count(), 2);
@@ -47,7 +47,7 @@ fn scaled_by_one_scale() {
     }
 }
 
-fn apart(run: &mut Trial) -> [UnscaledGradients; 2] {
+fn separately(run: &mut Trial) -> [UnscaledGradients; 2] {
     let (first, second) = losses(&run.model);
     [first, second].map(|loss| {
         let grads = run.backward(loss);

@@ -90,7 +90,7 @@ pub fn gradient_bits<M: Module>(grads: &GradientsParams, module: &M) -> Vec<u32>
     found.flat_map(of_f32).map(bits_of).collect()
 }
 
-/// A power of two for each part: by how much the loss scale is raised in it.
+/// A power of two for each region: by how much the loss scale is raised in it.
 pub fn by<T: CastFloat, R: CastFloat>(k: i32, x: T, part: impl FnOnce(T) -> R) -> R {
     rescaled(Rescale::power_of_two(k), x, part)
 }

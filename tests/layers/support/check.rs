@@ -86,7 +86,7 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         output
     }
 
-    /// If this fails, Burn has learnt it, and the layer is listed wrongly.
+    /// If this fails, Burn can do it, and the layer is listed wrongly.
     fn refuse(&self) {
         if self.runs == Runs::AsItIs {
             return;

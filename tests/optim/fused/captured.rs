@@ -1,4 +1,4 @@
-//! Steps that a device records once and makes again. That they are those that are made one by one, bit for bit, is in `matrix`.
+//! Steps that a device captures once and replays. That they are those that are made one by one, bit for bit, is in `matrix`.
 
 mod leaves;
 

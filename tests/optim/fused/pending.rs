@@ -203,7 +203,7 @@ fn the_log_has_the_error_that_no_call_returns() {
     }
 }
 
-/// It is that of a step that is waited for, and is told once.
+/// It is that of a step that is waited for, and is returned once.
 #[test]
 fn the_first_call_after_an_error_is_known_returns_it() {
     type Call = fn(&mut Run<FusedAdam>) -> Result<(), AmpError>;

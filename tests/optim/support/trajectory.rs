@@ -28,8 +28,8 @@ pub fn scaler() -> GradScaler {
 enum Way {
     /// Gradients of a loss that was scaled.
     Scaled,
-    /// The same, unscaled ahead of the step. The decision is made then: whoever replaces the bad values does not undo it.
-    Ahead,
+    /// The same, unscaled before the step. The decision is made then: whoever replaces the bad values does not undo it.
+    Before,
     /// Burn's own.
     Plain,
     /// Burn's own of three parts of a batch, as several devices compute them.
@@ -89,8 +89,8 @@ pub fn compare_with_plain<O: ModuleOptim + Clone>(
     let plain_step =
         |optim: &mut O, net, mut grads: Vec<_>| optim.step(lr.clone(), net, grads.pop().unwrap());
     let run = |way| compare(net, &optim, &lr, way, plain_step);
-    let [scaled, ahead, plain] = [Way::Scaled, Way::Ahead, Way::Plain].map(run);
-    assert!(!is_exact(net) || ahead == scaled, "unscaled ahead");
+    let [scaled, before, plain] = [Way::Scaled, Way::Before, Way::Plain].map(run);
+    assert!(!is_exact(net) || before == scaled, "unscaled before");
     assert!(!is_exact(net) || plain.0 == scaled.0, "plain");
     scaled.0
 }
@@ -151,7 +151,7 @@ fn compare<O: ModuleOptim + Clone>(
                 scaled.step(lr, module, by_hand(sum))
             }
             Way::Scaled => scaled.step(lr, module, by_hand(grads.remove(0))),
-            Way::Ahead => {
+            Way::Before => {
                 let grads = by_hand(grads.remove(0));
                 let mut grads = scaled.unscale(grads, &module).unwrap();
                 assert_eq!(grads.has_overflow(), bad.is_some(), "{at}");

@@ -1,7 +1,7 @@
-//! Dry runs of a loss: how their scopes differ from those of a step, and what they note.
+//! Dry runs of a loss: how their scopes differ from those of a step, and what they find.
 
 use burn::tensor::{DType, FloatDType};
-use burn_amp_kernels::{Crossing, Watch};
+use burn_amp_kernels::{UnreadEvent, Watch};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
@@ -12,8 +12,8 @@ use crate::{border::mixed_precision::MixedPrecision, border::observer::Observer,
 pub struct DryRun {
     /// In place of the loss scale; 1 for f32.
     pub scale: f64,
-    /// What the factors of parts become.
-    pub part: fn(f64) -> f64,
+    /// What the factors of regions become.
+    pub region: fn(f64) -> f64,
     /// In place of that of the `MixedPrecision`.
     pub dtype: Option<FloatDType>,
     /// The names of regions that run in f32.
@@ -26,8 +26,8 @@ pub struct DryRun {
     pub observer: Option<Arc<dyn Observer>>,
     /// Of the devices' random numbers: runs that are compared must draw the same.
     pub seed: Option<u64>,
-    /// What was noted so far.
-    pub noted: Mutex<DryRunNotes>,
+    /// What was found so far.
+    pub notes: Mutex<DryRunNotes>,
 }
 
 /// What a dry run notes beside the gradients.
@@ -39,8 +39,8 @@ pub struct DryRunNotes {
     pub is_loss_inside: bool,
     /// Whether a bare `autocast` opened no scope.
     pub(crate) runs_in_f32: bool,
-    /// Whether a part with a factor was opened.
-    pub(crate) has_parts: bool,
+    /// Whether a region with a factor was opened.
+    pub(crate) has_regions: bool,
     /// Out of whose scopes tensors came that require gradients.
     pub(crate) handles: Vec<MixedPrecision>,
     passed: Vec<Passed>,
@@ -48,7 +48,7 @@ pub struct DryRunNotes {
 
 /// A gradient that has passed a cast.
 struct Passed {
-    crossing: Crossing,
+    event: UnreadEvent,
     factor: f64,
     /// Whether it counts as it was before the cast, and as it was after it.
     before: bool,
@@ -60,24 +60,24 @@ impl DryRun {
     pub fn at(scale: f64) -> Self {
         Self {
             scale,
-            part: |factor| factor,
+            region: |factor| factor,
             dtype: None,
             in_f32: BTreeSet::new(),
             is_measured: false,
             in_learner: true,
             observer: None,
             seed: None,
-            noted: Mutex::default(),
+            notes: Mutex::default(),
         }
     }
 
-    /// Takes out what was noted so far.
+    /// Takes out what was found so far.
     pub fn take(&self) -> DryRunNotes {
-        std::mem::take(&mut *locked(&self.noted))
+        std::mem::take(&mut *locked(&self.notes))
     }
 
     pub(crate) fn reads(&self, path: &str) {
-        locked(&self.noted).read.insert(path.to_string());
+        locked(&self.notes).read.insert(path.to_string());
     }
 
     /// A tensor leaves a scope of this handle. An output of a batch of one has two dimensions, a loss has one.
@@ -86,10 +86,10 @@ impl DryRun {
             return;
         }
         let is_one = tensor.rank() == 1 && tensor.shape().num_elements() == 1;
-        let mut noted = locked(&self.noted);
-        noted.is_loss_inside |= is_outside && is_one;
-        if !noted.handles.iter().any(|known| known.is(amp)) {
-            noted.handles.push(amp.clone());
+        let mut notes = locked(&self.notes);
+        notes.is_loss_inside |= is_outside && is_one;
+        if !notes.handles.iter().any(|known| known.is(amp)) {
+            notes.handles.push(amp.clone());
         }
     }
 
@@ -98,9 +98,9 @@ impl DryRun {
         let dry = self.clone();
         let counts = |dtype| is_half(dtype) || self.dtype == Some(FloatDType::F32);
         let (before, after) = (counts(to), counts(from));
-        Watch::of_gradient(move |crossing| {
-            locked(&dry.noted).passed.push(Passed {
-                crossing,
+        Watch::of_gradient(move |event| {
+            locked(&dry.notes).passed.push(Passed {
+                event,
                 factor,
                 before,
                 after,
@@ -114,7 +114,7 @@ impl DryRunNotes {
     pub fn measured(self) -> (Option<f64>, bool) {
         let (mut largest, mut overflows) = (None, false);
         for passed in self.passed {
-            let Some(status) = passed.crossing.read() else {
+            let Some(status) = passed.event.read() else {
                 continue;
             };
             let max_abs = largest.get_or_insert(0.0f64);

@@ -169,13 +169,13 @@ impl MixedPrecision {
         }
     }
 
-    /// The parts of the network whose factors move ([`rescaled`](crate::rescaled) by a name), and what each multiplies gradients by
+    /// The regions of the network whose factors move ([`rescaled`](crate::rescaled) by a name), and what each multiplies gradients by
     /// now, beside the loss scale. By name; empty before the first of them is opened, or a record with some is loaded. Those of a record stay
     /// here and in later records, opened or not.
-    pub fn parts(&self) -> Vec<(String, f32)> {
-        let parts = self.live().parts().states().into_iter();
-        parts
-            .map(|(name, part)| (name, part.schedule.scale()))
+    pub fn regions(&self) -> Vec<(String, f32)> {
+        let regions = self.live().regions().states().into_iter();
+        regions
+            .map(|(name, region)| (name, region.schedule.scale()))
             .collect()
     }
 
@@ -258,7 +258,7 @@ impl MixedPrecision {
         &self.shared.journal
     }
 
-    /// What another part of this crate keeps for all clones of the handle: of one type alone.
+    /// What another crate of the workspace keeps for all clones of the handle: of one type alone.
     #[doc(hidden)]
     pub fn extension<T: Any + Default + Send + Sync>(&self) -> Option<&T> {
         let extension = self.shared.extension.get_or_init(|| Box::new(T::default()));
@@ -322,7 +322,7 @@ impl std::fmt::Debug for MixedPrecision {
         f.debug_struct("MixedPrecision")
             .field("dtype", &self.shared.dtype)
             .field("loss_scale", &f64::from(self.loss_scale()))
-            .field("parts", &self.parts())
+            .field("regions", &self.regions())
             .finish()
     }
 }

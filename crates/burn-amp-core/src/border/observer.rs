@@ -5,7 +5,7 @@ use std::any::Any;
 use crate::gradients::{GradientStatus, UnscaledGradients};
 use crate::{error::AmpError, scale::loss_scale::StepOutcome};
 
-/// Is told of the steps of a [`MixedPrecision`](crate::MixedPrecision), on the threads that make them. It must not wait for the device.
+/// Follows the steps of a [`MixedPrecision`](crate::MixedPrecision), on the threads that make them. It must not wait for the device.
 pub trait Observer: Any + Send + Sync {
     /// The gradients of a step were tested, and nothing was done with them yet.
     fn tested(&self, _grads: &UnscaledGradients) {}

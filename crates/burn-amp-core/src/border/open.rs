@@ -4,8 +4,8 @@ use burn::tensor::{DType, FloatDType};
 use burn_amp_kernels::{Factor, Watch};
 use std::sync::{Arc, Mutex, Once};
 
-use crate::scale::border_events::{EventPlace, OpenPart};
-use crate::scale::rescale::{Rescale, Rule};
+use crate::scale::border_events::{EventPlace, OpenRegion};
+use crate::scale::rescale::{RegionFactor, Rescale};
 use crate::values::{AnyTensor, is_half};
 use crate::{
     border::dry_run::DryRun, border::mixed_precision::MixedPrecision, error::AmpError,
@@ -16,21 +16,21 @@ use crate::{
 const MAX_EXPONENT: u32 = 126;
 const LARGEST: f64 = f64::from_bits((1023 + MAX_EXPONENT as u64) << 52);
 
-/// A scope that is open, or a part of one with a scale of its own.
+/// A scope that is open, or a region of one with a scale of its own.
 #[derive(Clone)]
 pub(crate) struct Open {
     pub(crate) amp: MixedPrecision,
     pub(crate) side: Side,
     pub(crate) number: u64,
-    /// The innermost part around whose factor moves.
-    pub(crate) region: Option<Arc<OpenPart>>,
+    /// The innermost region whose factor moves.
+    pub(crate) region: Option<Arc<OpenRegion>>,
     /// What gradients are multiplied by beside the loss scale.
     pub(crate) shift: f64,
     pub(crate) dry: Option<Arc<DryRun>>,
     pub(crate) notes: Arc<Mutex<ScopeNotes>>,
 }
 
-/// What is known of a scope when it closes, that of its parts included.
+/// What is known of a scope when it closes, that of its regions included.
 #[derive(Default)]
 pub(crate) struct ScopeNotes {
     /// What was refused in it.
@@ -95,25 +95,27 @@ impl Side {
 }
 
 impl Open {
-    /// A part of this with a factor of its own.
-    pub(crate) fn part(&self, rescale: &Rescale) -> Self {
+    /// A region inside this, with a factor of its own.
+    pub(crate) fn rescaled(&self, rescale: &Rescale) -> Self {
         let mut region = self.region.clone();
         let mut factor = match &rescale.0 {
-            Rule::Fixed(exponent) => self.power_of_two(*exponent),
-            Rule::Driven(driven) if self.amp.is_scaled() && driven.schedule.config().enabled => {
-                let factor = self.amp.live().parts().enter(driven, self.dry.is_some());
-                region = Some(Arc::new(OpenPart {
-                    part: driven.name.clone(),
+            RegionFactor::Fixed(exponent) => self.power_of_two(*exponent),
+            RegionFactor::Moving(named)
+                if self.amp.is_scaled() && named.schedule.config().enabled =>
+            {
+                let factor = self.amp.live().regions().enter(named, self.dry.is_some());
+                region = Some(Arc::new(OpenRegion {
+                    name: named.name.clone(),
                     factor: factor.into(),
-                    around: self.shift,
+                    outer_factor: self.shift,
                 }));
                 factor.into()
             }
-            Rule::Driven(_) => 1.0,
+            RegionFactor::Moving(_) => 1.0,
         };
         if let Some(dry) = &self.dry {
-            locked(&dry.noted).has_parts = true;
-            factor = (dry.part)(factor);
+            locked(&dry.notes).has_regions = true;
+            factor = (dry.region)(factor);
         }
         let limited = |value: f64| value.clamp(1.0 / LARGEST, LARGEST);
         let mut side = self.side.clone();
@@ -142,12 +144,12 @@ impl Open {
     pub(crate) fn watch_scope(&self) -> Watch {
         let amp = self.amp.clone();
         let place = EventPlace::Scope(self.number, self.region.clone());
-        Watch::new(move |crossing| amp.live().add_event(place.clone(), crossing))
+        Watch::new(move |event| amp.live().add_event(place.clone(), event))
     }
 
     pub(crate) fn watch(&self, place: EventPlace) -> Watch {
         let amp = self.amp.clone();
-        Watch::of_gradient(move |crossing| amp.live().add_event(place.clone(), crossing))
+        Watch::of_gradient(move |event| amp.live().add_event(place.clone(), event))
     }
 
     /// Takes a tensor of one side to another, one of which is that of this scope. The watch is not asked in a dry run, which measures by
@@ -234,7 +236,7 @@ impl Open {
         self.cross(&self.side, to, tensor, watch)
     }
 
-    /// Lets a tensor out for a part in f32, which comes back.
+    /// Lets a tensor out for a region in f32, which comes back.
     pub(crate) fn widen(&self, tensor: AnyTensor) -> AnyTensor {
         match self.side.holds(tensor.dtype()) {
             true => self.cross(&self.side, &Side::OUTSIDE, tensor, None),

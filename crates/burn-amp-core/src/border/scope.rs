@@ -1,4 +1,4 @@
-//! Where half precision begins and ends on a thread: scopes, islands in f32, parts with a scale of their own, and the casts between them.
+//! Where half precision begins and ends on a thread: scopes, islands in f32, regions with a scale of their own, and the casts between them.
 //!
 //! ```
 //! use burn::{nn::{LayerNormConfig, LinearConfig}, tensor::{DType, Device, Tensor}};
@@ -27,7 +27,7 @@ use std::sync::{Arc, Once};
 use crate::border::cast::{CastFloat, cast_each};
 use crate::border::mixed_precision::{MixedPrecision, half_exists};
 use crate::border::open::{Open, Side};
-use crate::scale::rescale::{Rescale, Rule};
+use crate::scale::rescale::{RegionFactor, Rescale};
 use crate::values::{AnyTensor, is_half};
 use crate::{
     border::dry_run::DryRun,
@@ -43,14 +43,14 @@ thread_local! {
     static REFUSED: RefCell<Option<AmpError>> = const { RefCell::new(None) };
 }
 
-/// What a thread is in: what it has entered last, and what holds of all around that.
+/// What a thread is in: what it has entered last, and what holds of all that encloses it.
 #[derive(Clone, Default)]
 struct Frame {
     /// The half precision that it is in; none in f32, where parameters are plain.
     open: Option<Arc<Open>>,
     /// Whether a scope is open, in an island of f32 too.
     is_inside: bool,
-    /// What the parts that it is in multiply gradients by; in f32, in the scopes inside.
+    /// What the regions that it is in multiply gradients by; in f32, in the scopes inside.
     rescales: Vec<Rescale>,
     /// Whose scopes a bare `autocast` opens.
     amp: Option<MixedPrecision>,
@@ -64,7 +64,7 @@ impl Frame {
     }
 
     /// Runs a part of the forward pass in it. It is left on a panic too.
-    fn run<R>(self, part: impl FnOnce() -> R) -> R {
+    fn run<R>(self, forward: impl FnOnce() -> R) -> R {
         struct Leave(Frame);
 
         impl Drop for Leave {
@@ -74,7 +74,7 @@ impl Frame {
         }
 
         let _leave = Leave(HERE.replace(self));
-        part()
+        forward()
     }
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn in_dry_run<R>(
 pub struct Scope(Frame);
 
 impl Scope {
-    /// What the calling thread is in: a scope, a part of one [`in_f32`] or [`rescaled`], or nothing of these.
+    /// What the calling thread is in: a scope, a region of one ([`in_f32`] or [`rescaled`]), or none of these.
     pub fn current() -> Self {
         Self(Frame::here())
     }
@@ -242,15 +242,15 @@ impl MixedPrecision {
         let outer = here.open.as_ref().map(|open| open.side.clone());
         let open = Arc::new(self.opened(&here));
         let nested = Cell::new(false);
-        let around = outer.as_ref().unwrap_or(&Side::OUTSIDE);
+        let outside = outer.as_ref().unwrap_or(&Side::OUTSIDE);
         let input = cast_each(input, |tensor| {
-            nested.set(nested.get() || around.holds(tensor.dtype()));
-            open.take_from(around, tensor, None)
+            nested.set(nested.get() || outside.holds(tensor.dtype()));
+            open.take_from(outside, tensor, None)
         });
         // A thread pool may put other work on a thread that waits inside a scope. Its tensors are not of that scope.
         let outer = outer.filter(|_| nested.get());
-        let notes_around = here.open.as_ref().filter(|_| outer.is_some());
-        locked(&open.notes).outer = notes_around.map(|open| open.notes.clone());
+        let outer_notes = here.open.as_ref().filter(|_| outer.is_some());
+        locked(&open.notes).outer = outer_notes.map(|open| open.notes.clone());
         let is_inside = here.is_inside && (outer.is_some() || here.open.is_none());
         let frame = Frame {
             open: Some(open.clone()),
@@ -263,9 +263,9 @@ impl MixedPrecision {
         let output = result.map_err(|panic| explain(self, &open, panic))?;
         let is_watched = self.is_scaled() && !is_inside && open.dry.is_none();
         let watch = is_watched.then(|| open.watch_scope());
-        let around = outer.as_ref().unwrap_or(&Side::OUTSIDE);
+        let outside = outer.as_ref().unwrap_or(&Side::OUTSIDE);
         let output = cast_each(output, |tensor| {
-            open.let_out(tensor, around, watch.as_ref())
+            open.let_out(tensor, outside, watch.as_ref())
         });
         open.take_refused().map_or(Ok(output), Err)
     }
@@ -287,7 +287,7 @@ impl MixedPrecision {
         }
     }
 
-    /// A scope of this thread, in the parts that it is in.
+    /// A scope of this thread, in the regions that it is in.
     fn opened(&self, here: &Frame) -> Open {
         let dry = here.dry.clone();
         let dtype = dry.as_ref().and_then(|dry| dry.dtype);
@@ -317,7 +317,7 @@ impl MixedPrecision {
             dry,
             notes: Arc::default(),
         };
-        (here.rescales.iter()).fold(open, |open, rescale| open.part(rescale))
+        (here.rescales.iter()).fold(open, |open, rescale| open.rescaled(rescale))
     }
 
     /// Runs a model with this as what a bare [`autocast`] opens scopes of.
@@ -347,8 +347,8 @@ impl MixedPrecision {
         locked(&open.notes).last_read = Some(path.clone());
         match &open.dry {
             None => {
-                let part = open.region.as_ref().map(|region| &region.part);
-                self.live().parts().read_in(part, path);
+                let region = open.region.as_ref().map(|region| &region.name);
+                self.live().regions().read_in(region, path);
             }
             Some(dry) => dry.reads(path),
         }
@@ -372,10 +372,10 @@ pub(crate) fn current() -> Option<MixedPrecision> {
     HERE.with_borrow(|here| here.amp.clone())
 }
 
-/// Runs a part of a model in half precision, if a `Learner` trains the model with a [`MixedPrecision`], or a scope is open: it is
+/// Runs a model, or a part of one, in half precision, if a `Learner` trains the model with a [`MixedPrecision`], or a scope is open: it is
 /// [`MixedPrecision::autocast`] of that one.
 ///
-/// Elsewhere it runs the part in f32, so that the model stays a plain f32 model without a `MixedPrecision`. The log says so once
+/// Elsewhere it runs in f32, so that the model stays a plain f32 model without a `MixedPrecision`. The log says so once
 /// in a program that has made a [`MixedPrecision`] of half precision. Does not wait for the device.
 ///
 /// ```
@@ -406,7 +406,7 @@ pub fn autocast<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) ->
 fn warn_of_f32() {
     static SAID: Once = Once::new();
     if let Some(dry) = dry_run() {
-        locked(&dry.noted).runs_in_f32 = true;
+        locked(&dry.notes).runs_in_f32 = true;
     } else if half_exists() {
         SAID.call_once(|| {
             warn!(
@@ -417,7 +417,7 @@ fn warn_of_f32() {
     }
 }
 
-/// Runs one part of a half-precision model in f32: a norm, a recurrent layer, a softmax.
+/// Runs a region of a half-precision model in f32: a norm, a recurrent layer, a softmax.
 ///
 /// Takes and returns tensors, tuples and structures of them (states of an LSTM). Half-precision tensors are widened on the
 /// way in and cast back on the way out; f32 and f64 tensors stay on the way in. Inside, parameters and captured tensors are
@@ -440,29 +440,29 @@ fn warn_of_f32() {
 /// });
 /// # let _ = output;
 /// ```
-pub fn in_f32<I: CastFloat, R: CastFloat>(input: I, part: impl FnOnce(I) -> R) -> R {
+pub fn in_f32<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) -> R) -> R {
     let region = Region {
         is_f32: true,
         ..Region::default()
     };
-    region.run(input, part)
+    region.run(input, forward)
 }
 
-/// Runs a part of a half-precision model with a scale of its own: multiplies gradients by a factor in the part, beside the loss scale, and takes that
+/// Runs a region of a half-precision model with a scale of its own: multiplies gradients by a factor in the region, beside the loss scale, and takes that
 /// back on the way out.
 ///
 /// For networks whose gradients span more than half precision holds, so that no loss scale serves all layers. `by` is a
 /// [`Rescale`]: a power of two, or a factor with a name that moves by itself. Takes and returns what [`in_f32`] does. The forward pass is unchanged.
-/// Gradients of parameters and of captured f32 tensors come out unscaled, those of the input as they would without the part. Half-precision tensors that come from
-/// outside the part go through `input`: one that the closure captures keeps the factor in its gradient, which [`MixedPrecision::check`] finds.
+/// Gradients of parameters and of captured f32 tensors come out unscaled, those of the input as they would without the region. Half-precision tensors that come from
+/// outside the region go through `input`: one that the closure captures keeps the factor in its gradient, which [`MixedPrecision::check`] finds.
 ///
-/// Parts may be nested in parts, in `in_f32` and in scopes; their factors are multiplied. In f32, inside `in_f32` and outside of scopes, nothing is
+/// Regions may be nested in regions, in `in_f32` and in scopes; their factors are multiplied. In f32, inside `in_f32` and outside of scopes, nothing is
 /// multiplied, but scopes that open inside have the factor. The product with the loss scale stays between 2^-126 and 2^126.
 ///
-/// Between two parts, gradients are in half precision with the factors of what is around both. So where a gradient shrinks from layer to layer, put
-/// the early layers into a part of a part, not beside it; or let f32 lie between them, by a scope in each part.
+/// Between two regions, gradients are in half precision with the factors of the regions that enclose both. So where a gradient shrinks from layer to layer, put
+/// the early layers into a region inside a region, not beside it; or let f32 lie between them, by a scope in each region.
 ///
-/// Does not wait for the device. A part with a name costs one pass over the gradient, and none over the memory of others, at each of its two ends. An overflow in it
+/// Does not wait for the device. A region with a name costs one pass over the gradient, and none over the memory of others, at each of its two ends. An overflow in it
 /// skips the step, and lowers its factor in place of the loss scale.
 ///
 /// ```
@@ -480,15 +480,19 @@ pub fn in_f32<I: CastFloat, R: CastFloat>(input: I, part: impl FnOnce(I) -> R) -
 /// });
 /// # let _ = output;
 /// ```
-pub fn rescaled<I: CastFloat, R: CastFloat>(by: Rescale, input: I, part: impl FnOnce(I) -> R) -> R {
+pub fn rescaled<I: CastFloat, R: CastFloat>(
+    by: Rescale,
+    input: I,
+    forward: impl FnOnce(I) -> R,
+) -> R {
     let region = Region {
         rescale: Some(by),
         ..Region::default()
     };
-    region.run(input, part)
+    region.run(input, forward)
 }
 
-/// A part of the forward pass, and how it differs from what is around it: not at all, or in its precision, or in what its gradients are
+/// A part of the forward pass, and how it differs from what encloses it: not at all, or in its precision, or in what its gradients are
 /// multiplied by.
 #[derive(Clone, Debug, Default)]
 pub struct Region {
@@ -502,7 +506,7 @@ pub struct Region {
 
 impl Region {
     /// Runs it where the thread is, in a scope or outside of all.
-    pub fn run<I: CastFloat, R: CastFloat>(self, input: I, part: impl FnOnce(I) -> R) -> R {
+    pub fn run<I: CastFloat, R: CastFloat>(self, input: I, forward: impl FnOnce(I) -> R) -> R {
         let here = Frame::here();
         let is_f32 = self.is_f32
             || match (&self.name, &here.dry) {
@@ -513,7 +517,7 @@ impl Region {
         let outer = here.open.clone();
         let inside = outer.as_ref().filter(|_| !is_f32);
         let inside = inside.map(|outer| match &self.rescale {
-            Some(rescale) => Arc::new(outer.part(rescale)),
+            Some(rescale) => Arc::new(outer.rescaled(rescale)),
             None => outer.clone(),
         });
         let mut frame = Frame {
@@ -521,16 +525,16 @@ impl Region {
             ..here
         };
         frame.rescales.extend(self.rescale.clone());
-        let part = |input| frame.run(|| part(input));
+        let forward = |input| frame.run(|| forward(input));
         match (outer, inside, self.rescale) {
             (Some(outer), None, _) => {
-                let output = part(cast_each(input, |tensor| outer.widen(tensor)));
+                let output = forward(cast_each(input, |tensor| outer.widen(tensor)));
                 cast_each(output, |tensor| outer.take_back(tensor))
             }
             (Some(outer), Some(inside), Some(rescale)) => {
                 let [departure, arrival] = watches(&rescale, &outer, &inside);
                 let departure = departure.as_ref();
-                let output = part(cast_each(input, |tensor| {
+                let output = forward(cast_each(input, |tensor| {
                     inside.take_from(&outer.side, tensor, departure)
                 }));
                 let arrival = arrival.as_ref();
@@ -538,28 +542,28 @@ impl Region {
                     inside.let_out(tensor, &outer.side, arrival)
                 })
             }
-            (None, _, _) if is_f32 => widened(input, part),
-            _ => part(input),
+            (None, _, _) if is_f32 => widened(input, forward),
+            _ => forward(input),
         }
     }
 }
 
-/// A part whose factor moves is measured where gradients leave it and where they come to it.
+/// A region whose factor moves is measured where gradients leave it and where they come to it.
 fn watches(rescale: &Rescale, outer: &Open, inside: &Open) -> [Option<Watch>; 2] {
-    let is_moving = matches!(&rescale.0, Rule::Driven(_));
+    let is_moving = matches!(&rescale.0, RegionFactor::Moving(_));
     let is_measured = is_moving && inside.amp.is_scaled() && inside.dry.is_none();
     let Some(region) = inside.region.clone().filter(|_| is_measured) else {
         return [None, None];
     };
-    let around = outer.region.clone();
-    let departure = EventPlace::Departure(region.clone(), around.clone());
-    [departure, EventPlace::Arrival(region, around)].map(|place| Some(inside.watch(place)))
+    let enclosing = outer.region.clone();
+    let departure = EventPlace::Departure(region.clone(), enclosing.clone());
+    [departure, EventPlace::Arrival(region, enclosing)].map(|place| Some(inside.watch(place)))
 }
 
-/// Runs a part in f32 outside of all scopes: what comes out goes back to the dtype of the first half-precision tensor that came in.
-fn widened<I: CastFloat, R: CastFloat>(input: I, part: impl FnOnce(I) -> R) -> R {
+/// Runs a region in f32 outside of all scopes: what comes out goes back to the dtype of the first half-precision tensor that came in.
+fn widened<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) -> R) -> R {
     let narrow = Cell::new(None);
-    let output = part(cast_each(input, |tensor| {
+    let output = forward(cast_each(input, |tensor| {
         if is_half(tensor.dtype()) && narrow.get().is_none() {
             narrow.set(Some(tensor.dtype()));
         }

@@ -22,14 +22,14 @@ impl MixedPrecision {
     ///
     /// `loss` computes a loss as the training loop does, on a typical batch, with [`autocast`](Self::autocast) inside (or in the model, for a
     /// `Learner`). Gradients are measured at every cast between half precision and f32: those of the activations where they enter
-    /// and leave scopes, [`in_f32`](crate::in_f32) and [`rescaled`](crate::rescaled) parts, and those of the parameters. From the largest of them comes a scale just
+    /// and leave scopes, [`in_f32`](crate::in_f32) and [`rescaled`](crate::rescaled) regions, and those of the parameters. From the largest of them comes a scale just
     /// below overflow, which a second pass tries, because what overflows between two casts is seen only then; it is lowered until nothing
     /// overflows. The result is three binades (a factor of 8) below that: a power of two, within `min_scale` and `max_scale`.
     ///
     /// Returns the new scale. A static scale is set too. Without a loss scale nothing runs, and it is 1. Load records after this: they bring their own scale.
     ///
-    /// Same model, same batch, same result. It leaves no trace: running statistics are put back, no step is counted, the factors
-    /// of parts stay. But dropout draws its random numbers; seed the device afterwards if that matters. Waits for the device.
+    /// Same model, same batch, same result. It leaves no trace: running statistics are restored, no step is counted, the factors
+    /// of regions stay. But dropout draws its random numbers; seed the device afterwards if that matters. Waits for the device.
     ///
     /// ```
     /// use burn::{nn::LinearConfig, tensor::{Device, Distribution, Tensor}};
@@ -74,7 +74,7 @@ impl MixedPrecision {
             let grads = dry_loss(self, &dry, model, &mut loss)?.backward();
             let status = inspect(&GradientsParams::from_grads(grads, model), model)?;
             let (largest, overflows) = dry.take().measured();
-            Ok(Found {
+            Ok(PassResult {
                 // Casts of Burn's own operations are not watched.
                 max_abs: largest.unwrap_or(status.max_abs() * scale),
                 overflow: overflows || status.has_overflow(),
@@ -119,7 +119,7 @@ impl GradScaler {
             let (scaled, _) = multiply_losses(value, scale as f32);
             let grads = GradientsParams::from_grads(scaled.backward(), model);
             let status = inspect(&grads, model)?;
-            Ok(Found {
+            Ok(PassResult {
                 max_abs: status.max_abs(),
                 overflow: status.has_overflow(),
                 status,
@@ -131,7 +131,7 @@ impl GradScaler {
 }
 
 /// What a backward pass has shown.
-struct Found {
+struct PassResult {
     max_abs: f64,
     overflow: bool,
     status: GradientStatus,
@@ -140,7 +140,7 @@ struct Found {
 /// The scale that is [`HEADROOM`] below overflow, as far as a schedule can reach it.
 fn search(
     schedule: &LossScale,
-    mut run: impl FnMut(f64) -> Result<Found, AmpError>,
+    mut run: impl FnMut(f64) -> Result<PassResult, AmpError>,
 ) -> Result<f64, AmpError> {
     let exponent = highest(|exponent| run(f64::from(exponent).exp2()))? - HEADROOM;
     let scale = f64::from(exponent).exp2();
@@ -155,7 +155,7 @@ fn search(
 }
 
 /// The exponent of the highest scale at which nothing overflows.
-fn highest(mut run: impl FnMut(i32) -> Result<Found, AmpError>) -> Result<i32, AmpError> {
+fn highest(mut run: impl FnMut(i32) -> Result<PassResult, AmpError>) -> Result<i32, AmpError> {
     let mut lowest = FIRST;
     let found = loop {
         let found = run(lowest)?;

@@ -188,7 +188,7 @@ impl UnscaledGradients {
         Ok(self.clip_by(&rules, 1.0, false)?.0)
     }
 
-    /// Clips by these rules what a guard has multiplied by `factor`, at most 1, in one multiplication. If the `later` step multiplies, it is told
+    /// Clips by these rules what a guard has multiplied by `factor`, at most 1, in one multiplication. If the `later` step multiplies, it is given
     /// by what; those factors are the ones that a device finds by itself.
     pub(crate) fn clip_by(
         mut self,

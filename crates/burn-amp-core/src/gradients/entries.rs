@@ -3,7 +3,7 @@
 use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Device, Shape};
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams};
-use burn_amp_kernels::{Crossing, CrossingStatus, TensorStatus, UnsupportedDType};
+use burn_amp_kernels::{EventStatus, TensorStatus, UnreadEvent, UnsupportedDType};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -226,16 +226,16 @@ fn gradient_dtype(
     }
 }
 
-/// Measures gradients; counts values from `edge` on. Reads what has crossed the border with them: on one device, in the same transfer. Waits
+/// Measures gradients; counts values from `edge` on. Reads the border events with them: on one device, in the same transfer. Waits
 /// for each device once.
 pub(crate) fn measure(
     grads: &GradientsParams,
     entries: &mut [Entry],
     edge: Option<f32>,
-    crossings: Vec<Crossing>,
-) -> Result<Vec<Option<CrossingStatus>>, UnsupportedDType> {
+    events: Vec<UnreadEvent>,
+) -> Result<Vec<Option<EventStatus>>, UnsupportedDType> {
     (entries.iter_mut()).for_each(|entry| entry.status = TensorStatus::default());
-    handles(grads, entries, edge).inspect(crossings, |at, status| entries[at].status = status)
+    handles(grads, entries, edge).inspect(events, |at, status| entries[at].status = status)
 }
 
 /// Handles to gradients, at the positions of their entries.

@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_amp_kernels::{
-    Crossing, CrossingStatus, ExponentHistogram, Histogram, Reading, Status, TensorList,
-    TensorStatus, UnsupportedDType,
+    EventStatus, ExponentHistogram, Histogram, Reading, Status, TensorList, TensorStatus,
+    UnreadEvent, UnsupportedDType,
 };
 use std::{iter::zip, mem::take};
 
@@ -95,38 +95,38 @@ impl Pass {
     /// Measures all gradients, and reads what was found, as [`read`](Self::read).
     pub(crate) fn inspect(
         mut self,
-        crossings: Vec<Crossing>,
+        events: Vec<UnreadEvent>,
         found: impl FnMut(usize, TensorStatus),
-    ) -> Result<Vec<Option<CrossingStatus>>, UnsupportedDType> {
+    ) -> Result<Vec<Option<EventStatus>>, UnsupportedDType> {
         for group in &mut self.groups {
             group.status = burn_amp_kernels::inspect(take(&mut group.list))?;
         }
-        Ok(self.read(crossings, found))
+        Ok(self.read(events, found))
     }
 
-    /// Tells what was `found` in the gradients, by their positions. Reads what has crossed the border in the same transfer. Waits for each
+    /// Reports what was `found` in the gradients, by their positions. Reads the border events in the same transfer. Waits for each
     /// device, for one transfer.
     pub(crate) fn read(
         &mut self,
-        mut crossings: Vec<Crossing>,
+        mut events: Vec<UnreadEvent>,
         mut found: impl FnMut(usize, TensorStatus),
-    ) -> Vec<Option<CrossingStatus>> {
+    ) -> Vec<Option<EventStatus>> {
         self.start();
-        let mut crossed = Vec::new();
+        let mut event_statuses = Vec::new();
         for group in &mut self.groups {
             #[cfg(any(test, feature = "counts"))]
             READS.set(READS.get() + 1);
             // With those of the first device.
-            let reading = Reading::now(take(&mut group.status), take(&mut crossings));
+            let reading = Reading::now(take(&mut group.status), take(&mut events));
             let (rows, first) = reading.wait(1.0);
-            crossed.extend(first);
+            event_statuses.extend(first);
             for (position, status) in group.positions.iter().zip(rows) {
                 found(*position, status);
             }
         }
         // Nothing was measured.
-        crossed.extend(crossings.into_iter().map(Crossing::read));
-        crossed
+        event_statuses.extend(events.into_iter().map(UnreadEvent::read));
+        event_statuses
     }
 
     /// Takes the gradients out, each with its position.
@@ -159,7 +159,7 @@ impl Pass {
         }
         for Group { device, .. } in &self.groups {
             if let Err(error) = device.flush() {
-                // Reading tells the same.
+                // Reading returns the same error.
                 log::debug!("{device:?} could not start: {error}");
             }
         }

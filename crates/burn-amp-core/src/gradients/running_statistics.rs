@@ -15,9 +15,9 @@ use crate::{gradients::pass::Pass, scale::live_scale::LiveScale, scale::loss_sca
 pub(crate) struct Buffers {
     /// Those of the last good step: handles, no copies.
     good: ParamTensors,
-    /// As the last step has met them, before the forward pass of its gradients.
-    met: Statistics,
-    /// Whether the module has made another forward pass since that of the step, as in a pipeline: those are good then that this has met.
+    /// As they were at the last step, before the forward pass of its gradients.
+    at_step: Statistics,
+    /// Whether the module has made another forward pass since that of the step, as in a pipeline: those of `at_step` are good then.
     pub(crate) is_behind: bool,
     /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
     are_suspicious: bool,
@@ -36,11 +36,11 @@ impl Buffers {
 
     /// Before a step, or a micro-batch, of a module that has these.
     pub fn before_step(&mut self, found: Statistics) {
-        // Those that were not met before, as they were before the last forward pass.
+        // Those that are new, as they were before the last forward pass.
         for Parameter { id, value, .. } in found.0.iter().cloned() {
             self.good.entry(id).or_insert_with(|| value.into());
         }
-        self.met = found;
+        self.at_step = found;
     }
 
     /// After it. Waits for the device only where something was skipped. `accepts_micro_batches` where each of them is tested.
@@ -51,7 +51,7 @@ impl Buffers {
         accepts_micro_batches: bool,
         live: &LiveScale,
     ) {
-        let (lost, clean) = match outcome {
+        let (lost, is_good) = match outcome {
             Some(StepOutcome::Skipped | StepOutcome::Dropped) => (true, false),
             Some(StepOutcome::Stepped) => (false, true),
             Some(StepOutcome::Accumulated) => (false, accepts_micro_batches),
@@ -64,15 +64,15 @@ impl Buffers {
             true => live.add_skip(),
             false => skips,
         };
-        if self.met.is_empty() {
+        if self.at_step.is_empty() {
             return;
         }
-        if lost || (clean && self.are_suspicious) {
+        if lost || (is_good && self.are_suspicious) {
             self.repair(module);
             self.are_suspicious = false;
         }
-        match (clean, self.is_behind) {
-            (true, true) => self.good.extend(self.met.values()),
+        match (is_good, self.is_behind) {
+            (true, true) => self.good.extend(self.at_step.values()),
             (true, false) => self.good.extend(updated(module).values()),
             (false, _) => {}
         }
@@ -112,7 +112,7 @@ impl Buffers {
         self.are_suspicious = true;
     }
 
-    /// Those of another model are met next.
+    /// The next ones are those of another model.
     pub(crate) fn forget(&mut self) {
         *self = Self::since(self.skips);
     }

@@ -128,7 +128,7 @@ impl GradientStatus {
             elements: self.elements,
             above: self.above,
             norm: self.norm,
-            around: 1.0,
+            outer_factor: 1.0,
         }
     }
 

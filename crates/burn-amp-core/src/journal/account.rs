@@ -132,7 +132,7 @@ impl Account {
         self.untested = self.untested.saturating_add(u32::from(is_enabled));
         if is_enabled && self.untested == MANY {
             warn!(
-                "{MANY} gradients in a row were discarded untested: if they overflow, the loss scale does not learn of it. Discard what \
+                "{MANY} gradients in a row were discarded untested: if they overflow, the loss scale does not back off. Discard what \
                  `optim.unscale(optim.backward(loss, &model), &model)` has tested, or give them to `step`"
             );
         }
@@ -171,7 +171,7 @@ impl Account {
     }
 
     fn record_finite(&mut self, purpose: Purpose, found: &Finding) {
-        if purpose == Purpose::Step && found.is_settled {
+        if purpose == Purpose::Step && found.is_resolved {
             self.counters.skipped_windows = 0;
         }
         // No gradients are no evidence that anything is fine.
@@ -188,7 +188,7 @@ impl Account {
         self.counters.bad_losses_in_a_row = 0;
     }
 
-    /// The loss scale learns nothing from a step that was rejected.
+    /// A step that was rejected does not move the loss scale.
     fn record_rejected(
         &self,
         schedule: &LossScale,
@@ -216,7 +216,7 @@ impl Account {
             skips,
             parameter: parameter.to_string(),
         };
-        if found.is_settled {
+        if found.is_resolved {
             // No loss scale is too high there, and none helps.
             self.counters.skipped_windows += 1;
             warn!(

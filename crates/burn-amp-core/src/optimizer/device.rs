@@ -3,7 +3,7 @@
 use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Tensor};
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams};
-use burn_amp_kernels::{Crossing, Status, TensorList, can_update, inspect};
+use burn_amp_kernels::{Status, TensorList, UnreadEvent, can_update, inspect};
 use std::{collections::VecDeque, sync::Arc, thread};
 
 use super::{ScaledOptimizer, refused};
@@ -82,7 +82,7 @@ impl Inspected {
         self.entries.iter().map(|entry| entry.id)
     }
 
-    pub(super) fn at_border(&self) -> Option<&Crossing> {
+    pub(super) fn at_border(&self) -> Option<&UnreadEvent> {
         self.event.as_ref()?.unread()
     }
 }
@@ -144,12 +144,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Adds a step in flight.
     pub(super) fn push(&self, inspected: Inspected, resolution: Resolution) {
-        let crossings = inspected.at_border().cloned().into_iter().collect();
+        let events = inspected.at_border().cloned().into_iter().collect();
         let run = self.flight.run.as_ref().map(|(run, _)| run.clone());
         let run = run.unwrap_or_default();
         let step = PendingStep {
             entries: inspected.entries,
-            reading: inspected.status.start(crossings),
+            reading: inspected.status.start(events),
             event: inspected.event,
             clip: self.options.clip.clone(),
             number: run.next_number(),
@@ -301,7 +301,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let pass = handles(grads, &entries, None).only();
         let pass = pass.ok_or_else(|| refused("the gradients are not all on one device"))?;
         let several =
-            "gradients come from several scopes, or from `rescaled` parts whose factors move";
+            "gradients come from several scopes, or from `rescaled` regions whose factors move";
         let event = BorderEvent::single(events).ok_or_else(|| refused(several))?;
         Ok((entries, event, pass))
     }

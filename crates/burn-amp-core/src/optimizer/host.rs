@@ -146,7 +146,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             StepGradients::Unscaled(grads)
                 if !grads.has_overflow() && self.options.window.as_ref().is_some_and(frozen) =>
             {
-                self.scaler.unsettled.take(&grads.verdicts);
+                self.scaler.pending.take(&grads.pending);
                 self.scaler.discard(grads.into_params())
             }
             grads => {

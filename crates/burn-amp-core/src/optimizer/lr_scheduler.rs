@@ -109,7 +109,7 @@ impl ScaledLrScheduler {
         }
     }
 
-    /// Whether the optimizer was called since the last step of this, and has not stepped. Where nobody tells, it was not called.
+    /// Whether the optimizer was called since the last step of this, and has not stepped. Where nothing was recorded, it was not called.
     fn is_held(&self) -> bool {
         (self.read).is_some_and(|read| self.journal.is_held_since(read))
     }

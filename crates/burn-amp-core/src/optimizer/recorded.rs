@@ -1,4 +1,4 @@
-//! Steps that a device records once and makes again: what the optimizer does in them, and what it does on the host meanwhile.
+//! Steps that a device captures once and replays: what the optimizer does in them, and what it does on the host meanwhile.
 
 use burn::tensor::{Device, Tensor};
 use burn::{
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// What a step finds on the device, before it changes anything: each time in the same places, if it was recorded.
-pub struct Found {
+pub struct InspectedStep {
     inspected: Inspected,
     /// The loss, without autodiff.
     pub loss: Tensor<1>,
@@ -33,7 +33,7 @@ pub struct Stage {
     pub clip: Option<ClipTable>,
 }
 
-impl Found {
+impl InspectedStep {
     /// As the recording has checked those of its own step.
     pub fn check_rates(&self, lr: &ModuleLearningRate) -> Result<(), AmpError> {
         let mut entries = self.inspected.entries.iter();
@@ -78,7 +78,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lr: &ModuleLearningRate,
         module: &M,
         loss: impl FnOnce(&M) -> Tensor<1>,
-    ) -> Result<(Found, GradientsParams), AmpError> {
+    ) -> Result<(InspectedStep, GradientsParams), AmpError> {
         self.scaler.live().events.clear();
         let device_step = self.scaler.device_step_at(scale.clone());
         let in_flight = &self.scaler.live().in_flight;
@@ -95,7 +95,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         };
         self.options.clip.limit(&mut grads, &inspected.entries);
         let loss = loss.inner();
-        Ok((Found { inspected, loss }, grads))
+        Ok((InspectedStep { inspected, loss }, grads))
     }
 
     /// Goes on from what was found to the step, which is not made or only recorded. Says whether all that it writes stays in its place.
@@ -105,7 +105,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         stage: Stage,
         lr: ModuleLearningRate,
         module: M,
-        Found { inspected, .. }: &Found,
+        InspectedStep { inspected, .. }: &InspectedStep,
         grads: GradientsParams,
     ) -> (M, Stage, bool) {
         let rehearsal = Rehearsal::new(what, stage.rows);
@@ -116,13 +116,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let clips = clip.clone().map(|table| (table, inspected.status.clone()));
         let next = stage.scale.clone();
         let next = next.advance(&inspected.status, inspected.at_border());
-        let verdict = Arc::new(DeviceStep::recorded(next, clips, Arc::default(), rehearsal));
-        let update = Update::decided_by(&verdict, lr);
+        let device_step = Arc::new(DeviceStep::recorded(next, clips, Arc::default(), rehearsal));
+        let update = Update::decided_by(&device_step, lr);
         let module = self.optim.update(update, module, grads);
-        let (next, rows, stays) = DeviceStep::end(verdict);
-        let before = stage.scale.place();
+        let (next, rows, stays) = DeviceStep::end(device_step);
+        let before = stage.scale.address();
         let scale = stage.scale.become_of(next);
-        let stays = stays && scale.place() == before;
+        let stays = stays && scale.address() == before;
         (module, Stage { scale, rows, clip }, stays)
     }
 
@@ -130,7 +130,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn begin_replay<M: Module>(
         &mut self,
         mut stage: Stage,
-        recorded: &Found,
+        recorded: &InspectedStep,
         lr: ModuleLearningRate,
         module: &M,
         device: &Device,
@@ -148,19 +148,19 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         };
         let Stage { scale, rows, clip } = stage;
         let rehearsal = Rehearsal::new(Rehearses::Replay, rows);
-        let verdict = Arc::new(DeviceStep::recorded(scale, None, run, rehearsal));
+        let device_step = Arc::new(DeviceStep::recorded(scale, None, run, rehearsal));
         let ids: HashSet<_> = recorded.inspected.ids().collect();
         let stepped = distinct_parameters(module).into_iter();
         let grads = placeholders(stepped.filter(|parameter| ids.contains(&parameter.id)));
         // Untracked: a parameter that is tracked anew leaves a node behind, which only a backward pass frees.
-        let update = Update::decided_by(&verdict, lr);
+        let update = Update::decided_by(&device_step, lr);
         self.optim.update(update, module.clone().no_grad(), grads);
-        let (scale, rows, _) = DeviceStep::end(verdict);
+        let (scale, rows, _) = DeviceStep::end(device_step);
         Ok(Stage { scale, rows, clip })
     }
 
     /// The run that a replay goes on with; none if a new one begins.
-    fn replay_run(&mut self, recorded: &Found) -> Result<Option<Arc<Run>>, AmpError> {
+    fn replay_run(&mut self, recorded: &InspectedStep) -> Result<Option<Arc<Run>>, AmpError> {
         self.scaler.live().resolve(false);
         self.take_error()?;
         self.can_record()?;
@@ -173,7 +173,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// What the host does after a replay: the step is pending.
-    pub fn end_replay(&self, recorded: &Found) {
+    pub fn end_replay(&self, recorded: &InspectedStep) {
         // With an event, both go into one tensor that is read.
         let mut inspected = recorded.inspected.clone();
         if inspected.event.is_none() {

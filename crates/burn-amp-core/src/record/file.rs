@@ -27,16 +27,18 @@ pub fn write_whole<E: ToString>(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), String> {
-    let place = Place::of(path).map_err(|error| error.to_string())?;
-    let folder = place.folder.display();
-    place.remove_leftovers();
+    let destination = Destination::of(path).map_err(|error| error.to_string())?;
+    let folder = destination.folder.display();
+    destination.remove_leftovers();
     let beside = |error: io::Error| format!("cannot write beside it, in `{folder}`: {error}");
     // Opened before anything is renamed: a folder that cannot be synced is found out while the old file is there.
     #[cfg(unix)]
-    let opened = File::open(&place.folder).map_err(beside)?;
-    let mut scratch = Scratch::create(&place).map_err(beside)?;
+    let opened = File::open(&destination.folder).map_err(beside)?;
+    let mut scratch = Scratch::create(&destination).map_err(beside)?;
     write(&scratch.path).map_err(|error| error.to_string())?;
-    scratch.publish(&place).map_err(|error| error.to_string())?;
+    scratch
+        .publish(&destination)
+        .map_err(|error| error.to_string())?;
     #[cfg(unix)]
     opened.sync_all().map_err(|error| {
         format!("the new file is in its place, but a power failure may undo that, because `{folder}` could not be synced: {error}")
@@ -45,7 +47,7 @@ pub fn write_whole<E: ToString>(
 }
 
 /// Where a file goes.
-struct Place {
+struct Destination {
     target: PathBuf,
     folder: PathBuf,
     /// What the names of all scratch files for this target start with. Short, whatever the target's own name is.
@@ -54,7 +56,7 @@ struct Place {
     permissions: Option<fs::Permissions>,
 }
 
-impl Place {
+impl Destination {
     fn of(path: &Path) -> io::Result<Self> {
         let mut target = path.to_path_buf();
         // A rename would put a file in the place of the link.
@@ -113,18 +115,22 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn create(place: &Place) -> io::Result<Self> {
+    fn create(destination: &Destination) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         loop {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let name = format!("{}{}-{number}{SUFFIX}", place.prefix, std::process::id());
-            let path = place.folder.join(name);
+            let name = format!(
+                "{}{}-{number}{SUFFIX}",
+                destination.prefix,
+                std::process::id()
+            );
+            let path = destination.folder.join(name);
             let mut options = OpenOptions::new();
             options.write(true).create_new(true);
             #[cfg(unix)]
             {
                 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-                let mode = place.permissions.as_ref().map(PermissionsExt::mode);
+                let mode = destination.permissions.as_ref().map(PermissionsExt::mode);
                 // The writer itself must be able to open it.
                 options.mode(mode.map_or(0o666, |mode| mode & 0o777 | 0o600));
             }
@@ -146,12 +152,12 @@ impl Scratch {
         }
     }
 
-    fn publish(&mut self, place: &Place) -> io::Result<()> {
-        if let Some(permissions) = &place.permissions {
+    fn publish(&mut self, destination: &Destination) -> io::Result<()> {
+        if let Some(permissions) = &destination.permissions {
             self.file.set_permissions(permissions.clone())?;
         }
         self.file.sync_all()?;
-        fs::rename(&self.path, &place.target)?;
+        fs::rename(&self.path, &destination.target)?;
         self.published = true;
         Ok(())
     }

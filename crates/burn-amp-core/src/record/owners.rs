@@ -55,11 +55,11 @@ impl AmpRecord {
     /// The record without an open window: the run resumes with an empty one, or without accumulation.
     pub fn without_window(mut self) -> Self {
         self.window = None;
-        let parts = self
+        let regions = self
             .scaler
             .iter_mut()
-            .flat_map(|one| one.parts.values_mut());
-        parts.for_each(|part| part.seen = None);
+            .flat_map(|one| one.regions.values_mut());
+        regions.for_each(|region| region.seen = None);
         self
     }
 

@@ -1,7 +1,7 @@
 //! Border events: gradients that came to the border of half precision, measured on the device, in the order of the backward passes. They
 //! explain skips. Knows no schedule, and no optimizer.
 
-use burn_amp_kernels::{Crossing, CrossingStatus};
+use burn_amp_kernels::{EventStatus, UnreadEvent};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::{cell::RefCell, collections::VecDeque, ops::Range};
@@ -19,24 +19,24 @@ pub(crate) fn next_number() -> u64 {
 /// Events that are remembered: of graphs whose gradients nobody steps on, the oldest are forgotten.
 pub(crate) const MAX_EVENTS: usize = 1024;
 
-/// A part of a network whose factor moves, as a scope has entered it.
+/// A region of a network whose factor moves, as a scope has entered it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct OpenPart {
-    pub(crate) part: Arc<str>,
-    /// What gradients are multiplied by in it, and by the parts around it.
+pub(crate) struct OpenRegion {
+    pub(crate) name: Arc<str>,
+    /// What gradients are multiplied by in it, and by the regions that enclose it.
     pub(crate) factor: f64,
-    pub(crate) around: f64,
+    pub(crate) outer_factor: f64,
 }
 
 /// Where a gradient was measured on its way back.
 #[derive(Clone, Debug)]
 pub(crate) enum EventPlace {
-    /// Where it came to a scope, which was opened at this number, and in this part.
-    Scope(u64, Option<Arc<OpenPart>>),
-    /// Where it came to a part, out of another.
-    Arrival(Arc<OpenPart>, Option<Arc<OpenPart>>),
-    /// Where it left a part, for another.
-    Departure(Arc<OpenPart>, Option<Arc<OpenPart>>),
+    /// Where it came to a scope, which was opened at this number, and in this region.
+    Scope(u64, Option<Arc<OpenRegion>>),
+    /// Where it came to a region, out of another.
+    Arrival(Arc<OpenRegion>, Option<Arc<OpenRegion>>),
+    /// Where it left a region, for another.
+    Departure(Arc<OpenRegion>, Option<Arc<OpenRegion>>),
 }
 
 /// A gradient that was measured.
@@ -53,8 +53,8 @@ pub(crate) struct BorderEvent {
 /// What was measured of a gradient.
 #[derive(Clone, Debug)]
 enum Measured {
-    OnDevice(Box<Crossing>),
-    Read(CrossingStatus),
+    OnDevice(Box<UnreadEvent>),
+    Read(EventStatus),
 }
 
 #[cfg(any(test, feature = "counts"))]
@@ -64,12 +64,12 @@ thread_local! {
 }
 
 impl Measured {
-    fn read(self) -> Option<CrossingStatus> {
+    fn read(self) -> Option<EventStatus> {
         match self {
-            Self::OnDevice(crossing) => {
+            Self::OnDevice(event) => {
                 #[cfg(any(test, feature = "counts"))]
                 READS.set(READS.get() + 1);
-                crossing.read()
+                event.read()
             }
             Self::Read(status) => Some(status),
         }
@@ -81,8 +81,8 @@ impl EventPlace {
         matches!(self, Self::Scope(..))
     }
 
-    /// The part that it enters.
-    fn entered(&self) -> Option<&Arc<OpenPart>> {
+    /// The region that it enters.
+    fn entered(&self) -> Option<&Arc<OpenRegion>> {
         match self {
             Self::Scope(_, region) => region.as_ref(),
             Self::Arrival(region, _) => Some(region),
@@ -95,7 +95,7 @@ impl BorderEvent {
     /// Those of which this was read.
     pub(crate) fn read(
         events: impl IntoIterator<Item = Self>,
-        statuses: Vec<Option<CrossingStatus>>,
+        statuses: Vec<Option<EventStatus>>,
     ) -> VecDeque<Self> {
         let read = |(event, status): (Self, Option<_>)| {
             let measured = Measured::Read(status?);
@@ -114,9 +114,9 @@ impl BorderEvent {
     }
 
     /// What was measured of it, if it was not read.
-    pub(crate) fn unread(&self) -> Option<&Crossing> {
+    pub(crate) fn unread(&self) -> Option<&UnreadEvent> {
         match &self.measured {
-            Measured::OnDevice(crossing) => Some(crossing),
+            Measured::OnDevice(event) => Some(event),
             Measured::Read(_) => None,
         }
     }
@@ -127,13 +127,13 @@ impl BorderEvent {
             && matches!(self.measured, Measured::Read(status) if status.max_abs > 0.0)
     }
 
-    /// The part that it enters, unless its gradients were discarded.
-    pub(crate) fn entered(&self) -> Option<&Arc<OpenPart>> {
+    /// The region that it enters, unless its gradients were discarded.
+    pub(crate) fn entered(&self) -> Option<&Arc<OpenRegion>> {
         self.place.entered().filter(|_| !self.is_discarded)
     }
 
-    /// What came to a part, as it was before the part multiplied it. Waits for the device.
-    pub(crate) fn measures(self) -> Option<(Arc<OpenPart>, Measures)> {
+    /// What came to a region, as it was before the region multiplied it. Waits for the device.
+    pub(crate) fn measures(self) -> Option<(Arc<OpenRegion>, Measures)> {
         let region = self.place.entered()?.clone();
         let status = self.measured.read()?;
         let factor = region.factor;
@@ -142,7 +142,7 @@ impl BorderEvent {
             elements: status.elements,
             above: 0,
             norm: status.norm / factor,
-            around: region.around,
+            outer_factor: region.outer_factor,
         };
         Some((region, measures))
     }
@@ -165,7 +165,7 @@ thread_local! {
 
 impl BorderEvents {
     /// Adds one that was measured now; how many there are.
-    pub(crate) fn add(&self, place: EventPlace, crossing: Crossing) -> usize {
+    pub(crate) fn add(&self, place: EventPlace, event: UnreadEvent) -> usize {
         let mut events = locked(&self.events);
         if events.len() == MAX_EVENTS {
             events.pop_front();
@@ -173,7 +173,7 @@ impl BorderEvents {
         events.push_back(BorderEvent {
             number: next_number(),
             place,
-            measured: Measured::OnDevice(Box::new(crossing)),
+            measured: Measured::OnDevice(Box::new(event)),
             is_discarded: false,
         });
         events.len()
@@ -285,7 +285,7 @@ impl BorderEvents {
         last.any(|status| status.gradient_finite)
     }
 
-    /// The first event that explains an overflow, and the part in which it was; none if all that was measured was finite. Waits for the device.
+    /// The first event that explains an overflow, and the region in which it was; none if all that was measured was finite. Waits for the device.
     pub(crate) fn first_cause(
         &self,
         events: VecDeque<BorderEvent>,
@@ -294,9 +294,9 @@ impl BorderEvents {
         events.sort_by_key(|event| event.number);
         let read = |event: BorderEvent| Some((event.number, event.place, event.measured.read()?));
         let events: Vec<_> = events.into_iter().filter_map(read).collect();
-        let scale = |region: Option<&Arc<OpenPart>>| {
-            let part = region.map(|region| region.part.clone());
-            Some((SkipCause::Scale, part))
+        let scale = |region: Option<&Arc<OpenRegion>>| {
+            let name = region.map(|region| region.name.clone());
+            Some((SkipCause::Scale, name))
         };
         let loss = |output_finite| Some((SkipCause::Loss { output_finite }, None));
         // No scale is in a forward pass. An output that is infinite by design, a mask, has a finite gradient.
@@ -308,7 +308,7 @@ impl BorderEvents {
         // A backward pass meets scopes from the last to the first: a later one is the begin of another pass.
         let (mut first, mut last) = (0, 0);
         for (number, place, status) in &events {
-            // The part that a gradient comes out of, and that which it goes into.
+            // The region that a gradient comes out of, and that which it goes into.
             let (before, after) = match place {
                 EventPlace::Scope(opened, region) => {
                     if *opened > last {

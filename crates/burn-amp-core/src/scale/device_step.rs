@@ -1,7 +1,7 @@
 //! The loss scale on the device, and what it decides of the last step.
 
 use burn::tensor::Tensor;
-use burn_amp_kernels::{ClipTable, Crossing, DeviceScale, Status};
+use burn_amp_kernels::{ClipTable, DeviceScale, Status, UnreadEvent};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -82,8 +82,8 @@ impl DeviceStep {
     }
 
     /// After a step with gradients of this status, which came to the border like this.
-    pub(crate) fn advance(&self, status: &Status, crossing: Option<&Crossing>) -> Self {
-        let scale = self.scale.clone().advance(status, crossing);
+    pub(crate) fn advance(&self, status: &Status, event: Option<&UnreadEvent>) -> Self {
+        let scale = self.scale.clone().advance(status, event);
         Self {
             clip: (self.clip.clone()).map(|(table, _)| (table, status.clone())),
             run: self.run.clone(),
@@ -104,7 +104,7 @@ impl DeviceStep {
 
 /// Steps in a row that nobody has waited for, from one that is resolved to the next.
 ///
-/// Whether a step was skipped is counted on the device; the host counts the steps that it has given, and learns the skips later. A copy of
+/// Whether a step was skipped is counted on the device; the host counts the steps that it has launched, and reads the skips later. A copy of
 /// an optimizer has a part of them: those that were given before it was made.
 #[derive(Debug, Default)]
 pub struct Run {

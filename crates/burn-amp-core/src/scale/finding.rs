@@ -2,7 +2,7 @@
 
 use crate::scale::loss_scale::{Evidence, Measures, SkipCause};
 
-/// What unscaled gradients have told of the loss scale.
+/// What unscaled gradients say of the loss scale.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Finding {
     /// Whether there are no gradients at all: no evidence that the scale is fine, and no reason to let it grow.
@@ -10,8 +10,8 @@ pub(crate) struct Finding {
     /// The first parameter whose gradient overflows.
     pub(crate) overflow: Option<String>,
     pub(crate) cause: SkipCause,
-    /// Whether the loss scale has learned from them already, micro-batch by micro-batch.
-    pub(crate) is_settled: bool,
+    /// Whether they have moved the loss scale already, micro-batch by micro-batch.
+    pub(crate) is_resolved: bool,
     pub(crate) measures: Measures,
     /// Why they are not stepped with, although they are finite.
     pub(crate) rejected: Option<Rejection>,
@@ -30,8 +30,8 @@ impl Finding {
         self.rejected.is_some() || (self.overflow.is_some() && self.cause != SkipCause::Scale)
     }
 
-    /// That of a sum of gradients: it overflows if either of the two does, and what the loss scale has not learned from the one, it has not
-    /// learned from the sum.
+    /// That of a sum of gradients: it overflows if either of the two does, and unless both have moved the loss
+    /// scale already, the sum has not.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             is_empty: self.is_empty && other.is_empty,
@@ -40,16 +40,16 @@ impl Finding {
                 None => other.cause,
             },
             overflow: self.overflow.or(other.overflow),
-            is_settled: self.is_settled && other.is_settled,
+            is_resolved: self.is_resolved && other.is_resolved,
             measures: self.measures.and(other.measures),
             rejected: None,
         }
     }
 
-    /// What the loss scale learns from them, if it does.
+    /// What moves the loss scale, if they do.
     pub(crate) fn evidence(&self) -> Option<Evidence> {
         match self.overflow {
-            _ if self.is_empty || self.is_settled || self.spares_scale() => None,
+            _ if self.is_empty || self.is_resolved || self.spares_scale() => None,
             Some(_) => Some(Evidence::Overflow),
             None => Some(Evidence::Finite(Some(self.measures))),
         }

@@ -63,7 +63,7 @@ impl InFlight {
     }
 }
 
-/// Whether a step was applied, known at the latest after [`synchronize`](crate::ScaledOptimizer::synchronize). Clones tell the same.
+/// Whether a step was applied, known at the latest after [`synchronize`](crate::ScaledOptimizer::synchronize). Clones agree.
 #[derive(Clone, Debug, Default)]
 pub struct Resolution(Arc<OnceLock<bool>>);
 

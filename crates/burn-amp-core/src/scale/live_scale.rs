@@ -1,18 +1,18 @@
 //! The loss scale that all scopes of one `MixedPrecision` and its optimizers share.
 
-use burn_amp_kernels::{Crossing, ScaleState};
+use burn_amp_kernels::{ScaleState, UnreadEvent};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use crate::error::{AmpError, in_range};
 use crate::scale::border_events::{
-    BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, OpenPart, next_number,
+    BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, OpenRegion, next_number,
 };
 use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale, SkipCause};
 use crate::{
-    lock::locked, scale::in_flight::InFlight, scale::parts::PartState, scale::parts::Parts,
-    scale::rescale::Driven,
+    lock::locked, scale::in_flight::InFlight, scale::regions::RegionState, scale::regions::Regions,
+    scale::rescale::NamedRegion,
 };
 
 /// Its inverse must be normal in f32, or gradients lose digits.
@@ -33,7 +33,7 @@ pub(crate) struct LiveScale {
     skips: AtomicU64,
     state: Mutex<State>,
     /// Locked after the state, where both are.
-    parts: Mutex<Parts>,
+    regions: Mutex<Regions>,
     /// The gradients that came to the border since the last step.
     pub(crate) events: Arc<BorderEvents>,
     /// The steps of which the host does not know the outcome.
@@ -60,8 +60,8 @@ struct Iteration {
     seen: Option<Evidence>,
     /// The cause of the last skip.
     cause: Option<SkipCause>,
-    /// The parts whose factors are the cause, and not the scale that all share.
-    parts: Vec<Arc<str>>,
+    /// The regions whose factors are the cause, and not the scale that all share.
+    regions: Vec<Arc<str>>,
 }
 
 /// What the scopes of an iteration leave for a step that is decided elsewhere.
@@ -70,8 +70,8 @@ pub(crate) struct ScopesLeft {
     opened: u64,
     events: VecDeque<BorderEvent>,
     readers: HashMap<Arc<str>, Arc<str>>,
-    /// The parts that were opened.
-    parts: Vec<Arc<Driven>>,
+    /// The regions that were opened.
+    regions: Vec<Arc<NamedRegion>>,
 }
 
 impl LiveScale {
@@ -109,7 +109,7 @@ impl LiveScale {
     /// A scale of its own, in the same state, that no scope uses.
     pub(crate) fn detached(&self) -> Self {
         let detached = Self::with(self.schedule(), self.range);
-        *detached.parts() = self.parts().clone();
+        *detached.regions() = self.regions().clone();
         detached
     }
 
@@ -146,10 +146,10 @@ impl LiveScale {
     /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped, or where optimizers that
     /// are gone have left an iteration that is to be ended.
     pub(crate) fn on_device(&self) -> Option<ScaleState> {
-        let has_parts = self.parts().were_opened();
+        let has_regions = self.regions().were_opened();
         let is_open = self.is_in_iteration();
         let state = self.schedule().on_device();
-        let state = state.filter(|_| !has_parts && !is_open)?;
+        let state = state.filter(|_| !has_regions && !is_open)?;
         Some(ScaleState {
             max_scale: state.max_scale.min(MAX_SCALE),
             ..state
@@ -234,8 +234,8 @@ impl LiveScale {
         let joint = seen.after(iteration.seen);
         let before = iteration.seen.replace(joint);
         if seen == Evidence::Overflow && before != Some(seen) {
-            let causes = std::mem::take(&mut iteration.parts);
-            if !self.parts().back_off(causes) {
+            let causes = std::mem::take(&mut iteration.regions);
+            if !self.regions().back_off(causes) {
                 self.advance(state, seen);
             }
         }
@@ -247,7 +247,7 @@ impl LiveScale {
         if let Some(seen) = finite {
             self.advance(state, seen);
         }
-        self.parts().end_iteration(finite.is_some());
+        self.regions().end_iteration(finite.is_some());
         self.events.clear();
     }
 
@@ -267,8 +267,8 @@ impl LiveScale {
     }
 
     /// Remembers a gradient on its way back.
-    pub(crate) fn add_event(&self, place: EventPlace, crossing: Crossing) {
-        let count = self.events.add(place, crossing);
+    pub(crate) fn add_event(&self, place: EventPlace, event: UnreadEvent) {
+        let count = self.events.add(place, event);
         // All of them are still there if nobody tests any: once it is full, or where there was never an optimizer for it.
         let is_tested = self.is_tested.load(Ordering::Relaxed);
         let limit = if is_tested { MAX_EVENTS } else { UNTESTED };
@@ -282,7 +282,7 @@ impl LiveScale {
     }
 
     /// The cause of a skip: the forward pass, or the first event in the order of the backward pass, or else the
-    /// parts of the `overflows`, the parameters whose gradients overflow. Waits for the device.
+    /// regions of the `overflows`, the parameters whose gradients overflow. Waits for the device.
     pub(crate) fn cause_of_skip<'a>(&self, overflows: impl Iterator<Item = &'a str>) -> SkipCause {
         let events = self.events.take_for_skip();
         let before = locked(&self.state).iteration.cause;
@@ -301,72 +301,72 @@ impl LiveScale {
     ) -> SkipCause {
         let first = self.events.first_cause(events);
         let mut state = locked(&self.state);
-        let (cause, parts) = match first {
-            Some((cause, part)) => (cause, part.into_iter().collect()),
-            None => (SkipCause::Scale, self.parts().of_parameters(overflows)),
+        let (cause, regions) = match first {
+            Some((cause, region)) => (cause, region.into_iter().collect()),
+            None => (SkipCause::Scale, self.regions().of_parameters(overflows)),
         };
         state.iteration.cause = Some(cause);
-        state.iteration.parts = parts;
+        state.iteration.regions = regions;
         cause
     }
 
-    /// The parts whose factors move.
-    pub(crate) fn parts(&self) -> MutexGuard<'_, Parts> {
-        locked(&self.parts)
+    /// The regions whose factors move.
+    pub(crate) fn regions(&self) -> MutexGuard<'_, Regions> {
+        locked(&self.regions)
     }
 
-    /// Takes out what came to the parts whose rules look at gradients and was not read, to be read with the gradients of a step.
-    pub(crate) fn take_measures(&self) -> (VecDeque<BorderEvent>, Vec<Crossing>) {
+    /// Takes out what came to the regions whose rules look at gradients and was not read, to be read with the gradients of a step.
+    pub(crate) fn take_measures(&self) -> (VecDeque<BorderEvent>, Vec<UnreadEvent>) {
         let unread = self.take_wanted(|event| event.unread().is_some());
-        let crossings = unread.iter().filter_map(BorderEvent::unread);
-        let crossings = crossings.cloned().collect();
-        (unread, crossings)
+        let events = unread.iter().filter_map(BorderEvent::unread);
+        let events = events.cloned().collect();
+        (unread, events)
     }
 
-    /// Lets parts whose rules look at gradients see what came to them, after a backward pass without overflow. Waits for the device if that was
+    /// Lets regions whose rules look at gradients see what came to them, after a backward pass without overflow. Waits for the device if that was
     /// not read with the gradients.
     pub(crate) fn read_measures(&self) {
         for event in self.take_wanted(|_| true) {
             if let Some((region, measures)) = event.measures() {
-                self.parts().see(&region.part, measures);
+                self.regions().see(&region.name, measures);
             }
         }
     }
 
-    /// The parts for a record, with what has come to them in an open window. Waits for the device.
-    pub(crate) fn parts_to_store(&self) -> BTreeMap<String, PartState> {
-        let mut parts = self.parts().clone();
+    /// The regions for a record, with what has come to them in an open window. Waits for the device.
+    pub(crate) fn regions_to_store(&self) -> BTreeMap<String, RegionState> {
+        let mut regions = self.regions().clone();
         for event in self.events.in_window() {
-            let is_wanted = |region: &Arc<OpenPart>| parts.needs_measures(&region.part);
+            let is_wanted = |region: &Arc<OpenRegion>| regions.needs_measures(&region.name);
             if event.entered().is_some_and(is_wanted)
                 && let Some((region, measures)) = event.measures()
             {
-                parts.see(&region.part, measures);
+                regions.see(&region.name, measures);
             }
         }
-        parts.states()
+        regions.states()
     }
 
     /// An open window is thrown away.
     pub(crate) fn discard_window(&self) {
         self.events.discard_window();
-        self.parts().forget_window();
+        self.regions().forget_window();
     }
 
     fn take_wanted(&self, fits: fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
-        let parts = self.parts();
-        let is_wanted = |region: &Arc<OpenPart>| parts.needs_measures(&region.part);
+        let regions = self.regions();
+        let is_wanted = |region: &Arc<OpenRegion>| regions.needs_measures(&region.name);
         (self.events).take_if(|event| fits(event) && event.entered().is_some_and(is_wanted))
     }
 
     /// Takes out what the scopes of an iteration have left, for a step that is decided elsewhere.
     pub(crate) fn hand_over(&self) -> ScopesLeft {
-        let mut parts = self.parts();
+        let mut regions = self.regions();
         ScopesLeft {
             opened: self.opened(),
             events: self.events.take(),
-            readers: parts.readers.clone(),
-            parts: parts.take_opened(),
+            readers: regions.readers.clone(),
+            regions: regions.take_opened(),
         }
     }
 
@@ -374,18 +374,18 @@ impl LiveScale {
     pub(crate) fn take_over(&self, left: ScopesLeft) {
         self.opened.store(left.opened, Ordering::Relaxed);
         self.events.restore(left.events);
-        let mut parts = self.parts();
-        parts.readers = left.readers;
-        for driven in left.parts {
-            parts.enter(&driven, false);
+        let mut regions = self.regions();
+        regions.readers = left.readers;
+        for named in left.regions {
+            regions.enter(&named, false);
         }
     }
 
-    /// Uses the scale, and the factors of the parts, that another has reached.
+    /// Uses the scale, and the factors of the regions, that another has reached.
     pub(crate) fn follow(&self, other: &Self) {
         self.in_flight.set_device_step(None);
         locked(&self.state).schedule = self.in_range(other.schedule());
-        self.parts().follow(&other.parts());
+        self.regions().follow(&other.regions());
     }
 }
 
@@ -418,15 +418,15 @@ mod tests {
         let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
         let config = GradScalerConfig::new().with_init_scale(1.0);
         let config = config.with_schedule(Schedule::log_max());
-        let part = |index: usize| {
-            let part = Rescale::dynamic(format!("part {index}"));
-            part.with_scaler(config).unwrap()
+        let region = |index: usize| {
+            let region = Rescale::dynamic(format!("region {index}"));
+            region.with_scaler(config).unwrap()
         };
         let before = pass::READS.get();
         for step in 1..4 {
             let output = amp.autocast(Tensor::<2>::ones([2, 4], &device), |x| {
-                let hidden = rescaled(part(0), x, |x| model.0.forward(x));
-                rescaled(part(1), hidden, |x| model.1.forward(x))
+                let hidden = rescaled(region(0), x, |x| model.0.forward(x));
+                rescaled(region(1), hidden, |x| model.1.forward(x))
             });
             let loss = output.sum() * 1e-12;
             let grads = GradientsParams::from_grads(loss.backward(), &model);
@@ -434,6 +434,6 @@ mod tests {
             assert_eq!(pass::READS.get() - before, step);
         }
         assert_eq!(READS.get(), 0);
-        assert!(amp.parts().iter().all(|(_, factor)| *factor > 1.0));
+        assert!(amp.regions().iter().all(|(_, factor)| *factor > 1.0));
     }
 }

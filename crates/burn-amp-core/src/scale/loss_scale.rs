@@ -176,9 +176,9 @@ impl LossScale {
     /// The state after one more iteration: a deterministic function of this state and of what the iteration has shown.
     ///
     /// Takes a [`StepOutcome`], or that and the [`GradientStatus`](crate::GradientStatus) of the gradients: `(outcome, &status)`.
-    /// Without a status, schedules that look at the gradients learn nothing from a finite step.
+    /// Without a status, a finite step changes nothing under schedules that look at the gradients.
     ///
-    /// [`Stepped`](StepOutcome::Stepped) counts as clean, [`Skipped`](StepOutcome::Skipped) and
+    /// [`Stepped`](StepOutcome::Stepped) counts as finite, [`Skipped`](StepOutcome::Skipped) and
     /// [`Dropped`](StepOutcome::Dropped) as an overflow; the others change nothing. A static scale never changes. Never fails
     /// and never yields a scale that is negative or not finite, but for [`Schedule::OpenSeq2SeqLogMax`] and a
     /// rule of your own that asks for one.

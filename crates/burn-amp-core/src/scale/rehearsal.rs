@@ -1,7 +1,7 @@
 //! Steps of an optimizer that are not made, but recorded, or followed on the host while a device makes them again.
 
 use burn::tensor::{Device, Tensor};
-use burn_amp_kernels::{DeviceScale, Place, UpdateRow};
+use burn_amp_kernels::{BufferAddress, DeviceScale, UpdateRow};
 
 /// What becomes of a pass over parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl Rehearsal {
     }
 
     /// Notes whether results took the place of what they were made of.
-    pub fn compare(&mut self, before: &[Option<Place>], after: &[Option<Place>]) {
+    pub fn compare(&mut self, before: &[Option<BufferAddress>], after: &[Option<BufferAddress>]) {
         self.moved |= !after.iter().all(|place| before.contains(place));
     }
 

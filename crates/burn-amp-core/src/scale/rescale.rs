@@ -1,4 +1,4 @@
-//! What a part of a network multiplies its gradients by, beside the loss scale: [`Rescale`].
+//! What a region of a network multiplies its gradients by, beside the loss scale: [`Rescale`].
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use crate::scale::loss_scale::{GradScalerConfig, LossScale};
 /// What [`rescaled`](crate::rescaled) multiplies gradients by: a power of two that is fixed, or a factor that moves by a rule.
 ///
 /// A [`power_of_two`](Self::power_of_two) stays as it is. The others have a name and a state, which all openings of one name share. It lives beside the
-/// loss scale of the [`MixedPrecision`](crate::MixedPrecision), moves with its steps, and is in its records. Name parts after what they are: a
-/// name is found again in a record, the order in which parts are opened may change.
+/// loss scale of the [`MixedPrecision`](crate::MixedPrecision), moves with its steps, and is in its records. Name regions after what they are: a
+/// name is found again in a record, the order in which regions are opened may change.
 ///
 /// ```
 /// use burn_amp::{GradScalerConfig, Rescale};
@@ -22,24 +22,24 @@ use crate::scale::loss_scale::{GradScalerConfig, LossScale};
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rescale(pub(crate) Rule);
+pub struct Rescale(pub(crate) RegionFactor);
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Rule {
+pub(crate) enum RegionFactor {
     Fixed(i32),
-    Driven(Arc<Driven>),
+    Moving(Arc<NamedRegion>),
 }
 
-/// A part whose factor moves.
+/// A region whose factor moves.
 #[derive(Clone, Debug)]
-pub(crate) struct Driven {
+pub(crate) struct NamedRegion {
     pub(crate) name: Arc<str>,
     /// Its factor at the first step.
     pub(crate) schedule: LossScale,
 }
 
 /// Schedules compare what their rules remember, and a rule of a program may have settings that only its `Debug` shows.
-impl PartialEq for Driven {
+impl PartialEq for NamedRegion {
     fn eq(&self, other: &Self) -> bool {
         let own = |of: &Self| (of.schedule.has_own_rule()).then(|| format!("{:?}", of.schedule));
         self.name == other.name && self.schedule == other.schedule && own(self) == own(other)
@@ -47,25 +47,25 @@ impl PartialEq for Driven {
 }
 
 impl Rescale {
-    /// The factor 2^exponent, which stays as it is. An exponent below -126 or above 126 is refused by the scope in which the part opens, with
+    /// The factor 2^exponent, which stays as it is. An exponent below -126 or above 126 is refused by the scope in which the region opens, with
     /// [`AmpError::InvalidValue`].
     pub const fn power_of_two(exponent: i32) -> Self {
-        Self(Rule::Fixed(exponent))
+        Self(RegionFactor::Fixed(exponent))
     }
 
     /// A factor that moves by a schedule of its own, from 1: PyTorch's, or another by [`with_scaler`](Self::with_scaler). Layer by layer, that is FairScale's `LayerwiseGradientScaler`.
     ///
-    /// It backs off where the gradient overflows in this part first, and grows after finite steps. Where no loss scale is in use, or its own
+    /// It backs off where the gradient overflows in this region first, and grows after finite steps. Where no loss scale is in use, or its own
     /// settings are not [`enabled`](GradScalerConfig::enabled), it is 1.
-    pub fn dynamic(part: impl Into<Arc<str>>) -> Self {
+    pub fn dynamic(name: impl Into<Arc<str>>) -> Self {
         let config = GradScalerConfig::new().with_init_scale(1.0);
-        Self(Rule::Driven(Arc::new(Driven {
-            name: part.into(),
+        Self(RegionFactor::Moving(Arc::new(NamedRegion {
+            name: name.into(),
             schedule: config.schedule().expect("the defaults are valid"),
         })))
     }
 
-    /// Other settings, and the schedule that they name, in place of any rule before: AdaLoss, too, is gone then. Scales in them are factors of this part:
+    /// Other settings, and the schedule that they name, in place of any rule before: AdaLoss, too, is gone then. Scales in them are factors of this region:
     /// its `init_scale` is most often 1.
     ///
     /// What is not of the schedule (`enabled`, `max_consecutive_skips`, `parameter_dtype_gradients`) counts in the settings of
@@ -74,13 +74,13 @@ impl Rescale {
     /// # Errors
     ///
     /// [`AmpError::InvalidValue`], as [`GradScalerConfig::schedule`], and for a fixed factor. [`Schedule::NearTop`](crate::Schedule::NearTop) is refused: values near the
-    /// top are not counted where gradients come to parts.
+    /// top are not counted where gradients come to regions.
     pub fn with_scaler(self, config: GradScalerConfig) -> Result<Self, AmpError> {
         self.change_schedule("with_scaler", config.schedule()?)
     }
 
-    /// Another schedule, its settings and its [rule](crate::schedule::Rule) included. It is shown the gradients that come to this part, with
-    /// the loss scale and the factors around it, but without its own. A record of a part that was not opened yet cannot be
+    /// Another schedule, its settings and its [rule](crate::schedule::Rule) included. It is shown the gradients that come to this region, with
+    /// the loss scale and the factors of regions that enclose it, but without its own. A record of a region that was not opened yet cannot be
     /// checked by the rule when it is loaded: a state that the rule refuses starts again then, with a warning.
     ///
     /// # Errors
@@ -98,13 +98,13 @@ impl Rescale {
     ) -> Result<Self, AmpError> {
         if schedule.counts_near_top() {
             let value = format!("`{}`", schedule.rule_name());
-            return Err(AmpError::refused("schedule", value, "another for a part"));
+            return Err(AmpError::refused("schedule", value, "another for a region"));
         }
         match &mut self.0 {
-            Rule::Driven(driven) => Arc::make_mut(driven).schedule = schedule,
-            Rule::Fixed(exponent) => {
+            RegionFactor::Moving(named) => Arc::make_mut(named).schedule = schedule,
+            RegionFactor::Fixed(exponent) => {
                 let value = format!("a setting of the factor 2^{exponent}");
-                let allowed = "a setting of a part that has a name";
+                let allowed = "a setting of a region that has a name";
                 return Err(AmpError::refused(field, value, allowed));
             }
         }

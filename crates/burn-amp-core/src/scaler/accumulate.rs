@@ -192,14 +192,14 @@ impl GradScaler {
         let in_own_dtype = self.config().parameter_dtype_gradients;
         let edge = self.schedule().edge();
         let mut grads = unscale(sums, entries, 1.0 / divisor, in_own_dtype, edge)?;
-        grads.finding.is_settled = window.config.skip_micro_batch;
-        match grads.finding.is_settled {
+        grads.finding.is_resolved = window.config.skip_micro_batch;
+        match grads.finding.is_resolved {
             true => Ok(grads),
             false => Ok(self.explained(grads)),
         }
     }
 
-    /// Lets the loss scale learn from one micro-batch: the test of a step, and its update.
+    /// Moves the loss scale by one micro-batch: the test of a step, and its update.
     fn end_micro_batch(&mut self, grads: &UnscaledGradients) -> Result<(), AmpError> {
         self.look_at(grads);
         if grads.has_overflow() {

@@ -31,7 +31,7 @@ pub struct AccumulationConfig {
     #[config(default = false)]
     pub sum: bool,
     /// Whether an overflow drops only the micro-batch in which it is, which then does not count: each is unscaled and tested as
-    /// it comes, the window ends at the n-th clean one, and the loss scale moves at once (Keras). Two passes (unscaling and the
+    /// it comes, the window ends at the n-th finite one, and the loss scale moves at once (Keras). Two passes (unscaling and the
     /// sum) and one wait for each micro-batch; the one that fills the window has a third pass and a second wait, for the
     /// finished sum.
     ///
@@ -233,7 +233,7 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
-    /// With one more, if it was told.
+    /// With one more, if there is one.
     pub(crate) fn and(self, loss: Option<f64>) -> Self {
         match loss {
             Some(loss) => Self {

@@ -1,4 +1,4 @@
-//! What happened since the last `update`: the joint outcome, and what unscaled gradients have told.
+//! What happened since the last `update`: the joint outcome, and what was found in unscaled gradients.
 
 use burn::module::ParamId;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ pub(crate) const OBSERVED: usize = 0;
 /// The joint outcome of an iteration, and which parameters were stepped.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Iteration {
-    /// What the loss scale is to learn from the steps so far, if any was recorded.
+    /// What the steps so far have shown, if any was recorded.
     pub(crate) seen: Option<Evidence>,
     /// The optimizers that have stepped each parameter: clones of a network have parameters of the same ids.
     stepped: HashMap<ParamId, Vec<usize>>,
@@ -60,55 +60,55 @@ impl Iteration {
     }
 }
 
-/// Gradients that were unscaled, and from which the loss scale has not learned yet.
+/// Gradients that were unscaled, and have not moved the loss scale yet.
 ///
-/// Each has a handle on its verdict. Where the last handle is gone, the gradients were dropped: PyTorch's `update` uses what
+/// Each has a handle on what was found in it. Where the last handle is gone, the gradients were dropped: PyTorch's `update` uses what
 /// `unscale_` has found, whether a step followed or not.
 #[derive(Debug, Default)]
-pub(crate) struct Unsettled {
-    verdicts: Mutex<Vec<Arc<Finding>>>,
+pub(crate) struct PendingFindings {
+    findings: Mutex<Vec<Arc<Finding>>>,
     warned: OnceLock<()>,
 }
 
-/// Verdicts that are kept: of gradients that are unscaled without an `update`, the oldest are forgotten.
-const MAX_VERDICTS: usize = 256;
+/// Findings that are kept: of gradients that are unscaled without an `update`, the oldest are forgotten.
+const MAX_FINDINGS: usize = 256;
 
-impl Unsettled {
-    /// Gives gradients a handle on their verdict.
+impl PendingFindings {
+    /// Gives gradients a handle on their finding.
     pub(crate) fn register(&self, mut grads: UnscaledGradients) -> UnscaledGradients {
-        let verdict = Arc::new(grads.finding.clone());
-        grads.verdicts.push(verdict.clone());
-        let mut verdicts = locked(&self.verdicts);
-        if verdicts.len() == MAX_VERDICTS {
-            verdicts.remove(0);
+        let finding = Arc::new(grads.finding.clone());
+        grads.pending.push(finding.clone());
+        let mut findings = locked(&self.findings);
+        if findings.len() == MAX_FINDINGS {
+            findings.remove(0);
             self.warned.get_or_init(|| {
                 warn!(
-                    "gradients were unscaled {MAX_VERDICTS} times without an `update`, so that the loss scale cannot adjust itself: call \
+                    "gradients were unscaled {MAX_FINDINGS} times without an `update`, so that the loss scale cannot adjust itself: call \
                      `GradScaler::update` once after each iteration, also if its gradients are dropped"
                 );
             });
         }
-        verdicts.push(verdict);
-        drop(verdicts);
+        findings.push(finding);
+        drop(findings);
         grads
     }
 
-    /// These verdicts are counted by the caller.
+    /// These findings are counted by the caller.
     pub(crate) fn take(&self, taken: &[Arc<Finding>]) {
-        let is_taken = |verdict: &Arc<Finding>| taken.iter().any(|one| Arc::ptr_eq(one, verdict));
-        locked(&self.verdicts).retain(|verdict| !is_taken(verdict));
+        let is_taken = |finding: &Arc<Finding>| taken.iter().any(|one| Arc::ptr_eq(one, finding));
+        locked(&self.findings).retain(|finding| !is_taken(finding));
     }
 
-    /// The verdicts of gradients that were dropped.
+    /// The findings of gradients that were dropped.
     pub(crate) fn dropped(&self) -> Vec<Arc<Finding>> {
-        let verdicts = locked(&self.verdicts);
-        let dropped = verdicts.iter().filter(|one| Arc::strong_count(one) == 1);
+        let findings = locked(&self.findings);
+        let dropped = findings.iter().filter(|one| Arc::strong_count(one) == 1);
         dropped.cloned().collect()
     }
 }
 
 /// A copy of a scaler knows nothing of what the original has unscaled.
-impl Clone for Unsettled {
+impl Clone for PendingFindings {
     fn clone(&self) -> Self {
         Self::default()
     }

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use super::GradScaler;
 use crate::error::{AmpError, short};
 use crate::scale::loss_scale::{Evidence, LossScale, Measures, Observation, StepOutcome};
-use crate::scaler::iteration::{Iteration, Unsettled};
+use crate::scaler::iteration::{Iteration, PendingFindings};
 use crate::{
-    journal::step_counters::StepCounters, scale::live_scale::LiveScale, scale::parts::PartState,
-    scaler::loss_watch::LossWatch,
+    journal::step_counters::StepCounters, scale::live_scale::LiveScale,
+    scale::regions::RegionState, scaler::loss_watch::LossWatch,
 };
 
 /// The state of a scaler, as it is stored.
@@ -24,9 +24,9 @@ pub(crate) struct ScalerState {
     /// What its gradients have shown; absent from records of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seen: Option<Measures>,
-    /// The parts of the network whose factors move.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) parts: BTreeMap<String, PartState>,
+    /// The regions of the network whose factors move.
+    #[serde(default, rename = "parts", skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) regions: BTreeMap<String, RegionState>,
     /// Whether the settings of the schedule are to be taken too, in place of the program's.
     #[serde(skip)]
     pub(crate) with_settings: bool,
@@ -38,13 +38,13 @@ impl ScalerState {
         let pending = self.pending.filter(|o| !o.is_stepped() && !o.is_skipped());
         let pending = pending.map(|outcome| format!("its iteration is {outcome:?}"));
         let zero = (self.schedule.scale() == 0.0).then(|| "its loss scale is 0".to_string());
-        let part = self.parts.values().find_map(PartState::contradiction);
+        let region = self.regions.values().find_map(RegionState::contradiction);
         (self.counters.contradiction().or(pending))
             .or(zero)
-            .or(part)
+            .or(region)
     }
 
-    /// Lets a program go on with the loss scale of this state, and the factors of its parts.
+    /// Lets a program go on with the loss scale of this state, and the factors of its regions.
     ///
     /// # Errors
     ///
@@ -54,7 +54,7 @@ impl ScalerState {
         let resumed = self.check(live, origin)?;
         self.log_differences(&live.schedule(), &resumed, origin);
         live.set_schedule(resumed);
-        live.parts().restore(&self.parts, self.with_settings);
+        live.regions().restore(&self.regions, self.with_settings);
         Ok(())
     }
 
@@ -66,7 +66,7 @@ impl ScalerState {
     pub(crate) fn check(&self, live: &LiveScale, origin: &str) -> Result<LossScale, AmpError> {
         let resumed = live.schedule().resumed(&self.schedule, self.with_settings);
         resumed
-            .and_then(|resumed| live.parts().check(&self.parts).map(|()| resumed))
+            .and_then(|resumed| live.regions().check(&self.regions).map(|()| resumed))
             .map_err(|reason| AmpError::damaged(origin, reason))
     }
 
@@ -140,7 +140,7 @@ impl GradScaler {
                 Some(Evidence::Finite(measures)) => measures,
                 _ => None,
             },
-            parts: self.live().parts_to_store(),
+            regions: self.live().regions_to_store(),
             with_settings: false,
         }
     }
@@ -175,7 +175,7 @@ impl GradScaler {
         self.account().restart_at(counters);
         self.watch = LossWatch::default();
         self.iteration = Iteration::default();
-        self.unsettled = Unsettled::default();
+        self.pending = PendingFindings::default();
         // Those of a model that is loaded too, most likely.
         self.buffers.forget();
     }

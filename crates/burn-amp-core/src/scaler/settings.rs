@@ -27,13 +27,13 @@ impl GradScaler {
         self.setting(1.0, |config| config.backoff_factor)
     }
 
-    /// Clean steps in a row before a growth, at present; 0, for never, with a static scale.
+    /// Finite steps in a row before a growth, at present; 0, for never, with a static scale.
     pub fn growth_interval(&self) -> u32 {
         let schedule = self.schedule();
         self.setting(0, |_| schedule.growth_interval())
     }
 
-    /// Clean steps in a row so far (PyTorch's `_growth_tracker`).
+    /// Finite steps in a row so far (PyTorch's `_growth_tracker`).
     pub fn growth_tracker(&self) -> u32 {
         self.schedule().growth_tracker()
     }

@@ -20,7 +20,7 @@ impl GradScaler {
     ///
     /// On a skipped step the module is returned unchanged and the optimizer is not called. Without any
     /// gradients (an empty module, frozen parameters, a loss that reached none of them) the optimizer is called
-    /// with none and the step is counted, but the loss scale learns nothing from it; the first such step warns. Call
+    /// with none and the step is counted, but the loss scale stays; the first such step warns. Call
     /// [`update`](Self::update) once after all steps of the iteration. [`last_outcome`](Self::last_outcome) returns what this
     /// call has done.
     ///
@@ -63,7 +63,7 @@ impl GradScaler {
     ) -> Result<M, StepError<M>> {
         let lr = lr.into();
         self.account().begin_call();
-        self.unsettled.take(&grads.verdicts);
+        self.pending.take(&grads.pending);
         // Gradients may have been changed since they were tested.
         let checked = optim.check_settings();
         let entries = checked.and_then(|()| {
@@ -83,7 +83,7 @@ impl GradScaler {
         }
     }
 
-    /// Counts a step, from which the scale learns when the iteration ends. The gradients, if they are to be stepped with: they are finite,
+    /// Counts a step, which moves the scale when the iteration ends. The gradients, if they are to be stepped with: they are finite,
     /// and not `rejected`.
     pub(crate) fn count_step<O: ModuleOptim>(
         &mut self,
@@ -123,7 +123,7 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Counts gradients, from which the scale learns when the iteration ends. After an overflow too many it is over.
+    /// Counts gradients, which move the scale when the iteration ends. After an overflow too many it is over.
     fn count(&mut self, purpose: Purpose, found: &Finding) -> Result<(), AmpError> {
         let is_first = self.iteration.seen != Some(Evidence::Overflow);
         let recorded = (self.ledger).count(purpose, found, is_first);
@@ -147,7 +147,7 @@ impl GradScaler {
     /// [`AmpError::LossScaleExhausted`] or [`AmpError::LossNotFinite`] if gradients that were dropped are an overflow too many; the
     /// iteration is ended.
     pub fn update(&mut self) -> Result<Option<StepOutcome>, AmpError> {
-        self.learn_from_dropped()?;
+        self.count_dropped()?;
         let ended = self.end_iteration();
         if let Some(seen) = ended.seen {
             (self.ledger).advance(seen, Purpose::Step, &ended.overflows);
@@ -166,7 +166,7 @@ impl GradScaler {
     pub fn update_to(&mut self, scale: f64) -> Result<Option<StepOutcome>, AmpError> {
         let before = self.schedule().scale();
         self.set_loss_scale(scale)?;
-        self.learn_from_dropped()?;
+        self.count_dropped()?;
         let ended = self.end_iteration();
         if self.is_enabled() && ended.seen == Some(Evidence::Overflow) {
             let after = self.schedule().scale();
@@ -177,7 +177,7 @@ impl GradScaler {
 
     /// Ends an iteration of which nothing is left but gradients that were dropped, if there are any.
     pub(crate) fn resolve_dropped(&mut self) -> Result<(), AmpError> {
-        self.learn_from_dropped()?;
+        self.count_dropped()?;
         if self.iteration.seen.is_some() {
             self.update()?;
         }
@@ -186,14 +186,14 @@ impl GradScaler {
     }
 
     /// Counts gradients that were unscaled and dropped as discarded ones.
-    fn learn_from_dropped(&mut self) -> Result<(), AmpError> {
-        let dropped = self.unsettled.dropped();
-        self.unsettled.take(&dropped);
-        for verdict in dropped {
-            if verdict.overflow.is_some() {
+    fn count_dropped(&mut self) -> Result<(), AmpError> {
+        let dropped = self.pending.dropped();
+        self.pending.take(&dropped);
+        for finding in dropped {
+            if finding.overflow.is_some() {
                 self.buffers.suspect();
             }
-            self.count(Purpose::Dropped, &verdict)?;
+            self.count(Purpose::Dropped, &finding)?;
         }
         Ok(())
     }
@@ -215,7 +215,7 @@ impl GradScaler {
     /// were stepped or observed already.
     pub fn observe(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
         self.account().begin_call();
-        self.unsettled.take(&grads.verdicts);
+        self.pending.take(&grads.pending);
         self.iteration.check(grads, OBSERVED)?;
         self.count_for(grads, None, OBSERVED)?;
         Ok(self.account().outcome.unwrap_or(StepOutcome::NoGradients))
@@ -246,7 +246,7 @@ impl GradScaler {
         self.live().events.discard();
         let recorded = match tested.filter(|_| self.is_enabled()) {
             Some(grads) => {
-                self.unsettled.take(&grads.verdicts);
+                self.pending.take(&grads.pending);
                 self.remember(&grads);
                 self.count(Purpose::Discarded, &grads.finding)
             }

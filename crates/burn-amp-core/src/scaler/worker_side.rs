@@ -1,4 +1,4 @@
-//! The two sides of a scaler whose steps are decided on another thread: that which scales losses, and that which learns.
+//! The two sides of a scaler whose steps are decided on another thread: that which scales losses, and that which moves the scale.
 
 use burn::module::Module;
 
@@ -9,7 +9,7 @@ use crate::{
     scale::loss_scale::LossScale, scaler::ledger::Ledger,
 };
 
-/// What the side that scales has noted in an iteration.
+/// What the side that scales has recorded in an iteration.
 pub struct HandedOver {
     scopes: ScopesLeft,
     losses: SharedLosses,
@@ -17,7 +17,7 @@ pub struct HandedOver {
 
 #[doc(hidden)]
 impl GradScaler {
-    /// Takes out what was noted since the last step.
+    /// Takes out what was recorded since the last step.
     pub fn hand_over(&mut self) -> HandedOver {
         HandedOver {
             scopes: self.live().hand_over(),
@@ -25,13 +25,13 @@ impl GradScaler {
         }
     }
 
-    /// Decides on what the other side has noted.
-    pub fn take_over(&mut self, noted: HandedOver) {
-        self.live().take_over(noted.scopes);
-        self.watch.seen = noted.losses;
+    /// Decides on what the other side has recorded.
+    pub fn take_over(&mut self, handed: HandedOver) {
+        self.live().take_over(handed.scopes);
+        self.watch.seen = handed.losses;
     }
 
-    /// The side that learns: it moves a scale of its own, in the same state, which multiplies nothing.
+    /// The side that moves the scale: one of its own, in the same state, which multiplies nothing.
     pub fn for_worker(&self) -> Self {
         let account = self.account().clone();
         Self {
@@ -52,7 +52,7 @@ impl GradScaler {
         }
     }
 
-    /// Scales the next losses as far as the side that learns has come, by a call of `step` or by something else.
+    /// Scales the next losses as far as the other side has come, by a call of `step` or by something else.
     pub fn follow(&mut self, reached: &Self, is_call: bool) {
         *self.account() = reached.account().clone();
         self.live().follow(reached.live());
@@ -67,7 +67,7 @@ impl GradScaler {
     /// Gradients that were tested come to a step.
     pub fn take_tested(&self, grads: &StepGradients) {
         if let StepGradients::Unscaled(grads) = grads {
-            self.unsettled.take(&grads.verdicts);
+            self.pending.take(&grads.pending);
         }
     }
 

@@ -170,8 +170,8 @@ impl Proposed<'_> {
         (!grads.has_overflow()).then(|| grads.status())
     }
 
-    /// The loss that [`set_loss`](crate::ScaledOptimizer::set_loss) was told, or the mean of those of an accumulation window; none if it was
-    /// told none.
+    /// The loss that [`set_loss`](crate::ScaledOptimizer::set_loss) was given, or the mean of those of an accumulation window; none if it was
+    /// given none.
     pub fn loss(&self) -> Option<f64> {
         self.loss
     }
@@ -207,7 +207,7 @@ impl Applied<'_> {
         self.device_step.map(|step| step.scale.found_inf())
     }
 
-    /// Tells later whether the step was applied.
+    /// Says later whether the step was applied.
     pub fn resolution(&self) -> Resolution {
         self.resolution.clone()
     }

@@ -13,7 +13,7 @@ pub struct StepOptions {
     pub(crate) clip: ClipRules,
     /// The hooks, in their order.
     pub hooks: Hooks,
-    /// The loss of the next call, if it was told.
+    /// The loss of the next call, if it was given.
     pub(crate) loss: Option<f64>,
     /// Settings that were refused, by the methods that were given them. No step is made with them.
     refused: Vec<(&'static str, AmpError)>,

@@ -32,7 +32,7 @@ pub(crate) struct PendingStep {
     pub(crate) page: Arc<Page>,
     /// The scale that keeps this.
     pub(crate) live: Weak<LiveScale>,
-    /// Is told whether it was applied.
+    /// Receives whether it was applied.
     pub(crate) resolution: Resolution,
 }
 
@@ -49,11 +49,11 @@ impl Pending for PendingStep {
         if !self.reading.is_there() {
             READS.set(READS.get() + 1);
         }
-        let (statuses, crossed) = self.reading.wait(live.scale().into());
+        let (statuses, event_statuses) = self.reading.wait(live.scale().into());
         if statuses.iter().any(|status| status.non_finite > 0) {
             self.run.add_skip(self.number);
         }
-        let events = BorderEvent::read(self.event, crossed);
+        let events = BorderEvent::read(self.event, event_statuses);
         let mut entries = self.entries;
         for (entry, status) in entries.iter_mut().zip(statuses) {
             entry.status = status;

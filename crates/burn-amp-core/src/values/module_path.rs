@@ -93,7 +93,7 @@ pub fn ids_with_gradient<M: Module>(module: &M, grads: &GradientsParams) -> Vec<
 }
 
 /// The module with other values where `value` gives one of the parameter's rank, on whatever device. It is asked at each place of a parameter
-/// that two modules share: by its id, and by a function for the rest of it, which does not learn what is attached. Ids, trainability and what is
+/// that two modules share: by its id, and by a function for the rest of it, which does not know what is attached. Ids, trainability and what is
 /// attached stay. Clones share running statistics: theirs are replaced too.
 pub fn replaced<M: Module>(
     module: M,

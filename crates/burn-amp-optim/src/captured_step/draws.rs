@@ -8,7 +8,7 @@ use burn_amp_core::internal::locked;
 /// All devices of a backend share one generator of random numbers: two threads must not look at it at once.
 static GENERATOR: Mutex<()> = Mutex::new(());
 
-/// Says whether random numbers were drawn on a device: those that come next tell.
+/// Says whether random numbers were drawn on a device: the next ones show it.
 pub(super) struct Draws {
     device: Device,
     /// Held until it has said so.

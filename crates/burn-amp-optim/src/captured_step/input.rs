@@ -3,7 +3,7 @@
 use burn::tensor::kind::BridgeTensor;
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
 use burn_amp_core::walk_arrays_and_tuples;
-use burn_amp_kernels::Place;
+use burn_amp_kernels::BufferAddress;
 use std::vec;
 
 /// What a batch consists of: steps are recorded for one such list.
@@ -48,9 +48,9 @@ pub(super) fn copied_to<B: CaptureInput>(
     (batch, walk.copied)
 }
 
-pub(super) fn places_of(tensors: &[BridgeTensor]) -> Vec<Option<Place>> {
-    let place = |tensor: &BridgeTensor| Place::of(tensor.clone().into_parts().1);
-    tensors.iter().map(place).collect()
+pub(super) fn addresses_of(tensors: &[BridgeTensor]) -> Vec<Option<BufferAddress>> {
+    let address = |tensor: &BridgeTensor| BufferAddress::of(tensor.clone().into_parts().1);
+    tensors.iter().map(address).collect()
 }
 
 /// A batch whose tensors a [`CapturedStep`](crate::CapturedStep) copies to where its recorded step reads them.

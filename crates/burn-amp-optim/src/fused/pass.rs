@@ -188,9 +188,9 @@ impl Group {
         if rehearsal.what == Rehearses::Replay {
             return list;
         }
-        let before = list.places();
+        let before = list.addresses();
         let list = update(list, sent);
-        rehearsal.compare(&before, &list.places());
+        rehearsal.compare(&before, &list.addresses());
         list
     }
 }

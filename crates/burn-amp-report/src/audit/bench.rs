@@ -50,16 +50,16 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         let grads = loss.backward();
         let visits = trace.take(&grads);
         let grads = GradientsParams::from_grads(grads, self.model);
-        let mut noted = dry.take();
+        let mut notes = dry.take();
         Ok(Trial {
             dtype,
             loss_scale,
             loss: loss.inner().into_data().iter::<f64>().sum(),
             gradients: observe::values(self.model, Some(&grads)),
             visits,
-            read: std::mem::take(&mut noted.read),
-            is_loss_inside: noted.is_loss_inside,
-            max_abs: noted.measured().0.unwrap_or_default(),
+            read: std::mem::take(&mut notes.read),
+            is_loss_inside: notes.is_loss_inside,
+            max_abs: notes.measured().0.unwrap_or_default(),
         })
     }
 
@@ -132,7 +132,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         }
     }
 
-    /// Devices draw other random numbers in f16 from one seed, so dropout sets the runs apart.
+    /// Devices draw other random numbers in f16 from one seed, so with dropout the runs differ.
     fn look_for_noise(&mut self, reference: &mut Reference) -> Result<(), AmpError> {
         let other = self.run(SEED + 1, FloatDType::F32, 1.0, Trace::of_all(), &[])?;
         let other = reference.compare(other)?;
@@ -225,7 +225,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         }
     }
 
-    /// The smallest set of layers that mends it in f32, at one of the scales.
+    /// The smallest set of layers that fixes it in f32, at one of the scales.
     fn layers_for_f32(
         &mut self,
         reference: &Reference,
@@ -242,7 +242,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             return Ok(layers);
         }
         for scale in scales {
-            let mut mends = |layers: &[String]| {
+            let mut fixes = |layers: &[String]| {
                 match self.run(SEED, FloatDType::F16, *scale, Trace::default(), layers) {
                     Ok(trial) => Ok(reference.is_right(&reference.compare(trial)?, None)),
                     // A tensor that the layer captures is f16.
@@ -250,8 +250,8 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
                     Err(error) => Err(error),
                 }
             };
-            if mends(&layers)? {
-                return minimal(&layers, &mut mends);
+            if fixes(&layers)? {
+                return minimal(&layers, &mut fixes);
             }
         }
         Ok(Vec::new())

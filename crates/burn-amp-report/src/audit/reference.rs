@@ -30,7 +30,7 @@ pub(super) struct Reference {
     pub(super) noise: Noise,
 }
 
-/// The errors of a run in f32 that only dropout and the like set apart; zero where there is none.
+/// The errors of a run in f32 that differ only by dropout and the like; zero where there is none.
 #[derive(Default)]
 pub(super) struct Noise {
     pub(super) loss: f64,

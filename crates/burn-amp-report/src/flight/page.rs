@@ -111,8 +111,8 @@ fn count_skipped(steps: &[Step]) -> usize {
 fn first(steps: &[Step]) -> Option<First> {
     let (last, before) = steps.split_last()?;
     let is_usual = |seen: &Probed| {
-        let clean = before.iter().filter(|step| step.is("stepped"));
-        let mut same = clean.flat_map(|step| &step.probes);
+        let finite = before.iter().filter(|step| step.is("stepped"));
+        let mut same = finite.flat_map(|step| &step.probes);
         same.any(|other| other.name == seen.name && other.value.non_finite > 0)
     };
     type Side = fn(&Probed) -> Measures;

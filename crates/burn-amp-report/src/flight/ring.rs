@@ -84,7 +84,7 @@ impl Ring {
         let names = &mut locked(&self.state).names;
         let (order, name) = (names.count, names.next(name));
         let passed = self.passed.clone();
-        let watch = Watch::new(move |crossing| {
+        let watch = Watch::new(move |event| {
             let mut passed = locked(&passed);
             if passed.len() == MAX_PASSED {
                 passed.pop_front();
@@ -94,7 +94,7 @@ impl Ring {
                 order,
                 scale,
                 dtype: dtype_name(dtype),
-                crossing,
+                event,
             });
         });
         watched_cast(x, dtype.into(), 1.0, &watch)

@@ -1,6 +1,6 @@
 //! One step of a flight: what its optimizer has read, and what passed the probes.
 
-use burn_amp_kernels::{Crossing, TensorStatus};
+use burn_amp_kernels::{TensorStatus, UnreadEvent};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -20,7 +20,7 @@ pub(super) struct Passed {
     /// What gradients are multiplied by there.
     pub(super) scale: f64,
     pub(super) dtype: String,
-    pub(super) crossing: Crossing,
+    pub(super) event: UnreadEvent,
 }
 
 /// A parameter whose gradient is not finite.
@@ -58,7 +58,7 @@ pub(crate) struct Host {
     pub(crate) notes: BTreeMap<String, Option<f64>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) overflows: Vec<Overflow>,
-    /// Where the loss is to blame: whether the model's output was finite.
+    /// Where the loss is the cause: whether the model's output was finite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) blamed_loss: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -127,7 +127,7 @@ impl Passed {
     fn read(self) -> Option<Probed> {
         #[cfg(test)]
         READS.set(READS.get() + 1);
-        let (gradient, value) = self.crossing.read_measures()?;
+        let (gradient, value) = self.event.read_measures()?;
         Some(Probed {
             name: self.name,
             order: self.order,

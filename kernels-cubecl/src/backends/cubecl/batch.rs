@@ -122,7 +122,7 @@ pub(super) fn may_overwrite(tensor: &CubeTensor) -> bool {
         return true;
     }
     if is_bound() {
-        // What it finds is told again where the results are read.
+        // What it finds is reported again where the results are read.
         let _ = tensor.client.check([]);
     }
     !is_bound()

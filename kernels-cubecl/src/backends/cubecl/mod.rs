@@ -10,7 +10,7 @@ mod tests;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
 use super::fusion::Located;
-use crate::{AmpOps, CastOps, Job, Place, TensorVec, ops::Kernels};
+use crate::{AmpOps, BufferAddress, CastOps, Job, TensorVec, ops::Kernels};
 use plan::Limits;
 
 const KERNELS: Kernels<CubeTensor> = Kernels {
@@ -26,10 +26,10 @@ const KERNELS: Kernels<CubeTensor> = Kernels {
 impl CastOps for CubeBackend {}
 
 impl Located for CubeBackend {
-    fn place(tensor: CubeTensor) -> Place {
+    fn address(tensor: CubeTensor) -> BufferAddress {
         let handle = &tensor.handle;
         let memory = handle.memory.descriptor().id.value;
-        Place(memory, handle.offset_start.unwrap_or(0))
+        BufferAddress(memory, handle.offset_start.unwrap_or(0))
     }
 }
 

@@ -6,7 +6,7 @@ use super::cpu::{Cpu, LANES, Value};
 use crate::TensorStatus;
 use crate::status::{COUNT_BASE, FIELDS};
 
-/// Groups whose squares are summed apart, so that no sum waits for the one before it.
+/// Groups whose squares are summed separately, so that no sum waits for the one before it.
 pub(super) type Pair<T> = [[T; LANES]; 2];
 
 /// The pairs of groups that are whole.
@@ -44,7 +44,7 @@ impl<T: Value> Sums<T> {
 
 /// What is found in a chunk of blocks.
 #[derive(Default)]
-pub(super) struct Found<T: Value> {
+pub(super) struct ChunkStatus<T: Value> {
     edge: T::Magnitude,
     max: T::Magnitude,
     /// Of ordinary blocks. A chunk has fewer values than a magnitude can count.
@@ -54,7 +54,7 @@ pub(super) struct Found<T: Value> {
     status: TensorStatus,
 }
 
-impl<T: Value> Found<T> {
+impl<T: Value> ChunkStatus<T> {
     /// Counts what is at least `edge` large.
     pub(super) fn new(edge: f32) -> Self {
         let mut least = edge.elem::<T>().magnitude();

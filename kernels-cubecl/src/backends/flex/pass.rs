@@ -5,7 +5,7 @@ use burn_flex::FlexTensor;
 use burn_std::Bytes;
 
 use super::cpu::{Cpu, LANES, Real, Value, Work, run};
-use super::measure::{Found, Pair, Sums, join, pairs};
+use super::measure::{ChunkStatus, Pair, Sums, join, pairs};
 use super::{memory, shared, value};
 use crate::{ExponentHistogram, TensorStatus, histogram::BINS, ops::Weights};
 
@@ -75,7 +75,7 @@ impl<R: Real, const MEASURED: bool, const BLENDED: bool> Formula<R, MEASURED, BL
         source: Option<&[S]>,
         target: &mut [T],
         streams: bool,
-        found: &mut Found<T>,
+        found: &mut ChunkStatus<T>,
     ) {
         let mut sums = Sums::default();
         let whole = target.len() / PAIR * PAIR;
@@ -125,7 +125,7 @@ impl<T: Value> Work for Inspect<'_, T> {
 
     #[inline(always)]
     fn run<C: Cpu>(self, cpu: C) -> TensorStatus {
-        let mut found = Found::new(self.1);
+        let mut found = ChunkStatus::new(self.1);
         let whole = pairs(self.0);
         for block in whole.chunks(BLOCK / PAIR) {
             let mut sums = Sums::default();
@@ -156,7 +156,7 @@ impl<S: Value, T: Value, const M: bool, const K: bool> Work for Make<'_, S, T, M
         let factor: f64 = formula.factor.into();
         // What is finite may become infinite.
         let overflows = M && (factor.is_nan() || factor.abs() > 1.0);
-        let mut found = Found::new(formula.edge);
+        let mut found = ChunkStatus::new(formula.edge);
         let mut before = 0;
         for (at, target) in self.target.chunks_mut(BLOCK).enumerate() {
             let source = self.source.map(|all| &all[at * BLOCK..][..target.len()]);

@@ -100,7 +100,7 @@ settings! {
     /// Whether a finite step grants the tolerated overflows again, as DeepSpeed's setting of this name and Apex's
     /// `update_scale_hysteresis`. If not, the default, only a growth of the scale does, as in Megatron-LM.
     consecutive_hysteresis, with_consecutive_hysteresis: bool = false,
-    /// How many steps in a row may be skipped, micro-batches dropped, or windows of clean micro-batches skipped because their
+    /// How many steps in a row may be skipped, micro-batches dropped, or windows of finite micro-batches skipped because their
     /// sum overflows: one more ends the run. None: any number. Default 50.
     max_consecutive_skips, with_max_consecutive_skips: Option<u32> = Some(50),
     /// Which rule moves the scale; default [`Schedule::GrowthInterval`], PyTorch's.

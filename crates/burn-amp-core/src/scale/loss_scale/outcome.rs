@@ -1,4 +1,4 @@
-//! What a schedule learns from: the outcome of an iteration, and what its gradients have shown.
+//! What moves a schedule: the outcome of an iteration, and what its gradients have shown.
 
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +35,7 @@ impl StepOutcome {
 }
 
 /// What the gradients of an iteration have shown, of all its optimizers, unscaled and before clipping. For the factor of a region: those that came to
-/// it, with the loss scale and what is [`around`](Self::around), and without that factor. Host values.
+/// it, with the loss scale and the [`outer_factor`](Self::outer_factor), and without its own factor. Host values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
@@ -50,9 +50,9 @@ pub struct Measures {
     /// The L2 norm over the finite values.
     #[serde(with = "crate::values::number")]
     pub norm: f64,
-    /// What gradients are multiplied by beside the loss scale, before the factor of a region: the product of those around it. 1 for a loss scale.
-    #[serde(with = "crate::values::number")]
-    pub around: f64,
+    /// What gradients are multiplied by beside the loss scale, before the factor of a region: the product of those of the regions that enclose it. 1 for a loss scale.
+    #[serde(rename = "around", with = "crate::values::number")]
+    pub outer_factor: f64,
 }
 
 /// Those of no values.
@@ -63,7 +63,7 @@ impl Default for Measures {
             elements: 0,
             above: 0,
             norm: 0.0,
-            around: 1.0,
+            outer_factor: 1.0,
         }
     }
 }
@@ -76,7 +76,7 @@ impl Measures {
             elements: self.elements.saturating_add(other.elements),
             above: self.above.saturating_add(other.above),
             norm: self.norm.hypot(other.norm),
-            around: self.around.max(other.around),
+            outer_factor: self.outer_factor.max(other.outer_factor),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Parts whose factors move: whose fault an overflow is, what each learns from a step, and that records hold it.
+//! Regions whose factors move: the cause of an overflow, how a step moves each factor, and that records hold them.
 
 use crate::support::*;
 
@@ -20,7 +20,7 @@ fn run() -> Run {
     Player::new(net(), &f16(two(10)))
 }
 
-/// A part that begins at 2^k.
+/// A region that begins at 2^k.
 fn dynamic(name: &str, k: i32) -> Rescale {
     let config = at_scale(two(k)).with_growth_interval(3);
     Rescale::dynamic(name).with_scaler(config).unwrap()
@@ -31,10 +31,10 @@ fn adaloss(rule: AdaLoss, config: GradScalerConfig) -> Rescale {
     Rescale::dynamic("inner").with_schedule(schedule).unwrap()
 }
 
-/// The first layer is a part.
-fn one(part: Rescale) -> impl Fn(&Net, Tensor<1>) -> Tensor<1> {
+/// The first layer is a region.
+fn one(region: Rescale) -> impl Fn(&Net, Tensor<1>) -> Tensor<1> {
     move |net, x| {
-        let hidden = rescaled(part.clone(), x, |x| net.inner.forward(x));
+        let hidden = rescaled(region.clone(), x, |x| net.inner.forward(x));
         net.last.forward(hidden)
     }
 }
@@ -43,7 +43,7 @@ fn output(run: &Run, forward: impl Fn(&Net, Tensor<1>) -> Tensor<1>) -> Tensor<1
     run.amp.autocast(ones(), |x| forward(&run.model, x))
 }
 
-/// Whether a step is taken (+) or skipped (-), the exponent of the scale after it, and those of the parts' factors.
+/// Whether a step is taken (+) or skipped (-), the exponent of the scale after it, and those of the regions' factors.
 fn step_on(run: &mut Run, loss: Tensor<1>) -> String {
     let before = numbers(&run.model);
     // So small a step that the gradients of the next are the same.
@@ -51,7 +51,7 @@ fn step_on(run: &mut Run, loss: Tensor<1>) -> String {
     assert_eq!(numbers(&run.model), before);
     let sign = if skipped { '-' } else { '+' };
     let scale = exponent(run.amp.loss_scale());
-    format!("{sign}{scale}: {}", parts(run))
+    format!("{sign}{scale}: {}", regions(run))
 }
 
 /// A step with a loss of 2^`weight` times the sum of the outputs.
@@ -59,11 +59,11 @@ fn take(run: &mut Run, weight: i32, forward: impl Fn(&Net, Tensor<1>) -> Tensor<
     step_on(run, output(run, forward).sum() * two(weight))
 }
 
-/// The exponents of the parts' factors, after their names.
-fn parts(run: &Run) -> String {
-    let parts = run.amp.parts().into_iter();
-    let parts = parts.map(|(name, factor)| format!("{name} {}", exponent(factor)));
-    parts.collect::<Vec<_>>().join(", ")
+/// The exponents of the regions' factors, after their names.
+fn regions(run: &Run) -> String {
+    let regions = run.amp.regions().into_iter();
+    let regions = regions.map(|(name, factor)| format!("{name} {}", exponent(factor)));
+    regions.collect::<Vec<_>>().join(", ")
 }
 
 fn exponent(scale: f32) -> i32 {
@@ -72,19 +72,19 @@ fn exponent(scale: f32) -> i32 {
     exponent as i32
 }
 
-/// Where the gradient comes to a part, which is 2^8 or 2^10, the factor is to blame for an overflow, deep in the part, and in the
-/// gradient of a parameter there; of nested parts the first. Before it comes to the part, in a parameter outside or in the loss, it is not.
+/// Where the gradient comes to a region, which is 2^8 or 2^10, the factor is the cause of an overflow, deep in the region, and in the
+/// gradient of a parameter there; of nested regions the first. Before it comes to the region, in a parameter outside or in the loss, it is not.
 #[test]
-fn an_overflow_in_a_part_lowers_its_factor_alone() {
-    fn inner(k: i32, part: fn(&Net, Tensor<1>) -> Tensor<1>) -> Forward {
+fn an_overflow_in_a_region_lowers_its_factor_alone() {
+    fn inner(k: i32, region: fn(&Net, Tensor<1>) -> Tensor<1>) -> Forward {
         Box::new(move |net, x| {
-            let hidden = rescaled(dynamic("inner", k), x, |x| part(net, x));
+            let hidden = rescaled(dynamic("inner", k), x, |x| region(net, x));
             net.last.forward(hidden)
         })
     }
 
-    fn nested(k: i32, part: Forward) -> Forward {
-        Box::new(move |net, x| rescaled(dynamic("outer", k), x, |x| part(net, x)))
+    fn nested(k: i32, region: Forward) -> Forward {
+        Box::new(move |net, x| rescaled(dynamic("outer", k), x, |x| region(net, x)))
     }
 
     let plain = |net: &Net, x| net.inner.forward(x);
@@ -123,9 +123,9 @@ fn an_overflow_in_a_part_lowers_its_factor_alone() {
     assert_eq!(run.counters().bad_losses(), 1);
 }
 
-/// In f32, a part is that of the scope that opens inside.
+/// In f32, a region is that of the scope that opens inside.
 #[test]
-fn a_scope_in_a_part() {
+fn a_scope_in_a_region() {
     let mut run = run();
     for expected in ["-10: all 6", "-10: all 5", "+10: all 5"] {
         let forward = |x| run.model.last.forward(run.model.inner.forward(x));
@@ -150,10 +150,10 @@ fn clean_steps_let_those_grow_that_were_opened() {
         take(&mut run, -4, both(0))
     });
     assert_eq!(steps[2], "+10: a 2, b 1");
-    // One overflow, and the other part waits.
+    // One overflow, and the other region waits.
     assert_eq!(take(&mut run, 5, both(10)), "-10: a 2, b 0");
     run.optim.scaler_mut().reset();
-    assert_eq!(parts(&run), "a 0, b 0");
+    assert_eq!(regions(&run), "a 0, b 0");
 }
 
 /// 6e-8 / (0.00125 * deviation), rounded down to a power of two.
@@ -165,7 +165,7 @@ fn adaloss_lifts_small_gradients() {
     };
     let plain = || AdaLoss::default().region("inner");
     let share = |share: f64| AdaLoss::new(share, 8.0).unwrap().region("inner");
-    for (part, weight, expected) in [
+    for (region, weight, expected) in [
         (plain(), -20, 4),
         (up_to(64.0), -20, 5),
         (up_to(1024.0), -22, 7),
@@ -175,22 +175,22 @@ fn adaloss_lifts_small_gradients() {
         (share(1e-3), -20, 3),
         (share(1e-2), -20, 2),
     ] {
-        let found = take(&mut run(), weight - 10, one(part));
+        let found = take(&mut run(), weight - 10, one(region));
         assert_eq!(found, format!("+10: inner {expected}"), "{weight}");
     }
 }
 
-/// The statistics of what comes to a part say nothing of what is made of it inside.
+/// The statistics of what comes to a region say nothing of what is made of it inside.
 #[test]
 fn adaloss_backs_off_and_comes_back() {
     let config = at_scale(1.0).with_growth_interval(2);
     let config = config.with_max_scale(Some(16.0));
     let adaloss = adaloss(AdaLoss::default(), config);
-    // 2^-17 comes to the part and asks for 4, and to the parameter 2^31 times that, which holds 2.
+    // 2^-17 comes to the region and asks for 4, and to the parameter 2^31 times that, which holds 2.
     let forward = |net: &Net, x: Tensor<1>| {
         let lowered = |x: Tensor<1>| net.inner.forward(x * two(-12) * two(-12));
-        let part = |x| lowered(x) * two(15) * two(15) * 2.0;
-        net.last.forward(rescaled(adaloss.clone(), x, part))
+        let region = |x| lowered(x) * two(15) * two(15) * 2.0;
+        net.last.forward(rescaled(adaloss.clone(), x, region))
     };
     let mut run = run();
     let cycle = ["-10: inner 1", "+10: inner 1", "+10: inner 2"];
@@ -201,14 +201,14 @@ fn adaloss_backs_off_and_comes_back() {
 
 /// A run that is interrupted, also inside a window, and one that is not.
 #[test]
-fn records_hold_the_parts() {
+fn records_hold_the_regions() {
     let forward = |net: &Net, x: Tensor<1>| {
         let hidden = rescaled(AdaLoss::default().region("a"), x, |x| net.inner.forward(x));
         rescaled(dynamic("b", 4), hidden, |x| net.last.forward(x))
     };
     let model = net();
     for window in [1, 3] {
-        // What tells the cause of a skip is not in records of a window.
+        // What shows the cause of a skip is not in records of a window.
         let weight = |step: i32| match step % 4 {
             1 if window == 1 => 4,
             size => -27 - size,
@@ -230,7 +230,7 @@ fn records_hold_the_parts() {
             let record = AmpRecord::from_bytes(bytes).unwrap();
             assert!(format!("{record:?}").contains("\"b\""), "{record:?}");
             resumed.optim.load_record(record).unwrap();
-            assert_eq!(parts(&resumed), parts(&before));
+            assert_eq!(regions(&resumed), regions(&before));
             let found = steps(&mut resumed, stop..18);
             assert_eq!(found, seen[stop as usize..], "{window}, stopped at {stop}");
         }
@@ -238,11 +238,11 @@ fn records_hold_the_parts() {
 }
 
 #[test]
-fn a_part_that_is_not_enabled_has_no_factor() {
+fn a_region_that_is_not_enabled_has_no_factor() {
     let off = GradScalerConfig::new().with_init_scale(8.0);
     let off = Rescale::dynamic("off").with_scaler(off.with_enabled(false));
     let mut run = run();
-    // The gradient in the part is 2^15 times that of the loss, and would overflow at 8 times that.
+    // The gradient in the region is 2^15 times that of the loss, and would overflow at 8 times that.
     assert_eq!(take(&mut run, 5, one(off.unwrap())), "+10: ");
 }
 
@@ -255,13 +255,13 @@ fn records_hold_the_smallest_factors() {
         let bytes = run.optim.into_bytes().unwrap();
         let mut resumed = self::run();
         resumed.optim.from_bytes(bytes).unwrap();
-        assert_eq!(parts(&resumed), format!("low {k}"));
+        assert_eq!(regions(&resumed), format!("low {k}"));
     }
 }
 
-/// A program that has no such part any more is told, and keeps it for one that has; it holds no fused optimizer up.
+/// A program that has no such region any more is warned, and keeps it for one that has; it holds no fused optimizer up.
 #[test]
-fn a_part_of_a_record_that_is_not_opened_waits() {
+fn a_region_of_a_record_that_is_not_opened_waits() {
     let mut before = run();
     take(&mut before, 0, one(dynamic("old", 4)));
     let bytes = before.optim.into_bytes().unwrap();
@@ -269,7 +269,7 @@ fn a_part_of_a_record_that_is_not_opened_waits() {
     let mut resumed = run();
     resumed.optim.from_bytes(bytes.clone()).unwrap();
     let plain = |net: &Net, x| net.last.forward(net.inner.forward(x));
-    let warning = ["part `old`", "has not opened it"];
+    let warning = ["region `old`", "has not opened it"];
     warns_once(warning, || {
         (0..3).for_each(|_| _ = take(&mut resumed, 0, plain));
     });
@@ -298,7 +298,7 @@ fn other_settings_of_one_name_are_warned_of() {
         let hidden = rescaled(dynamic("twice", 2), x, |x| net.inner.forward(x));
         rescaled(dynamic("twice", 3), hidden, |x| net.last.forward(x))
     };
-    let warning = "part `twice` is opened with other settings";
+    let warning = "region `twice` is opened with other settings";
     let lines = logs(warning, || {
         assert_eq!(take(&mut run, -4, forward), "+10: twice 2");
     });

@@ -1,16 +1,16 @@
-//! Whose fault a skip is: a loss scale that was too high is lowered, one that is not to blame stays.
+//! The cause of a skip: a loss scale that was too high is lowered, one that is not the cause stays.
 
 use std::collections::VecDeque;
 
 use crate::support::*;
 
 /// What a step has done: skipped, the scale after it, and the bad losses so far.
-type Verdict = (bool, f64, u64);
+type Outcome = (bool, f64, u64);
 
 const KEPT: f64 = 1024.0;
-const FINE: Verdict = (false, KEPT, 0);
-const LOWERED: Verdict = (true, KEPT / 2.0, 0);
-const BAD: Verdict = (true, KEPT, 1);
+const FINE: Outcome = (false, KEPT, 0);
+const LOWERED: Outcome = (true, KEPT / 2.0, 0);
+const BAD: Outcome = (true, KEPT, 1);
 
 type Run = Player<Gain>;
 
@@ -31,15 +31,15 @@ fn ones(run: &Run) -> Tensor<1> {
     forward(run, ONES)
 }
 
-fn verdict(run: &mut Run, grads: GradientsParams) -> Verdict {
+fn outcome(run: &mut Run, grads: GradientsParams) -> Outcome {
     let before = numbers(&run.model);
     let skipped = run.step(0.01, grads);
     assert_eq!(skipped, numbers(&run.model) == before);
     (skipped, run.scale(), run.counters().bad_losses())
 }
 
-fn step_on(run: &mut Run, loss: impl Fn(&Run) -> Tensor<1>) -> Verdict {
-    verdict(run, run.gradients(loss(run)))
+fn step_on(run: &mut Run, loss: impl Fn(&Run) -> Tensor<1>) -> Outcome {
+    outcome(run, run.gradients(loss(run)))
 }
 
 /// The loss of an output.
@@ -83,7 +83,7 @@ fn chain(run: &Run, factor: f64, input: [f32; 2]) -> Tensor<1> {
     (run.amp).autocast(hidden, |x| run.model.forward(x) * factor)
 }
 
-/// The output of a chain that is infinite: the model's fault.
+/// The output of a chain that is infinite: the model is the cause.
 fn infinite(run: &Run) -> Tensor<1> {
     flat(forward(run, LARGE).square())
 }
@@ -171,12 +171,12 @@ fn skips_in_a_row_are_warned_of() {
         let mut step = || step_on(&mut run, |run| loss(ones(run)));
         captured(Level::Warn, || (0..steps).for_each(|_| _ = step()))
     };
-    let told = [(18, 3), (17, 4)].map(|(exponent, skips)| {
+    let wording = [(18, 3), (17, 4)].map(|(exponent, skips)| {
         let scale = 3.0 * two(exponent);
         format!("{skips} overflows in a row at loss scale {scale}")
     });
-    assert_eq!(warned(steep, 4), told);
-    // A bad loss says whose fault it is.
+    assert_eq!(warned(steep, 4), wording);
+    // A bad loss names its cause.
     let bad = warned(nan, 3).concat();
     says(&bad, ["of the loss is infinite or NaN, 3 in a row"]);
 }
@@ -191,13 +191,13 @@ fn micro_batches_in_burns_accumulator() {
             let mut sum = GradientsAccumulator::new();
             let loss = |micro| if micro == at { odd } else { flat }(ones(&run));
             let count = if forward_first { 4 } else { 0 };
-            let mut ahead: VecDeque<Tensor<1>> = (0..count).map(loss).collect();
+            let mut queued: VecDeque<Tensor<1>> = (0..count).map(loss).collect();
             for micro in 0..4 {
-                let loss = ahead.pop_front().unwrap_or_else(|| loss(micro));
+                let loss = queued.pop_front().unwrap_or_else(|| loss(micro));
                 sum.accumulate(&run.model, run.gradients(loss));
             }
             let at = format!("batch {at}, {forward_first}");
-            assert_eq!(verdict(&mut run, sum.grads()), expected, "{at}");
+            assert_eq!(outcome(&mut run, sum.grads()), expected, "{at}");
             // And the next window is a fresh one.
             let found = step_on(&mut run, |run| flat(ones(run)));
             assert_eq!(found, (false, expected.1, expected.2), "{at}");

@@ -1,4 +1,4 @@
-//! Each call tells what it has done.
+//! Each call reports what it has done.
 
 use StepOutcome::{Accumulated, Dropped, NoGradients, Skipped, Stepped};
 use burn_amp_tests::{prelude::*, trial::*};
@@ -19,7 +19,7 @@ fn each_call_tells_what_it_has_done() {
     run.optim.discard(run.scaled(ONES)).unwrap();
     assert_eq!(run.outcome(), Some(Dropped));
 
-    // A call that is refused has done nothing, and tells nothing of the one before.
+    // A call that is refused has done nothing, and reports nothing of the one before.
     let grads = run.scaled(ONES);
     let refused = run.optim.try_step(f64::NAN, run.model.clone(), grads);
     assert!(refused.is_err());
@@ -40,7 +40,7 @@ fn each_call_tells_what_it_has_done() {
         assert_eq!(run.outcome(), None);
     }
 
-    // What is returned is what is told.
+    // What is returned is what is reported.
     let mut alone = ByHand::at(64.0);
     let nothing = alone.unscale(GradientsParams::new());
     assert_eq!(alone.scaler.observe(&nothing).unwrap(), NoGradients);

@@ -1,4 +1,4 @@
-//! No verdict on gradients is lost, whatever becomes of them.
+//! Nothing that was found in gradients is lost, whatever becomes of them.
 
 use burn_amp_tests::{prelude::*, trial::*};
 
@@ -123,7 +123,7 @@ fn a_loss_after_dropped_gradients_has_the_next_scale() {
     assert_eq!((dropped, run.counters().discarded()), (51, 51));
 }
 
-/// A loop that leaves `update` out with its step never learns.
+/// A loop that leaves `update` out with its step never moves the scale.
 #[test]
 fn a_loop_that_never_updates_is_warned_once() {
     let mut run = ByHand::new(config());
@@ -133,7 +133,7 @@ fn a_loop_that_never_updates_is_warned_once() {
     assert_eq!((run.counters().discarded(), run.scale()), (256, 512.0));
 }
 
-/// What was stepped with, observed, discarded, accumulated or refused is not learned from twice; a micro-batch at once, and others in the
+/// What was stepped with, observed, discarded, accumulated or refused does not move the scale twice; a micro-batch moves it at once, and others in the
 /// update.
 #[test]
 fn a_verdict_counts_once() {

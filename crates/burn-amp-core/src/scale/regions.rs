@@ -1,0 +1,314 @@
+//! The regions of the network whose factors move, beside the scale that all share. Knows no events, and no optimizer.
+
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::scale::loss_scale::{Evidence, LossScale, Measures};
+use crate::{earlier, error::short, scale::rescale::NamedRegion, values::number};
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Regions {
+    by_name: BTreeMap<Arc<str>, MovingRegion>,
+    /// In which region each parameter was read last.
+    pub(crate) readers: HashMap<Arc<str>, Arc<str>>,
+}
+
+impl Regions {
+    /// Whether the program has opened one. What a record has brought moves nothing before.
+    pub(crate) fn were_opened(&self) -> bool {
+        (self.by_name.values()).any(|region| region.settings.is_some())
+    }
+
+    /// What a region multiplies gradients by now. A `dry` run leaves no trace.
+    pub(crate) fn enter(&mut self, named: &Arc<NamedRegion>, dry: bool) -> f32 {
+        if dry {
+            let known = self.by_name.get(&named.name);
+            return known.map_or(named.schedule.scale(), MovingRegion::factor);
+        }
+        let region = self.by_name.entry(named.name.clone());
+        let region = region.or_insert_with(|| MovingRegion::first(named));
+        region.open(named);
+        region.factor()
+    }
+
+    /// A parameter is read, in a region or in none.
+    pub(crate) fn read_in(&mut self, region: Option<&Arc<str>>, path: &Arc<str>) {
+        match region {
+            Some(region) => drop(self.readers.insert(path.clone(), region.clone())),
+            None if self.readers.is_empty() => {}
+            // Shared by a region and what encloses it.
+            None => drop(self.readers.remove(path)),
+        }
+    }
+
+    /// The regions in which these parameters were read; none if one was read elsewhere.
+    pub(crate) fn of_parameters<'a>(
+        &self,
+        mut parameters: impl Iterator<Item = &'a str>,
+    ) -> Vec<Arc<str>> {
+        if self.readers.is_empty() {
+            return Vec::new();
+        }
+        let regions: Option<HashSet<_>> =
+            parameters.try_fold(HashSet::new(), |mut regions, path| {
+                regions.insert(self.readers.get(path)?.clone());
+                Some(regions)
+            });
+        regions.into_iter().flatten().collect()
+    }
+
+    /// Backs off the regions that are the cause of a skip. Whether the scale that all share may stay: each of them had a lower factor to go to.
+    pub(crate) fn back_off(&mut self, names: Vec<Arc<str>>) -> bool {
+        let mut all = !names.is_empty();
+        for name in names {
+            let region = self.by_name.get_mut(&name);
+            all &= region.is_some_and(|region| region.back_off(&name));
+        }
+        all
+    }
+
+    /// Ends an iteration: after a finite one the factors of the regions that were opened in it move.
+    pub(crate) fn end_iteration(&mut self, is_finite: bool) {
+        for (name, region) in &mut self.by_name {
+            if is_finite && region.opened {
+                region.count_finite(name);
+            }
+            if region.settings.is_none() && !std::mem::replace(&mut region.warned, true) {
+                warn!(
+                    "region `{name}` comes from a record, and the first step after it was loaded has not opened it: its factor waits, here and in \
+                     records, until a region of this name is opened"
+                );
+            }
+            region.forget();
+        }
+    }
+
+    /// Whether a region moves by what comes to it.
+    pub(crate) fn needs_measures(&self, name: &Arc<str>) -> bool {
+        (self.by_name.get(name)).is_some_and(|region| region.stored.schedule.needs_measures())
+    }
+
+    pub(crate) fn see(&mut self, name: &Arc<str>, measures: Measures) {
+        if let Some(region) = self.by_name.get_mut(name) {
+            let seen = &mut region.stored.seen;
+            *seen = Some(seen.map_or(measures, |seen| seen.and(measures)));
+        }
+    }
+
+    /// An open window is thrown away.
+    pub(crate) fn forget_window(&mut self) {
+        (self.by_name.values_mut()).for_each(|region| region.stored.seen = None);
+    }
+
+    /// What each of them multiplies gradients by, for a record.
+    pub(crate) fn states(&self) -> BTreeMap<String, RegionState> {
+        let state =
+            |(name, region): (&Arc<str>, &MovingRegion)| (name.to_string(), region.stored.clone());
+        self.by_name.iter().map(state).collect()
+    }
+
+    /// Why a region refuses what a record has under its name, if one does. One that is not opened yet cannot be asked.
+    pub(crate) fn check(&self, states: &BTreeMap<String, RegionState>) -> Result<(), String> {
+        for (name, state) in states {
+            if let Some(region) = self.by_name.get(name.as_str())
+                && let Some(named) = &region.settings
+            {
+                region
+                    .resumed(&state.schedule, named)
+                    .map_err(|reason| format!("region `{name}`: {reason}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on from the regions of a record, or from none.
+    pub(crate) fn restore(&mut self, states: &BTreeMap<String, RegionState>, with_settings: bool) {
+        let region = |(name, state): (&String, &RegionState)| {
+            (name.as_str().into(), MovingRegion::of(state, with_settings))
+        };
+        self.by_name = states.iter().map(region).collect();
+    }
+
+    /// Uses the factors that another has reached.
+    pub(crate) fn follow(&mut self, other: &Self) {
+        for (name, MovingRegion { stored, .. }) in &other.by_name {
+            let region = self.by_name.entry(name.clone());
+            let region = region.or_insert_with(|| MovingRegion::of(stored, true));
+            region.stored = stored.clone();
+            region.stored.seen = None;
+        }
+    }
+
+    /// Starts all of them again that were opened.
+    pub(crate) fn restart(&mut self) {
+        for region in self.by_name.values_mut() {
+            if let Some(named) = &region.settings {
+                *region = MovingRegion::first(named);
+            }
+        }
+    }
+
+    /// The regions that were opened since the last step; none of them again until it is opened again.
+    pub(crate) fn take_opened(&mut self) -> Vec<Arc<NamedRegion>> {
+        let opened = |region: &mut MovingRegion| {
+            let opened = std::mem::take(&mut region.opened);
+            region.settings.clone().filter(|_| opened)
+        };
+        self.by_name.values_mut().filter_map(opened).collect()
+    }
+}
+
+/// What a record holds of a region.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Stored")]
+pub(crate) struct RegionState {
+    pub(crate) schedule: LossScale,
+    /// What has come to it in an open window.
+    #[serde(skip_serializing_if = "number::is_default")]
+    pub(crate) seen: Option<Measures>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stored {
+    schedule: LossScale,
+    #[serde(default)]
+    seen: Option<Measures>,
+    /// In records of earlier versions.
+    #[serde(default)]
+    factor: Option<f32>,
+}
+
+impl From<Stored> for RegionState {
+    fn from(stored: Stored) -> Self {
+        let Stored { schedule, seen, .. } = stored;
+        let schedule = match stored.factor {
+            Some(factor) => schedule.below_as_ceiling(earlier::BOUNDED_RULE, factor),
+            None => schedule,
+        };
+        Self { schedule, seen }
+    }
+}
+
+impl RegionState {
+    /// What no run can have stored, if there is something.
+    pub(crate) fn contradiction(&self) -> Option<String> {
+        let factor = self.schedule.scale();
+        let is_valid = factor.is_finite() && factor > 0.0;
+        (!is_valid).then(|| format!("the factor of a region is {factor}"))
+    }
+}
+
+/// A region whose factor moves. A value, without tensors.
+#[derive(Clone, Debug, Default)]
+struct MovingRegion {
+    stored: RegionState,
+    /// What the program wants; none until it has opened a region that came from a record.
+    settings: Option<Arc<NamedRegion>>,
+    /// Whether the settings of the record are to be kept.
+    keeps_settings: bool,
+    /// Of regions of one name with several settings, or of one that was not opened.
+    warned: bool,
+    /// Whether it was opened since the last step.
+    opened: bool,
+}
+
+impl MovingRegion {
+    /// One that a program has opened.
+    fn first(named: &Arc<NamedRegion>) -> Self {
+        Self {
+            stored: RegionState {
+                schedule: named.schedule.clone(),
+                seen: None,
+            },
+            settings: Some(named.clone()),
+            ..Self::default()
+        }
+    }
+
+    /// One that a record has brought, with its settings or without.
+    fn of(stored: &RegionState, keeps_settings: bool) -> Self {
+        Self {
+            stored: stored.clone(),
+            keeps_settings,
+            ..Self::default()
+        }
+    }
+
+    /// A program opens it with these settings: the first ones count, or those of the record.
+    fn open(&mut self, named: &Arc<NamedRegion>) {
+        self.opened = true;
+        match &self.settings {
+            None => self.adopt(named),
+            Some(settings) if settings == named || self.warned => {}
+            Some(_) => {
+                self.warned = true;
+                warn!(
+                    "region `{}` is opened with other settings than before, and keeps the first ones: give regions names of their own",
+                    named.name
+                );
+            }
+        }
+    }
+
+    fn adopt(&mut self, named: &Arc<NamedRegion>) {
+        let name = &named.name;
+        let is_other = !self.stored.schedule.is_like(&named.schedule);
+        let resumed = self.resumed(&self.stored.schedule, named);
+        if resumed.is_ok() && is_other && !self.keeps_settings {
+            warn!(
+                "region `{name}` was saved with other settings, and those of the program are used"
+            );
+        }
+        self.stored.schedule = resumed.unwrap_or_else(|reason| {
+            warn!("region `{name}` starts fresh: {reason}");
+            named.schedule.clone()
+        });
+        self.settings = Some(named.clone());
+        self.warned = false;
+    }
+
+    /// What a program that opens it with these settings makes of a stored schedule. The error says why its rule refuses it.
+    fn resumed(&self, stored: &LossScale, named: &NamedRegion) -> Result<LossScale, String> {
+        (named.schedule.clone()).resumed(stored, self.keeps_settings)
+    }
+
+    fn factor(&self) -> f32 {
+        self.stored.schedule.scale()
+    }
+
+    /// Ends a step in which the gradient has overflowed here first. Whether there was a lower factor to go to.
+    fn back_off(&mut self, name: &str) -> bool {
+        self.forget();
+        let before = self.factor();
+        let schedule = &mut self.stored.schedule;
+        if !schedule.config().dynamic || schedule.is_at_floor() {
+            return false;
+        }
+        *schedule = schedule.clone().advance(Evidence::Overflow);
+        let (before, after) = (short(before.into()), short(self.factor().into()));
+        log::info!(
+            "region `{name}`: gradients overflow at {before} times the loss scale, next {after}"
+        );
+        true
+    }
+
+    /// Takes in a finite step in which it was opened.
+    fn count_finite(&mut self, name: &str) {
+        let before = self.factor();
+        let RegionState { schedule, seen } = &mut self.stored;
+        *schedule = schedule.clone().advance(Evidence::Finite(*seen));
+        let after = self.factor();
+        if before != after {
+            let (before, after) = (short(before.into()), short(after.into()));
+            log::debug!("region `{name}`: {before} times the loss scale, next {after}");
+        }
+    }
+
+    /// Ends a step.
+    fn forget(&mut self) {
+        self.opened = false;
+        self.stored.seen = None;
+    }
+}

@@ -54,6 +54,35 @@ fn an_overflow_on_one_device_skips_the_step_for_all() {
     assert_eq!(main, sharded);
 }
 
+/// One step an epoch, after each of which Burn forks the model.
+#[test]
+fn a_fork_takes_the_place_of_the_one_before() {
+    for optim in WAYS {
+        let run = Run::of(4).with_windows(3).with_workers(optim);
+        assert_eq!(run.launch().model.scaler().loss_scale(), 131072.0);
+    }
+}
+
+/// Of two workers with a fused optimizer, the first finds out that a step of before has failed. The second does not forget it.
+#[test]
+fn a_failure_that_a_worker_finds_ends_the_run() {
+    let run = Run::default().with_skips(3).poisoned(0..48);
+    let amp = run.amp();
+    let mut learner = crate::fused::learner(&amp).unwrap();
+    learner.fork(&device());
+    let interrupter = amp.interrupter();
+    let batches = batches(&run.samples);
+    let steps = batches[..4].iter().cloned();
+    steps.for_each(|batch| step(&mut learner, batch));
+    let workers = [4, 5].map(|index| {
+        let model = learner.model().fork(&device());
+        TrainStep::step(&model, batches[index].clone()).grads
+    });
+    learner.lr_step();
+    learner.optimizer_step(workers.into_iter().next().unwrap());
+    assert!(amp.run_result().is_err() && interrupter.should_stop());
+}
+
 /// What a worker had when it was asked for gradients: its thread, the counters, the loss scale and the parameters.
 type Seen = (ThreadId, StepCounters, f32, Vec<Values>);
 

@@ -106,7 +106,7 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
 /// Whether the step is waited for or known later, and a loss that is infinite does not lower the scale. Another optimizer, of which nobody
 /// knows the kind, goes on with the model: it is stepped as Burn's.
 #[test]
-fn what_ends_a_run_is_told_and_another_goes_on() {
+fn what_ends_a_run_is_reported_and_another_goes_on() {
     let infinite = "the loss, or its gradient, is infinite or NaN: 4 steps in a row";
     let (steep, exhausted) = (overflow(1e30), "after 4 skipped steps");
     let fused: fn(&MixedPrecision) -> Made = in_a_pipeline;

@@ -68,6 +68,60 @@ fn hooks_are_as_the_last_step_has_left_them() {
     assert_eq!((count, done.steps()), (10, (12, 2)));
 }
 
+/// Its thread ends with the run, also where that has ended with a checkpoint.
+#[test]
+fn nothing_of_the_thread_is_left() {
+    #[derive(Clone, Debug)]
+    #[expect(dead_code)] // held, and not read
+    struct Held(Arc<()>);
+
+    impl Hook for Held {
+        fn name(&self) -> &str {
+            "held"
+        }
+    }
+
+    let held = Arc::new(());
+    let holding = with(|amp| pipelined(adam(amp).with_hook(Held(held.clone()))));
+    drop(Run::of(2).with_windows(6).launch_with(holding));
+    assert_eq!(Arc::strong_count(&held), 1);
+}
+
+/// They are validated, and trained on. A copy that was given others does not matter.
+#[test]
+fn parameters_that_are_loaded_take_the_place_of_the_threads() {
+    let mut learner = learner(&MixedPrecision::f16()).unwrap();
+    let batches = batches(&samples(16));
+    let step_on = |learner: &mut Learner<_>| {
+        let steps = batches.iter().cloned();
+        steps.for_each(|batch| step(learner, batch));
+    };
+    step_on(&mut learner);
+    let copy = learner.model().load_record(net().into_record());
+    assert!(values(&copy.valid()) == values(&net()));
+    step_on(&mut learner);
+    assert!(values(&learner.model().valid()) != values(&copy.valid()));
+    learner.load_model(net().into_record());
+    assert!(values(&learner.model().valid()) == values(&net()));
+    let before = learner.model().scaler().counters().steps();
+    step_on(&mut learner);
+    assert!(values(&learner.model().valid()) != values(&net()));
+    assert!(learner.model().scaler().counters().steps() > before);
+}
+
+#[test]
+fn an_update_in_flight_is_counted_where_a_learner_goes_on() {
+    let run = Run::default().poisoned(0..8);
+    let amp = run.amp();
+    let (net, mut optim) = (amp.attach(net()), pipelined(adam(&amp)));
+    let batch = batches(&run.samples).remove(0);
+    let output = amp.in_model(|| TrainStep::step(&net, batch));
+    let net = optim.step(1e-2, net, output.grads);
+    let learner = amp.learner(net, optim, lr()).unwrap();
+    let counters = learner.model().scaler().counters();
+    assert_eq!((counters.skipped(), amp.loss_scale()), (1, 32768.0));
+}
+
 fn halfs() -> PipelinedOptimizer {
     PipelinedOptimizer::new(AdamConfig::new().init(), Device::flex()).unwrap()
 }

@@ -73,12 +73,16 @@ fn a_resumed_run_goes_on_with_it() {
 fn workers_go_together() {
     for optim in WAYS {
         let run = run(&[1, 4], 2).with_workers(optim);
-        let done = launch_burns(&run, &temp_dir());
-        let mut found = rates(&done, 2);
-        found.sort_by(f64::total_cmp);
-        assert!(done.counters().skipped() > 0);
-        // The lowest is that of the last step, as many as were taken before.
-        let taken = done.counters().stepped() as usize;
-        assert_rates(&found[..1], &[taken - 1]);
+        for done in [
+            launch_burns(&run, &temp_dir()),
+            launch(&run, &temp_dir(), fused()),
+        ] {
+            let mut found = rates(&done, 2);
+            found.sort_by(f64::total_cmp);
+            assert!(done.counters().skipped() > 0);
+            // The lowest is that of the last step, as many as were taken before.
+            let taken = done.counters().stepped() as usize;
+            assert_rates(&found[..1], &[taken - 1]);
+        }
     }
 }

@@ -63,7 +63,7 @@ fn micro_batches_are_added_while_the_next_is_computed() {
 
 /// A loss that a guard is given belongs to the gradients it comes with.
 #[test]
-fn a_guard_hears_of_the_loss_of_its_own_step() {
+fn a_guard_sees_the_loss_of_its_own_step() {
     let mut trial = Trial::new(amp(), guarded);
     trial.lr = 1e-3;
     let mut held = Vec::new();
@@ -142,40 +142,45 @@ fn any_optimizer() {
     assert!(trial.state() == simulation.state());
 }
 
-/// A schedule that follows the steps holds after a skip, a call later than it would without the pipeline.
+/// A schedule that follows the steps holds after a skip, a call later than it would without the pipeline, and with each micro-batch.
 #[test]
 fn a_learning_rate_schedule_holds_after_a_skip() {
-    let mut trial = Trial::new(amp(), sgd);
-    let schedule = ExponentialLrSchedulerConfig::new(1e-2, 0.5).init().unwrap();
-    let mut schedule = ScaledLrScheduler::new(schedule, &trial.amp);
-    let rates = [0, 1, 2, 3, 4, 5].map(|step| {
-        trial.lr = schedule.step().base();
-        trial.step(step, step == 2);
-        trial.lr
-    });
-    trial.synchronize();
-    let halvings: Vec<_> = rates.windows(2).map(|pair| pair[1] / pair[0]).collect();
-    // Step 2 is skipped; step 3 sees it, and step 4 has the rate of step 3.
-    assert_eq!(halvings, [0.5, 0.5, 0.5, 1.0, 0.5]);
-    // An empty window takes no step with its rate.
-    let rate = schedule.step().base();
-    trial.net = trial.optim.flush(rate, trial.net);
-    assert_eq!(schedule.step().base(), rate);
+    for (window, halvings) in [
+        // Step 2 is skipped; step 3 sees it, and step 4 has the rate of step 3.
+        (1, [0.5, 0.5, 0.5, 1.0, 0.5]),
+        (2, [1.0, 0.5, 1.0, 0.5, 1.0]),
+    ] {
+        let mut trial = Trial::new(amp(), |amp| sgd(amp).with_accumulation(window));
+        let schedule = ExponentialLrSchedulerConfig::new(1e-2, 0.5).init().unwrap();
+        let mut schedule = ScaledLrScheduler::new(schedule, &trial.amp);
+        let rates = [0, 1, 2, 3, 4, 5].map(|step| {
+            trial.lr = schedule.step().base();
+            trial.step(step, window == 1 && step == 2);
+            trial.lr
+        });
+        trial.synchronize();
+        let found: Vec<_> = rates.windows(2).map(|pair| pair[1] / pair[0]).collect();
+        assert_eq!(found, halvings);
+        // An empty window takes no step with its rate.
+        let rate = schedule.step().base();
+        trial.net = trial.optim.flush(rate, trial.net);
+        assert_eq!(schedule.step().base(), rate);
+    }
 }
 
-/// `update(new_scale)` replaces what the update makes of the scale, an overflow too. What cannot be set is an error at once, or where both
-/// sides come together.
+#[test]
+fn a_flush_that_cannot_step_is_refused_at_once() {
+    let mut trial = Trial::new(amp(), |amp| sgd(amp).with_accumulation(4));
+    (0..2).for_each(|step| trial.step(step, false));
+    let refused = trial.optim.try_flush(f64::NAN, trial.net.clone());
+    is_error(&refused.unwrap_err().error, "InvalidValue", ["`lr` is"]);
+}
+
+/// What cannot be set is an error at once, or where both sides come together.
 #[test]
 fn what_is_set_takes_its_place_in_the_queue() {
     let mut trial = Trial::new(amp(), sgd);
     trial.step(0, false);
-    trial.optim.set_loss_scale(64.0).unwrap();
-    trial.step(1, true);
-    let set = trial.optim.synchronized_scaler();
-    assert_eq!((set.loss_scale(), set.growth_tracker()), (64.0, 1));
-    let found = (set.counters().skipped(), trial.amp.loss_scale());
-    assert_eq!(found, (1, 1024.0));
-
     let Trial { mut optim, net, .. } = trial;
     for scale in [0.0, -1.0, f64::NAN, 1e40] {
         let error = optim.set_loss_scale(scale).unwrap_err();

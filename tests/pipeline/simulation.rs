@@ -47,27 +47,3 @@ fn steps_with_overflows(steps: usize) {
     assert_eq!(counters, simulation.optim.scaler().counters());
     assert!(counters.skipped() >= injected && injected as usize > steps / 75);
 }
-
-/// With a wait after each step nothing is stale.
-#[test]
-fn synchronous_steps_are_those_without_a_pipeline() {
-    for by_option in [false, true] {
-        let mut trial = Trial::new(precision(), adam);
-        trial.optim = trial.optim.with_synchronous(by_option);
-        let amp = precision();
-        let (mut plain, mut net) = (adam(&amp), net(&amp));
-        for step in 0..150 {
-            trial.step(step, overflows(step));
-            if !by_option {
-                trial.synchronize();
-            }
-            let grads = gradients(&amp, &net, step, overflows(step));
-            net = plain.step(1e-2, net, grads);
-            let expected = (parameters(&net), amp.loss_scale());
-            assert!(trial.state() == expected, "{step}");
-        }
-        let counters = trial.optim.received_scaler().counters();
-        assert_eq!(counters, plain.scaler().counters());
-        assert!(counters.skipped() > 3 && counters.stepped() > 100);
-    }
-}

@@ -1,6 +1,7 @@
 //! What the tests of the pipeline share: a model, overflows at chosen steps, a pipeline that trains it, and the same on one thread.
 
-pub use burn_amp_tests::{prelude::*, run::Net, stored as parameters};
+pub use burn_amp_tests::run::{Net, adam, sgd};
+pub use burn_amp_tests::{prelude::*, stored as parameters};
 
 /// A network whose values are the same in every run, with ids of its own.
 pub fn net(amp: &MixedPrecision) -> Net {
@@ -153,12 +154,4 @@ pub fn both<O: ModuleOptim + Send + 'static>(
 /// A loss scale of 1024 that grows after so many finite steps.
 pub fn growing(interval: u32) -> GradScalerConfig {
     at_scale(1024.0).with_growth_interval(interval)
-}
-
-pub fn adam(amp: &MixedPrecision) -> ScaledOptimizer {
-    ScaledOptimizer::new(AdamConfig::new().init(), amp)
-}
-
-pub fn sgd(amp: &MixedPrecision) -> ScaledOptimizer {
-    ScaledOptimizer::new(SgdConfig::new().init(), amp)
 }

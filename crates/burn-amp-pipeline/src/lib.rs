@@ -45,6 +45,7 @@ use burn_amp_core::internal::{
 };
 use burn_amp_core::{
     AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledGradients, ScaledOptimizer, StepError,
+    StepOutcome,
 };
 use in_flight::{InFlight, What};
 use masters::Trained;
@@ -256,16 +257,20 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         module: M,
     ) -> Result<M, StepError<M>> {
         if self.window.sent == 0 {
-            self.scaler.flush_nothing();
+            self.scaler.enter_call(StepOutcome::NoGradients);
             return Ok(module);
         }
+        let lr = lr.into();
+        let checked = Entries::find(parameters(&module), None, None, Some(&lr));
         // A window of a record may be flushed before any step.
-        if self.trained.is_none()
-            && let Err(error) = self.begin(&module)
-        {
-            return Err(self.refused(module, error));
+        let checked = checked.and_then(|_| match &self.trained {
+            None => self.begin(&module),
+            Some(known) => masters::check(known, &module, false),
+        });
+        match checked {
+            Ok(()) => self.call(lr, module, None, What::Update),
+            Err(error) => Err(self.refused(module, error)),
         }
-        self.call(lr.into(), module, None, What::Update)
     }
 
     /// Waits for all that was handed over, and returns `module` with the newest parameters. The next iteration is computed with the newest
@@ -440,8 +445,13 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
 
     /// The optimizer, and where it was to step: before its first step, or with all that it was given.
     #[doc(hidden)]
-    pub fn into_parts(self) -> Result<Parts<O>, AmpError> {
+    pub fn into_parts(mut self) -> Result<Parts<O>, AmpError> {
         let of = self.not_in_module();
+        for (what, pending) in take(&mut self.in_flight.0) {
+            let updated = pending.wait()?;
+            self.scaler.follow(&updated.reached, what == What::Update);
+            updated.error.map_or(Ok(()), Err)?;
+        }
         let mut update = self.worker.finish()?;
         *update.optim.scaler_mut() = self.scaler;
         Ok(Parts {
@@ -452,7 +462,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         })
     }
 
-    /// What is around the steps, as all that was handed over has left it: waits for that. None where the thread has ended.
+    /// The options of the steps, as all that was handed over has left it: waits for that. None where the thread has ended.
     #[doc(hidden)]
     pub fn options(&self) -> Option<StepOptions> {
         let options = self.ask(|update| update.optim.options.clone());
@@ -521,6 +531,9 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             What::MicroBatch => self.window.sent + 1,
             _ => 0,
         };
+        if what == What::MicroBatch {
+            self.scaler.enter_call(StepOutcome::Accumulated);
+        }
         match self.synchronous {
             true => self.synchronize(module),
             false => Ok(module),
@@ -558,7 +571,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
                 Ok(updated) => {
                     failed = failed.or(updated.error);
                     image = updated.image.or(image);
-                    self.scaler.follow(&updated.reached, what != What::Other);
+                    // A micro-batch was entered when it was sent.
+                    self.scaler.follow(&updated.reached, what == What::Update);
                     if what == What::Update {
                         // The update knows nothing of the forward passes of the present window, unless all is done.
                         let is_behind = until == Until::LastUpdate;

@@ -79,8 +79,8 @@ impl DynOptimizer for Carrier {
             entry: Some(state.map_or(Entry::Loaded(None), DynState::downcast)),
             was_recorded: self.recorded.swap(false, Ordering::Relaxed),
         };
-        let around = EXCHANGED.replace(Some((None, found)));
-        let steps = around.and_then(|(steps, _)| steps);
+        let before = EXCHANGED.replace(Some((None, found)));
+        let steps = before.and_then(|(steps, _)| steps);
         (tensor, Some(DynState::create(Entry::Steps(steps), rank)))
     }
 

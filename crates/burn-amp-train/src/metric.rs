@@ -103,7 +103,7 @@ impl Metric for ScalerMetric {
         let text = match self.kind {
             Kind::LossScale => "What gradients are multiplied by in half precision",
             Kind::SkippedSteps => {
-                "The share of steps that were skipped: gradients overflowed, or a guard held them back"
+                "The share of steps that were skipped: gradients overflowed, or a hook rejected them"
             }
             Kind::GradientNorm => {
                 "The L2 norm of the unscaled gradients of all parameters, before clipping"

@@ -29,7 +29,7 @@ impl<M: Module + 'static> Module for Scaled<M> {
                 fused: true,
                 thread: None,
                 ..
-            } => self.newest(),
+            } => self.resolved(),
             _ => self,
         };
         fork.inner = fork.inner.fork(device);
@@ -82,7 +82,7 @@ impl<M: Module + 'static> Module for Scaled<M> {
     /// Takes over the model's own record. The scaler stays; one whose run has failed takes steps again.
     fn try_load_record(mut self, record: ModuleRecord) -> Result<Self, RecordError> {
         self.inner = self.inner.try_load_record(record)?;
-        self.steps.shared.lock().reload();
+        self.reloaded = self.steps.shared.lock().has_thread();
         self.trained = None;
         self.failed = false;
         Ok(self)

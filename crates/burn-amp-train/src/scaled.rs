@@ -35,6 +35,8 @@ pub struct Scaled<M> {
     pub(super) steps: Steps,
     /// Whether the last step has ended the run.
     pub(super) failed: bool,
+    /// Whether it has parameters that were loaded since the last step, and a thread does not have.
+    pub(super) reloaded: bool,
 }
 
 impl<M> Scaled<M> {
@@ -54,6 +56,7 @@ impl<M> Scaled<M> {
             amp,
             steps,
             failed: false,
+            reloaded: false,
         }
     }
 
@@ -102,9 +105,16 @@ impl<M: Module> Scaled<M> {
 }
 
 impl<M: Module + 'static> Scaled<M> {
+    /// With the outcomes of all steps. The next one returns what was wrong.
+    pub(super) fn resolved(mut self) -> Self {
+        self.steps.shared.lock().optim.resolve();
+        self.steps.update();
+        self
+    }
+
     /// With the newest parameters, of an optimizer on a thread of its own, and the outcomes of all steps. A failure ends the run.
     pub(super) fn newest(mut self) -> Self {
-        if !self.steps.are_late() {
+        if self.reloaded || !self.steps.are_late() {
             return self;
         }
         let (inner, result) = StepError::split(self.steps.shared.lock().newest(self.inner));
@@ -133,10 +143,13 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         }
         self.failed = false;
         let found = checkpoint::exchange(optim, None);
+        // With a thread, the learner's own has nothing but handles, which hold this.
+        let own = || self.steps.kind.thread.is_none().then(|| optim.clone());
         let checkpointed = (found.was_recorded)
-            .then(|| Box::new((self.inner.clone(), optim.clone())) as Box<dyn Any + Send>);
+            .then(|| Box::new((self.inner.clone(), own())) as Box<dyn Any + Send>);
         match found.entry {
-            Some(Entry::Steps(_)) => {}
+            // It counts as an optimizer no longer, if this is a fork.
+            Some(Entry::Steps(steps)) => drop(steps),
             Some(Entry::Loaded(state)) => {
                 if let Err(error) = self.steps.restore(state.map(|state| *state)) {
                     self.end_with(Err(error));
@@ -152,7 +165,8 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
             let inner = amp.in_model(|| optimize(inner, optim, lr, grads));
             attached(inner, &amp)
         };
-        let stepped = self.steps.step(optim, lr, self.inner, grads, optimize);
+        let is_reloaded = std::mem::take(&mut self.reloaded);
+        let stepped = (self.steps).step(optim, lr, self.inner, grads, is_reloaded, optimize);
         let (inner, result) = StepError::split(stepped);
         self.inner = inner;
         self.steps.update();
@@ -174,7 +188,8 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
             run::forget_failure(&self.amp);
         }
         // A checkpoint has received parameters that the learner's own model does not have.
-        let newest = self.steps.shared.lock().current(&self.inner);
+        let state = (!self.reloaded).then(|| self.steps.shared.lock());
+        let newest = state.and_then(|state| state.current(&self.inner));
         let inner = newest.as_ref().unwrap_or(&self.inner);
         let mut output = self.amp.in_model(|| TrainStep::step(inner, batch));
         if self.steps.kind.mixed {

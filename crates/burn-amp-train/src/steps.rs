@@ -37,15 +37,13 @@ pub(super) struct Shared(Arc<Mutex<State>>);
 
 pub(super) struct State {
     /// Where a thread steps, as it was before that has started.
-    optim: ScaledOptimizer<Stepper>,
+    pub(super) optim: ScaledOptimizer<Stepper>,
     /// On a thread of its own, from the first step on.
     thread: Option<PipelinedOptimizer<Stepper>>,
     /// Masters of a record, for a thread to begin with.
     masters: ParamTensors,
     /// Whether parameters of a thread were received between two steps: the learner's own model does not have them yet.
     is_ahead: bool,
-    /// Whether other parameters were loaded since the last step.
-    is_reloaded: bool,
     /// The optimizer's state on a thread, for a checkpoint that is being taken.
     stored_optimizer: Option<Container>,
     /// What the last checkpoint was taken of, until the step after the next one. Burn writes checkpoints on another thread, and CubeCL reads
@@ -70,7 +68,6 @@ impl Steps {
             thread: None,
             masters,
             is_ahead: false,
-            is_reloaded: false,
             stored_optimizer: None,
             checkpointed: None,
         };
@@ -90,7 +87,7 @@ impl Steps {
 
     /// Those of another device, which count as an optimizer of their own. A thread that has started steps for all.
     pub(super) fn fork(mut self) -> Self {
-        if self.shared.lock().thread.is_some() {
+        if self.shared.lock().has_thread() {
             return self;
         }
         self.scaler.join();
@@ -113,6 +110,11 @@ impl Steps {
     /// Goes on from what a checkpoint has brought: none where it is that of a run without scaler. The loss scale is in place: it was set when
     /// the checkpoint was read.
     pub(super) fn restore(&mut self, stored: Option<AmpRecord>) -> Result<(), AmpError> {
+        if self.shared.lock().has_thread() {
+            let allowed = "called before its first step";
+            let value = "called in the middle of a pipelined run";
+            return Err(AmpError::refused("load_optim", value, allowed));
+        }
         let mut stored = stored.unwrap_or_else(|| AmpRecord::empty_of("the checkpoint"));
         self.options.hooks = self.options.hooks.restored(&mut stored)?;
         let masters = match self.kind.thread {
@@ -132,19 +134,21 @@ impl Steps {
         Ok(())
     }
 
-    /// The step of the learner. `optimize` is the model's own.
+    /// The step of the learner. `optimize` is the model's own. `is_reloaded` if the model has parameters that were loaded.
     pub(super) fn step<M: Module + 'static>(
         &self,
         optim: &mut ModuleOptimizer,
         lr: ModuleLearningRate,
         model: M,
         grads: GradientsParams,
+        is_reloaded: bool,
         optimize: impl FnOnce(M, &mut ModuleOptimizer, ModuleLearningRate, GradientsParams) -> M,
     ) -> Result<M, StepError<M>> {
         let state = &mut *self.shared.lock();
-        let model = state.current(&model).unwrap_or(model);
+        let current = (!is_reloaded).then(|| state.current(&model)).flatten();
+        let model = current.unwrap_or(model);
         (state.is_ahead, state.stored_optimizer) = (false, None);
-        let started = state.start(optim, &self.shared, &model);
+        let started = state.start(optim, &self.shared, &model, is_reloaded);
         let model = StepError::join(model, started)?;
         if let Some(thread) = &mut state.thread {
             return thread.try_step(lr, model, grads);
@@ -184,13 +188,13 @@ impl State {
         own: &mut ModuleOptimizer,
         shared: &Shared,
         model: &M,
+        is_reloaded: bool,
     ) -> Result<(), AmpError> {
-        let is_reloaded = take(&mut self.is_reloaded);
         if let Some(thread) = &mut self.thread {
             let reloaded = is_reloaded.then(|| thread.reload(model));
             return reloaded.unwrap_or(Ok(()));
         }
-        let kind = self.optim.optimizer().kind.clone();
+        let kind = self.optim.optimizer_in_flight().kind.clone();
         let Some(place) = kind.thread.clone() else {
             return Ok(());
         };
@@ -228,9 +232,9 @@ impl State {
         Some(put(model.clone(), thread.trained.as_ref()?))
     }
 
-    /// Tracks a model into which other parameters were loaded.
-    pub(super) fn reload(&mut self) {
-        (self.is_ahead, self.is_reloaded) = (false, self.thread.is_some());
+    /// Whether a thread has started, which steps by itself.
+    pub(super) fn has_thread(&self) -> bool {
+        self.thread.is_some()
     }
 
     /// What the next checkpoint is to hold: all steps are known then. The next one returns what was wrong.

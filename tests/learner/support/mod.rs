@@ -22,5 +22,6 @@ pub use burn::{
 };
 pub use burn_amp::train::*;
 pub use burn_amp_tests::prelude::*;
+pub use burn_amp_tests::run::{adam, sgd};
 pub use run::{Run, resumed};
 pub use {bits::*, data::*, model::*, run::*};

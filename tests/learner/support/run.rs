@@ -326,14 +326,6 @@ pub fn burns(amp: &MixedPrecision) -> Made {
     amp.learner(net(), AdamConfig::new().init(), lr())
 }
 
-pub fn adam(amp: &MixedPrecision) -> ScaledOptimizer {
-    ScaledOptimizer::new(AdamConfig::new().init(), amp)
-}
-
-pub fn sgd(amp: &MixedPrecision) -> ScaledOptimizer {
-    ScaledOptimizer::new(SgdConfig::new().init(), amp)
-}
-
 pub fn fused() -> FusedAdam {
     FusedAdam::new(AdamConfig::new())
 }

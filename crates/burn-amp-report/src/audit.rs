@@ -20,14 +20,15 @@ use serde::Serialize;
 use std::{collections::BTreeSet, path::Path};
 
 use crate::page::{self, power};
-use crate::{chart, error::ReportError, file};
+use crate::{chart, error::ReportError, file, place::dtype_name};
 use bench::Bench;
 use compare::Figures;
 pub(crate) use trace::Trace;
 use trace::Visit;
 pub use verdict::Verdict;
 
-/// Runs one loss and its backward pass in f32, in f16 at three loss scales and in bf16 where the device has it, compares them, and says what is wrong.
+/// Runs one loss and its backward pass in f32, in the half precision of `amp` at three loss scales and in the other one where the device
+/// has it, compares them, and says what is wrong. Of an `amp` in f32, f16 is judged.
 ///
 /// `loss` computes a loss as the training loop does, on a typical batch, with [`autocast`](MixedPrecision::autocast) of `amp` or a clone of it
 /// inside (or in the model, for a `Learner`). It runs five times with the same weights; the scales are the present one, and those two binades
@@ -39,7 +40,7 @@ pub use verdict::Verdict;
 ///
 /// # Errors
 ///
-/// [`ReportError::Amp`]: the device lacks f16 ([`AmpError::UnsupportedDType`]), and what
+/// [`ReportError::Amp`]: the device lacks the half precision ([`AmpError::UnsupportedDType`]), and what
 /// [`check`](MixedPrecision::check) refuses before there are gradients: [`AmpError::NoScope`], [`AmpError::DTypeClash`],
 /// [`AmpError::NoGradients`] and those of `try_autocast`.
 ///
@@ -51,10 +52,14 @@ pub fn audit<M: Module, const D: usize>(
     amp: &MixedPrecision,
     loss: impl FnMut(&M) -> Tensor<D>,
 ) -> Result<Audit, ReportError> {
-    MixedPrecision::f16().check_devices(model)?;
+    // The first is judged: that of the program.
+    let mut formats = [FloatDType::F16, FloatDType::BF16];
+    formats.sort_by_key(|dtype| *dtype != amp.dtype());
+    MixedPrecision::new(formats[0]).check_devices(model)?;
     let mut bench = Bench {
         model,
         amp,
+        formats,
         loss,
         losses_computed: 0,
         note: None,
@@ -112,7 +117,7 @@ struct Parameter {
 #[derive(Clone, Debug, Serialize)]
 struct Layer {
     name: String,
-    /// In f16.
+    /// In half precision.
     dtype: String,
     value: Passed,
     gradient: Option<Passed>,
@@ -130,7 +135,7 @@ struct Passed {
 /// What another format would lose.
 #[derive(Clone, Debug, Serialize)]
 struct Format {
-    name: &'static str,
+    name: String,
     /// The share of the values that are not zero, from 0 to 1.
     lost: f64,
     /// Whether it was tried, or counted by exponents.
@@ -169,7 +174,7 @@ impl Audit {
     }
 
     /// Writes `audit.html` (one page, without network), `audit.json`, and for [`Verdict::Backend`] `reproduce.json`: the gradients that are
-    /// off, values beside those of f32. Makes the folder. Files are written beside and renamed.
+    /// off, values beside those of f32; one of another audit is removed. Makes the folder. Files are written beside and renamed.
     ///
     /// # Errors
     ///
@@ -177,9 +182,11 @@ impl Audit {
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<(), ReportError> {
         let folder = folder.as_ref();
         file::create_folder(folder)?;
-        if let Some(reproduction) = &self.reproduction {
-            let text = serde_json::to_string(reproduction).expect("names and numbers");
-            file::write(&folder.join("reproduce.json"), &text)?;
+        let path = folder.join("reproduce.json");
+        match self.reproduction.as_ref().map(serde_json::to_string) {
+            Some(text) => file::write(&path, &text.expect("names and numbers"))?,
+            // That of another audit.
+            None => file::remove(&path)?,
         }
         file::write(&folder.join("audit.json"), &self.to_json())?;
         let has_counts = self.exponents.iter().any(|(_, count)| *count > 0);
@@ -221,10 +228,10 @@ impl Compared {
 
 impl Trial {
     fn name(&self) -> String {
-        match self.dtype {
-            FloatDType::F16 => format!("f16 at {}", power(self.loss_scale)),
-            FloatDType::BF16 => "bf16".to_string(),
-            _ => "f32".to_string(),
+        let name = dtype_name(self.dtype.into());
+        match self.dtype != FloatDType::F16 && self.loss_scale == 1.0 {
+            true => name,
+            false => format!("{name} at {}", power(self.loss_scale)),
         }
     }
 }

@@ -113,7 +113,8 @@ pub(crate) fn lines(
     lines: &[Line],
     marks: &[f64],
 ) -> Option<String> {
-    let usable = |value: f64| value.is_finite() && (scale == Scale::Linear || value > 0.0);
+    // An axis that spans more than the range of f64 cannot be labelled.
+    let usable = |value: f64| value.abs() < 1e300 && (scale == Scale::Linear || value > 0.0);
     let points = |line: &Line| -> Points {
         let points = line.points.iter().filter(|(_, value)| usable(*value));
         points

@@ -10,6 +10,14 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), ReportError> {
     written.map_err(|reason| ReportError::file(path, reason))
 }
 
+/// Removes a file, if it is there.
+pub(crate) fn remove(path: &Path) -> Result<(), ReportError> {
+    match path.exists() {
+        true => fs::remove_file(path).map_err(|error| ReportError::file(path, error)),
+        false => Ok(()),
+    }
+}
+
 pub(crate) fn create_folder(folder: &Path) -> Result<(), ReportError> {
     fs::create_dir_all(folder).map_err(|error| ReportError::file(folder, error))
 }

@@ -67,7 +67,7 @@ impl FlightRecorder {
     pub fn new(folder: impl AsRef<Path>, amp: &MixedPrecision) -> Result<Self, ReportError> {
         let folder = folder.as_ref();
         file::create_folder(folder)?;
-        let ring = Arc::new(Ring::new(folder, amp.loss_scale())?);
+        let ring = Arc::new(Ring::new(folder)?);
         observe::set(amp, Some(ring.clone()));
         Ok(Self { ring })
     }
@@ -79,7 +79,7 @@ impl FlightRecorder {
         self
     }
 
-    /// Notes a number of the step that comes next, a loss for instance, which the report draws.
+    /// Notes a number of the step that comes next, a loss for instance, which the report draws, in place of a `Learner`'s of that name.
     pub fn note(&self, name: &str, value: f64) {
         let notes = &mut locked(&self.ring.state).next.notes;
         notes.insert(name.to_string(), Some(value));

@@ -16,7 +16,7 @@
 //! # Ok::<(), burn_amp_report::ReportError>(())
 //! ```
 //!
-//! - [`audit`]: the same weights and batch in f32, in f16 at three loss scales, and in bf16. A [`Verdict`] in words.
+//! - [`audit`]: the same weights and batch in f32, f16 and bf16, at three loss scales in the one that the program uses. A [`Verdict`] in words.
 //! - [`FlightRecorder`]: the last 21 steps, written down when something goes wrong.
 //! - [`report`], and the command `burn-amp-report RUN_FOLDER`: a page of a whole run, or of several beside each other.
 //! - [`probe`] and [`probed`]: name tensors and layers of a model, so that audit and recorder can say where something happens.

@@ -15,11 +15,15 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    let options = Options::parse();
-    let page = options
-        .page
-        .unwrap_or_else(|| options.folders[0].join("report.html"));
-    match burn_amp_report::report(&options.folders, &page) {
+    let Options { mut folders, page } = Options::parse();
+    // A pattern like `runs/*` finds pages beside the runs.
+    if folders.iter().any(|path| path.is_dir()) {
+        for file in folders.extract_if(.., |path| path.is_file()) {
+            eprintln!("{} is left out: it is a file", file.display());
+        }
+    }
+    let page = page.unwrap_or_else(|| folders[0].join("report.html"));
+    match burn_amp_report::report(&folders, &page) {
         Ok(()) => {
             println!("{}", page.display());
             ExitCode::SUCCESS

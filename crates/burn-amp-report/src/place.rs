@@ -1,7 +1,8 @@
-//! Where a probe stands, for all who look at it.
+//! Where a probe stands, and values in an order, for all who look at them.
 
 use burn::tensor::DType;
-use std::collections::HashMap;
+use burn_amp_kernels::ExponentHistogram;
+use std::{collections::HashMap, iter};
 
 /// The names of probes, in the order of the forward pass.
 #[derive(Default)]
@@ -23,6 +24,14 @@ impl Names {
             times => format!("{name} ({times})"),
         }
     }
+}
+
+/// Counts by exponent. What is beyond those with a count of their own stands at the ends.
+pub(crate) fn by_exponent(counts: &ExponentHistogram) -> Vec<(i32, u64)> {
+    let below = (ExponentHistogram::MIN_EXPONENT - 1, counts.below());
+    let above = (ExponentHistogram::MAX_EXPONENT + 1, counts.above());
+    let counts = iter::once(below).chain(counts.iter());
+    counts.chain([above]).collect()
 }
 
 pub(crate) fn dtype_name(dtype: DType) -> String {

@@ -3,7 +3,7 @@
 mod logs;
 
 use minijinja::{Value, context};
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, path::PathBuf};
 
 use crate::chart::{self, Line, Scale};
 use crate::{error::ReportError, file, page};
@@ -21,9 +21,30 @@ use logs::{Logs, Series};
 ///
 /// [`ReportError::File`]: a folder holds no run or cannot be read, or the page cannot be written.
 pub fn report(folders: &[impl AsRef<Path>], page: impl AsRef<Path>) -> Result<(), ReportError> {
-    let folders = folders.iter().map(AsRef::as_ref);
-    let runs = folders.map(Logs::read).collect::<Result<Vec<_>, _>>()?;
+    let folders: Vec<&Path> = folders.iter().map(AsRef::as_ref).collect();
+    let runs = folders.iter().map(|folder| Logs::read(folder));
+    let mut runs = runs.collect::<Result<Vec<_>, _>>()?;
+    for (run, name) in runs.iter_mut().zip(names(&folders)) {
+        run.name = name;
+    }
     file::write(page.as_ref(), &render(&runs))
+}
+
+/// The folders' names, with as many of the folders around them as tell them apart.
+fn names(folders: &[&Path]) -> Vec<String> {
+    let whole = |path: &&Path| path.canonicalize().unwrap_or_else(|_| path.into());
+    let paths: Vec<PathBuf> = folders.iter().map(whole).collect();
+    let count = |parts| BTreeSet::from_iter(paths.iter().map(|path| end(path, parts))).len();
+    let parts = (1..).find(|parts| count(*parts) == count(usize::MAX));
+    let ends = paths.iter().map(|path| end(path, parts.unwrap_or(1)));
+    ends.map(|end| end.display().to_string()).collect()
+}
+
+/// The last parts of a path; all of it if it has no more.
+fn end(path: &Path, parts: usize) -> &Path {
+    let around = path.ancestors().nth(parts);
+    let end = around.and_then(|around| path.strip_prefix(around).ok());
+    end.unwrap_or(path)
 }
 
 /// Points of a line: more would make the page large and show no more.
@@ -76,7 +97,7 @@ fn without_skips(runs: &[Logs]) -> Option<String> {
     let names: Vec<_> = clean.map(|run| run.name.as_str()).collect();
     match (names.len(), runs.len()) {
         (0, _) => None,
-        (1, 1) => Some("This is a run without skips: every step was taken.".to_string()),
+        (1, 1) => Some("This is a run without skips.".to_string()),
         _ => Some(format!("Runs without skips: {}.", names.join(", "))),
     }
 }
@@ -184,5 +205,18 @@ fn row(run: &Logs) -> Value {
         scale => last("Loss Scale").map(page::power),
         zeros => last("Zero Gradients"),
         time => seconds.flatten().map(|time| format!("{time:.1}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    #[test]
+    fn folders_of_one_name_are_told_apart() {
+        let names = |folders: [&str; 2]| super::names(&folders.map(Path::new));
+        assert_eq!(names(["/a/f16", "/b/f32"]), ["f16", "f32"]);
+        assert_eq!(names(["/a/run", "/b/run"]), ["a/run", "b/run"]);
+        assert_eq!(names(["/a/run", "/a/run"]), ["run"; 2]);
     }
 }

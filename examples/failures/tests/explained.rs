@@ -9,7 +9,7 @@ use std::fs;
 const STEPS: usize = 9;
 
 #[test]
-fn underflow_is_mended_by_the_scale_that_is_advised() {
+fn underflow_is_fixed_by_the_scale_that_is_advised() {
     let folder = tempfile::tempdir().unwrap();
     let failed = run(Failure::Underflow, None, STEPS, folder.path()).unwrap();
     let Verdict::Underflow {

@@ -17,6 +17,8 @@ const SEED: u64 = 0x5ca1e;
 pub(super) struct Bench<'a, M, F> {
     pub(super) model: &'a M,
     pub(super) amp: &'a MixedPrecision,
+    /// The half precision that is judged, and the other one.
+    pub(super) formats: [FloatDType; 2],
     pub(super) loss: F,
     pub(super) losses_computed: u32,
     /// What else is to be known.
@@ -64,19 +66,22 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
     }
 
     pub(super) fn audit(&mut self) -> Result<Audit, AmpError> {
+        let [half, other] = self.formats;
         let present = match self.amp.dtype() {
-            FloatDType::F16 => f64::from(self.amp.loss_scale()),
+            dtype if dtype == half => f64::from(self.amp.loss_scale()),
             _ => 65536.0,
         };
         let in_f32 = self.run(SEED, FloatDType::F32, 1.0, Trace::of_all(), &[])?;
         let mut reference = Reference::new(in_f32)?;
         let mut specs = vec![
-            (FloatDType::F16, present / BINADES),
-            (FloatDType::F16, present),
-            (FloatDType::F16, present * BINADES),
+            (half, present / BINADES),
+            (half, present),
+            (half, present * BINADES),
         ];
-        if MixedPrecision::bf16().check_devices(self.model).is_ok() {
-            specs.push((FloatDType::BF16, 1.0));
+        if MixedPrecision::new(other).check_devices(self.model).is_ok() {
+            let ideal = reference.ideal_scale();
+            let ideal = ideal.filter(|_| other == FloatDType::F16);
+            specs.push((other, ideal.unwrap_or(1.0)));
         }
         let mut runs = Vec::new();
         for (dtype, scale) in specs {
@@ -98,7 +103,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             }
         };
         let mut audit = self.judged(&reference, present, verdict);
-        if let Verdict::Backend { .. } = &audit.verdict {
+        if matches!(&audit.verdict, Verdict::Backend { parameters, .. } if !parameters.is_empty()) {
             audit.reproduction = Some(reproduction(&reference, &runs[1], &audit.device)?);
         }
         audit.show(&reference, &runs)?;
@@ -195,10 +200,12 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         let mut last = None;
         if !reference.is_forward_off(now) {
             let tried = &*last.insert(self.look_for_scale(reference, present)?);
-            let mut runs = [tried, high, low].into_iter();
-            if let Some(right) = runs.find(|run| reference.is_right(run, None)) {
-                let healing = Some(right.trial.loss_scale);
-                return Ok(of_range(overflows, healing, parameters, Vec::new()));
+            let others = [tried, high, low].into_iter();
+            let mut others = others.filter(|run| run.trial.loss_scale != present);
+            if let Some(right) = others.find(|run| reference.is_right(run, None)) {
+                let healing = right.trial.loss_scale;
+                let is_above = healing < present;
+                return Ok(of_range(is_above, Some(healing), parameters, Vec::new()));
             }
         }
         let best = (last.as_ref()).map_or(present, |tried| tried.trial.loss_scale);
@@ -216,7 +223,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         let mut tries = 0;
         loop {
             tries += 1;
-            let tried = self.run(SEED, FloatDType::F16, scale, Trace::default(), &[])?;
+            let tried = self.run(SEED, self.formats[0], scale, Trace::default(), &[])?;
             let tried = reference.compare(tried)?;
             if tries == 4 || !tried.overflows() {
                 return Ok(tried);
@@ -243,7 +250,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         }
         for scale in scales {
             let mut fixes = |layers: &[String]| {
-                match self.run(SEED, FloatDType::F16, *scale, Trace::default(), layers) {
+                match self.run(SEED, self.formats[0], *scale, Trace::default(), layers) {
                     Ok(trial) => Ok(reference.is_right(&reference.compare(trial)?, None)),
                     // A tensor that the layer captures is f16.
                     Err(AmpError::DTypeClash { .. }) => Ok(false),
@@ -328,8 +335,8 @@ fn explain(
     let at = first(&is_off);
     if reference.is_forward_off(now) || at.is_some() {
         let lacks_range = match runs.get(3) {
-            // bf16 has the range of f32: where it is right, f16 lacked range.
-            Some(bf16) => reference.is_right(bf16, None),
+            // bf16 has the range of f32, and f16 more digits: where the other is right, this one lacked one of them.
+            Some(other) => reference.is_right(other, None),
             None => {
                 let visits = reference.trial.visits.iter();
                 let values = visits.filter_map(|visit| visit.value.as_ref());
@@ -346,10 +353,10 @@ fn explain(
     if off.iter().any(|index| tried.figures[*index].non_finite > 0) {
         return Ok(of_range(true, None, parameters, in_f32));
     }
-    // What is lost is below the range at the highest scale that the others allow.
+    // What is lost is below the range of f16 at the highest scale that the others allow.
     let is_tiny =
         |index: &usize| rms(&reference.statuses[*index]) * tried.trial.loss_scale < 2f64.powi(-16);
-    match !off.is_empty() && off.iter().all(is_tiny) {
+    match tried.trial.dtype == FloatDType::F16 && !off.is_empty() && off.iter().all(is_tiny) {
         true => Ok(of_range(false, None, reference.paths(&off), in_f32)),
         false => Ok(Verdict::Backend { parameters, in_f32 }),
     }

@@ -18,7 +18,7 @@ const NOISE: f64 = 0.02;
 /// And this is rounding in f32.
 const NOISE_IN_F32: f64 = 3e-7;
 /// Binades that the advised scale stays below overflow, as that of `calibrate`.
-const HEADROOM: i32 = 3;
+const HEADROOM: f64 = 3.0;
 
 /// The run in f32, measured.
 pub(super) struct Reference {
@@ -99,8 +99,8 @@ impl Reference {
         let at_probes = at_probes.unwrap_or_default();
         let found = self.statuses.iter().chain(&at_probes);
         let largest = found.fold(self.trial.max_abs, |max, status| max.max(status.max_abs));
-        let exponent = 15 - HEADROOM - (largest.log2().floor() as i32);
-        (largest > 0.0).then(|| 2f64.powi(exponent.clamp(-24, 126)))
+        let exponent = 15.0 - HEADROOM - largest.log2().floor();
+        (largest > 0.0).then(|| exponent.clamp(-24.0, 126.0).exp2())
     }
 
     /// Whether a gradient is off. `more` is the same at a higher scale.

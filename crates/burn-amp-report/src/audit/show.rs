@@ -11,7 +11,7 @@ use super::{
     Audit, Compared, DUMPED, Dump, Format, Layer, Parameter, Passed, Reproduction, Run,
     trace::Visit,
 };
-use crate::place::dtype_name;
+use crate::place::{by_exponent, dtype_name};
 
 /// Takes a tensor of a visit, what passed or its gradient, and what it is multiplied by.
 pub(super) type Of = fn(&Visit) -> Option<(&Tensor<1>, f64)>;
@@ -174,7 +174,7 @@ impl Audit {
             });
         self.parameters = parameters.collect();
         self.layers = layers(reference, runs)?;
-        self.exponents = count(reference, |_| self.loss_scale)?.iter().collect();
+        self.exponents = by_exponent(&count(reference, |_| self.loss_scale)?);
         self.formats = formats(reference, runs)?;
         Ok(())
     }
@@ -190,24 +190,24 @@ pub(super) fn count(
     observe::count(scaled)
 }
 
-/// What narrower formats lose: bf16 was tried; the others are counted, each parameter with a scale of its own that brings its largest
+/// What narrow formats lose: those of 16 bits were tried; the others are counted, each parameter with a scale of its own that brings its largest
 /// gradient to the top.
 pub(super) fn formats(reference: &Reference, runs: &[Compared]) -> Result<Vec<Format>, AmpError> {
     let statuses = &reference.statuses;
     let nonzero = |status: &TensorStatus| status.elements - status.zeros;
     let values: u64 = statuses.iter().map(nonzero).sum();
     let share = |lost: f64| lost / values.max(1) as f64;
-    let measured = |name, run: &Compared| {
+    let measured = |run: &Compared| {
         let found = run.figures.iter().zip(statuses);
         let lost = found.map(|(figures, status)| figures.lost * nonzero(status) as f64);
         Format {
-            name,
+            name: dtype_name(run.trial.dtype.into()),
             lost: share(lost.sum()),
             is_measured: true,
         }
     };
-    let mut formats = vec![measured("f16", &runs[1])];
-    formats.extend(runs.get(3).map(|run| measured("bf16", run)));
+    let mut formats = vec![measured(&runs[1])];
+    formats.extend(runs.get(3).map(measured));
     // The largest has exponent 15, as 57344 has, the largest of E5M2.
     let to_top = |status: &TensorStatus| match status.max_abs > 0.0 {
         true => 2f64.powi((15 - status.max_abs.log2().floor() as i32).clamp(-120, 120)),
@@ -217,7 +217,7 @@ pub(super) fn formats(reference: &Reference, runs: &[Compared]) -> Result<Vec<Fo
     // E5M2 reaches down to 2^-16. E4M3 reaches from 2^8, that of 448, to 2^-9: 17 binades.
     for (name, lowest) in [("f8 E5M2", -16), ("f8 E4M3", 15 - 17)] {
         formats.push(Format {
-            name,
+            name: name.to_string(),
             lost: share(counts.below_exponent(lowest) as f64),
             is_measured: false,
         });

@@ -8,9 +8,9 @@ use crate::page::power;
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Verdict {
-    /// Gradients in f16 are those in f32, but for rounding.
+    /// Gradients in half precision are those in f32, but for rounding.
     Fine,
-    /// Gradients become zero in f16.
+    /// Gradients become zero in half precision.
     Underflow {
         /// A loss scale, tried, at which they do not; none if no scale serves all layers.
         raise_to: Option<f64>,
@@ -28,7 +28,7 @@ pub enum Verdict {
         /// As of `Underflow`.
         in_f32: Vec<String>,
     },
-    /// Values of the forward pass leave the range of f16, or are lost in it. No loss scale helps.
+    /// Values of the forward pass leave the range of the half precision, or are lost in it. No loss scale helps.
     ForwardOverflow {
         /// The first probe at which it shows; none where nothing is probed before it.
         at: Option<String>,
@@ -37,7 +37,7 @@ pub enum Verdict {
     },
     /// Gradients are finite and wrong at every scale, and neither range nor rounding explains it: most likely a bug of the backend.
     Backend {
-        /// The parameters that are off the most.
+        /// The parameters that are off the most; none if nothing is but the loss.
         parameters: Vec<String>,
         /// As of `Underflow`: layers to run in f32 until it is fixed.
         in_f32: Vec<String>,
@@ -97,6 +97,22 @@ fn moved(how: &str, scale: Option<f64>, none: String) -> String {
     })
 }
 
+/// What is wrong at every scale: gradients, or the loss alone.
+fn wrong(parameters: &[String], in_f32: &[String]) -> String {
+    let named = names(parameters);
+    let (what, how) = match parameters {
+        [] => ("the loss is finite and not that".to_string(), ""),
+        _ => (
+            format!("gradients of {named} are finite and not those"),
+            ": reproduce it with `reproduce.json`",
+        ),
+    };
+    format!(
+        "wrong at every scale: {what} of f32, and neither range nor rounding explains it. Most likely the backend has a bug{how}. {}",
+        island(in_f32)
+    )
+}
+
 /// Where values begin that are not finite in f32 either.
 fn beginning(parameter: Option<&str>, at: Option<&str>) -> String {
     match (parameter, at) {
@@ -131,13 +147,7 @@ impl fmt::Display for Verdict {
                 let first = at.as_ref().map_or(String::new(), |at| format!(", first at `{at}`"));
                 write!(f, "overflow in forward{first}: no loss scale helps. {}", island(in_f32))
             }
-            Self::Backend { parameters, in_f32 } => write!(
-                f,
-                "wrong at every scale: gradients of {} are finite and not those of f32, and neither range nor rounding explains it. \
-                 Most likely the backend has a bug: reproduce it with `reproduce.json`. {}",
-                names(parameters),
-                island(in_f32)
-            ),
+            Self::Backend { parameters, in_f32 } => f.write_str(&wrong(parameters, in_f32)),
             Self::NotFinite { parameter, at } => {
                 let what = beginning(parameter.as_deref(), at.as_deref());
                 write!(f, "not finite in f32 either: half precision is not the cause. {what}")

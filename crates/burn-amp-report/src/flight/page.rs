@@ -104,7 +104,7 @@ impl<'a> Flight<'a> {
 }
 
 fn count_skipped(steps: &[Step]) -> usize {
-    steps.iter().filter(|step| step.is("skipped")).count()
+    steps.iter().filter(|step| step.host.is_skipped()).count()
 }
 
 /// Forward, what is not finite and was finite in finite steps: a mask may be infinite by design. Backward, the last on the way forward.
@@ -142,15 +142,14 @@ fn advice(steps: &[Step], first: Option<&First>) -> String {
     let Some(last) = steps.last() else {
         return "No step was made yet.".to_string();
     };
+    let failed = last.host.error.iter();
+    let failed = failed.map(|error| format!("The last step failed: {error}. "));
     let scale = last.host.loss_scale.map(page::power).unwrap_or_default();
-    let before = |first: &First| match first.max_abs_before {
-        Some(max_abs) => format!(
-            " (largest magnitude in the last step in which it was finite: {})",
-            page::tiny(max_abs)
-        ),
+    let before = |first: &First| match first.max_abs_before.map(page::tiny) {
+        Some(size) => format!(" (largest magnitude in the last step where it was finite: {size})"),
         None => String::new(),
     };
-    match first {
+    failed.collect::<String>() + &match first {
         Some(first) if first.way == "forward" => format!(
             "`{}` is not finite on the way forward{}: no loss scale helps. Look at the learning rate and the batch; if values are large \
              by design, run the layer `in_f32`. `audit` tries which layers need it.",
@@ -182,6 +181,7 @@ fn advice(steps: &[Step], first: Option<&First>) -> String {
             true => format!("Gradients overflow at loss scale {scale}. Nothing is probed: name layers by `probed` to see where it begins."),
             false => format!("Gradients overflow at loss scale {scale}, and all probes are finite: it begins before the first of them on the way forward."),
         },
+        None if last.host.error.is_some() => "No probe shows a cause.".to_string(),
         None => match count_skipped(steps) {
             0 => format!("Nothing is wrong: none of the last {} steps was skipped.", steps.len()),
             skipped => format!("The last step is right. Of the last {}, {skipped} were skipped.", steps.len()),

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use burn_amp_core::observe::{self, Observer, Stepped, locked, scale_here};
 use burn_amp_core::{StepOutcome, UnscaledGradients};
-use burn_amp_kernels::{ExponentHistogram, Watch, watched_cast};
+use burn_amp_kernels::{Watch, watched_cast};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use std::{cmp::Reverse, collections::VecDeque, time::Instant};
 
 use super::page;
 use super::step::{Host, Overflow, Passed, Step, read_steps};
-use crate::place::{Names, dtype_name};
+use crate::place::{Names, by_exponent, dtype_name};
 use crate::{error::ReportError, file};
 
 /// Steps that are kept.
@@ -32,7 +32,6 @@ pub(super) struct State {
     steps: VecDeque<Step>,
     /// Steps so far.
     count: u64,
-    loss_scale: f64,
     /// How often gradients are counted by exponent; 0 for never.
     pub(super) count_every: u32,
     /// Probes of the step that is under way.
@@ -45,7 +44,7 @@ pub(super) struct State {
 }
 
 impl Ring {
-    pub(super) fn new(folder: &Path, loss_scale: f32) -> Result<Self, ReportError> {
+    pub(super) fn new(folder: &Path) -> Result<Self, ReportError> {
         let path = folder.join("steps.jsonl");
         let count = read_steps(&path)?.last().map_or(0, |step| step.step);
         let open = || {
@@ -63,7 +62,6 @@ impl Ring {
             state: Mutex::new(State {
                 steps: VecDeque::with_capacity(STEPS),
                 count,
-                loss_scale: loss_scale.into(),
                 count_every: 0,
                 names: Names::default(),
                 next: Host::default(),
@@ -121,8 +119,9 @@ impl State {
 }
 
 impl Observer for Ring {
-    fn tested(&self, grads: &UnscaledGradients) {
+    fn tested(&self, grads: &UnscaledGradients, loss_scale: f32) {
         let mut state = locked(&self.state);
+        state.next.loss_scale = Some(loss_scale.into());
         let overflows = grads.overflow_counts().map(|(parameter, values)| Overflow {
             parameter: parameter.to_string(),
             values,
@@ -135,9 +134,8 @@ impl Observer for Ring {
         if every > 0 && state.count.is_multiple_of(every) {
             // A device that lacks the dtype has refused the step before.
             let counts = observe::histogram(grads).unwrap_or_default();
-            let below = (ExponentHistogram::MIN_EXPONENT - 1, counts.below());
-            let counts = std::iter::once(below).chain(counts.iter());
-            state.next.exponents = counts.filter(|(_, count)| *count > 0).collect();
+            state.next.exponents = by_exponent(&counts);
+            state.next.exponents.retain(|(_, count)| *count > 0);
         }
     }
 
@@ -158,10 +156,8 @@ impl Observer for Ring {
                 Some(outcome) => format!("{outcome:?}").to_lowercase(),
                 None => "refused".to_string(),
             },
-            loss_scale: Some(std::mem::replace(
-                &mut state.loss_scale,
-                step.loss_scale.into(),
-            )),
+            // A step that was not tested does not move it.
+            loss_scale: state.next.loss_scale.or(Some(step.loss_scale.into())),
             norm: step.status.map(|status| status.norm()),
             max_abs: step.status.map(|status| status.max_abs()),
             zero_share: step.status.map(|status| status.zero_share()),

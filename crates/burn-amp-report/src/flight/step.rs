@@ -68,15 +68,23 @@ pub(crate) struct Host {
     pub(crate) exponents: Vec<(i32, u64)>,
 }
 
+impl Host {
+    /// As the metric of a `Learner` counts them: for an overflow, or because a hook rejected it.
+    pub(crate) fn is_skipped(&self) -> bool {
+        matches!(self.outcome.as_str(), "skipped" | "guarded")
+    }
+}
+
 /// The steps in a `steps.jsonl`; none where there is no file. A line that was cut off is none.
 pub(crate) fn read_steps(path: &Path) -> Result<Vec<Host>, ReportError> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(ReportError::file(path, error)),
     };
-    let lines = text.lines();
-    let steps = lines.filter_map(|line| serde_json::from_str(line).ok());
+    // It may be cut inside a character.
+    let lines = bytes.split(|byte| *byte == b'\n');
+    let steps = lines.filter_map(|line| serde_json::from_slice(line).ok());
     Ok(steps.collect())
 }
 

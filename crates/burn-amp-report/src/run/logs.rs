@@ -15,10 +15,13 @@ const STEP_TIME: &str = "Step Time, ms";
 /// Values at steps.
 pub(crate) type Series = Vec<(f64, f64)>;
 
+/// Values and their weights.
+type Values = Vec<(f64, f64)>;
+
 /// One run.
 #[derive(Debug, Default)]
 pub(crate) struct Logs {
-    /// The name of its folder.
+    /// That of its folder, with what tells it from the others.
     pub(crate) name: String,
     pub(crate) steps: u64,
     /// By name: "Train Loss", "Valid Loss", "Loss Scale".
@@ -31,13 +34,9 @@ pub(crate) struct Logs {
 }
 
 impl Logs {
+    /// Those of a folder, without a name.
     pub(crate) fn read(folder: &Path) -> Result<Self, ReportError> {
-        let path = folder.canonicalize().unwrap_or_else(|_| folder.into());
-        let name = path.file_name().unwrap_or(path.as_os_str());
-        let mut logs = Self {
-            name: name.to_string_lossy().into_owned(),
-            ..Self::default()
-        };
+        let mut logs = Self::default();
         if !folder.is_dir() {
             return Err(ReportError::file(folder, "there is no such folder"));
         }
@@ -66,27 +65,44 @@ impl Logs {
         self.series.entry(name.into()).or_default().extend(points);
     }
 
+    /// The metrics of an epoch of training, of so many batches, after so many of those before.
+    fn add_epoch(&mut self, mut metrics: BTreeMap<String, Values>, before: usize, batches: usize) {
+        // Where the gradients of several batches are accumulated, the last of them is the step.
+        let place = |values: Values| -> Series {
+            let every = batches / values.len().max(1);
+            let at = |line: usize| (before + line * every) as f64;
+            let points = values.into_iter().zip(1..);
+            points.map(|((value, _), line)| (at(line), value)).collect()
+        };
+        let skipped = metrics.remove("Skipped Steps").map(place);
+        self.knows_skips |= skipped.is_some();
+        let skipped = skipped.into_iter().flatten();
+        let (skips, taken): (Series, Series) = skipped.partition(|(_, skipped)| *skipped > 0.0);
+        self.skips.extend(skips.iter().map(|(step, _)| *step));
+        for (name, values) in metrics {
+            match name.as_str() {
+                // Burn writes no line where there is no norm: in a step that is skipped.
+                NORM if values.len() <= taken.len() => {
+                    let norms = taken.iter().zip(values);
+                    self.add(name, norms.map(|((step, _), (norm, _))| (*step, norm)));
+                }
+                LOSS_SCALE | NORM | ZEROS => self.add(name, place(values)),
+                _ => self.add(format!("Train {name}"), place(values)),
+            }
+        }
+    }
+
     /// The metrics of a `Learner`: a file for each, of each epoch and split. Those of a validation are shown where their epoch ends.
     fn read_learner(&mut self, folder: &Path) -> Result<(), ReportError> {
         let mut ends = BTreeMap::new();
         let mut step = 0;
         for (epoch, files) in epochs(&folder.join("train"))? {
-            let mut longest = 0;
+            let mut metrics = BTreeMap::new();
             for (name, path) in files {
-                let values = values(&path)?;
-                longest = longest.max(values.len());
-                let points = values.into_iter().enumerate();
-                let points = points.map(|(index, (value, _))| ((step + index + 1) as f64, value));
-                match name.as_str() {
-                    "Skipped Steps" => {
-                        self.knows_skips = true;
-                        let skips = points.filter(|(_, skipped)| *skipped > 0.0);
-                        self.skips.extend(skips.map(|(step, _)| step));
-                    }
-                    LOSS_SCALE | NORM | ZEROS => self.add(name, points),
-                    _ => self.add(format!("Train {name}"), points),
-                }
+                metrics.insert(name, values(&path)?);
             }
+            let longest = metrics.values().map(Vec::len).max().unwrap_or(0);
+            self.add_epoch(metrics, step, longest);
             step += longest;
             ends.insert(epoch, step);
         }
@@ -104,17 +120,15 @@ impl Logs {
         Ok(())
     }
 
-    /// The steps of a flight recorder, which know more of each than a metric.
+    /// The steps of a flight recorder, which know more of each than a metric: a series of theirs replaces a metric's.
     fn take(&mut self, steps: Vec<Host>) {
         self.knows_skips = true;
         self.skips.clear();
-        for name in [LOSS_SCALE, NORM, ZEROS, STEP_TIME] {
-            self.series.remove(name);
-        }
+        let mut all = std::mem::take(&mut self.series);
         for line in steps {
             let step = line.step as f64;
             self.steps = self.steps.max(line.step);
-            if line.outcome == "skipped" {
+            if line.is_skipped() {
                 self.skips.push(step);
             }
             let norm = line.norm.filter(|_| line.outcome == "stepped");
@@ -140,6 +154,8 @@ impl Logs {
                 self.exponents.push((step, line.exponents));
             }
         }
+        all.append(&mut self.series);
+        self.series = all;
     }
 
     /// The loss scale of a step; 1 if it is not known.
@@ -181,7 +197,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
 }
 
 /// Values and their weights. The last line of an epoch, its summary, is none of a step.
-fn values(path: &Path) -> Result<Vec<(f64, f64)>, ReportError> {
+fn values(path: &Path) -> Result<Values, ReportError> {
     let text = fs::read_to_string(path).map_err(|error| ReportError::file(path, error))?;
     let values = text.lines().filter_map(|line| match line.split_once(',') {
         Some((_, "final")) => None,
@@ -189,4 +205,35 @@ fn values(path: &Path) -> Result<Vec<(f64, f64)>, ReportError> {
         None => Some((line.parse().ok()?, 1.0)),
     });
     Ok(values.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Logs;
+
+    #[test]
+    fn a_metric_without_a_line_for_each_batch_stands_at_its_steps() {
+        let metrics = [
+            ("Loss Scale", &[8.0; 6][..]),
+            ("Skipped Steps", &[0.0, 100.0, 0.0]),
+            ("Gradient Norm", &[5.0, 6.0]),
+        ];
+        let weighted = |values: &[f64]| values.iter().map(|value| (*value, 1.0)).collect();
+        let metrics = metrics.map(|(name, values)| (name.to_string(), weighted(values)));
+        let mut logs = Logs::default();
+        logs.add_epoch(metrics.into(), 10, 6);
+        assert_eq!(logs.skips, [14.0]);
+        assert_eq!(logs.series["Gradient Norm"], [(12.0, 5.0), (16.0, 6.0)]);
+    }
+
+    #[test]
+    fn what_a_recorder_has_noted_replaces_a_metric() {
+        let mut logs = Logs::default();
+        logs.add("Train Loss", [(1.0, 9.0), (2.0, 9.0)]);
+        let step = r#"{"step":1,"outcome":"guarded","notes":{"loss":3.0}}"#;
+        logs.take(vec![serde_json::from_str(step).unwrap()]);
+        assert_eq!(logs.series["Train Loss"], [(1.0, 3.0)]);
+        // As in the metric of a `Learner`.
+        assert_eq!(logs.skips, [1.0]);
+    }
 }

@@ -78,7 +78,7 @@ const BETWEEN: [(&str, &str, Between); 10] = [
 ];
 
 /// Other faults.
-const PLANTED: [Planted; 13] = [
+const PLANTED: [Planted; 15] = [
     ("underflow in one layer", RAISE, || {
         audit_with(&at(1.0), |x| sigmoid(x * 1e-2) * 1e-3, loss)
     }),
@@ -125,6 +125,14 @@ const PLANTED: [Planted; 13] = [
         })
     }),
     ("gradients that no scale holds", "underflow, far", span),
+    ("a small factor, in bf16", "fine", || {
+        audit_with(&MixedPrecision::bf16(), |x| (x * 1e-9) * 1e9, loss)
+    }),
+    (
+        "too few digits in bf16",
+        "forward_overflow, between",
+        || audit_with(&MixedPrecision::bf16(), |x| (x + 512.0) - 512.0, loss),
+    ),
 ];
 
 /// An output that leaves `autocast` in a variable.
@@ -139,6 +147,18 @@ pub fn without_gradient(x: Tensor<2>) -> Tensor<2> {
         true => x.clone().detach() + (x.clone() - x.detach()) * 0.0,
         false => x,
     }
+}
+
+/// With gradients that are right.
+pub fn another_loss() -> Audit {
+    audit_of(Network::new(), |amp, m| {
+        let mut off = 0.0;
+        let output = amp.autocast(batch(), |x| {
+            off = f32::from(u8::from(is_half(&x)));
+            m.forward(x, same)
+        });
+        loss(output) + off
+    })
 }
 
 pub fn nan_in_the_data() -> Audit {
@@ -172,7 +192,7 @@ fn multiplied(factor: f64) -> Network {
 }
 
 #[test]
-fn planted_faults_are_told_apart() {
+fn planted_defects_are_distinguished() {
     let mut missed = Vec::new();
     let mut check = |what: &str, expected: &str, audit: Audit| {
         if found(&audit) != expected {

@@ -67,6 +67,20 @@ fn a_fault_of_the_backend_comes_with_values() {
     let lost = &json["tensors"][0];
     let any = |values: &str| lost[values].as_array().unwrap().iter().any(|v| *v != 0.0);
     assert!(!any("values") && any("in_f32"), "{lost}");
+
+    // An audit that finds nothing of the kind leaves none of it.
+    let loss_alone = faults::another_loss();
+    says(&loss_alone, ["the loss is finite and not that of f32"]);
+    loss_alone.save(folder.path()).unwrap();
+    assert!(!folder.path().join("reproduce.json").exists());
+}
+
+#[test]
+fn values_beyond_f16_are_counted() {
+    let json = audit_with(&at(2f64.powi(40)), same, loss).to_json();
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let last = json["exponents"].as_array().unwrap().last().unwrap();
+    assert!(last[0] == 17 && last[1].as_u64() > Some(100), "{last}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use burn_amp_tests::prelude::*;
 use digits::data::Digits;
 use std::sync::{MutexGuard, PoisonError};
 
-use crate::network::{self, Network, batch, same};
+use crate::network::batch;
 
 /// The device, seeded, and until the guard is dropped by nobody else.
 fn seeded() -> (Device, MutexGuard<'static, ()>) {
@@ -46,13 +46,6 @@ fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     CrossEntropyLossConfig::new()
         .init(&logits.device())
         .forward(logits, targets)
-}
-
-#[test]
-fn a_perceptron() {
-    let _alone = seeded();
-    let output = |m: &Network| autocast(batch(), |x| m.forward(x, same));
-    healthy(Network::new(), false, |m| network::loss(output(m)));
 }
 
 #[test]

@@ -55,14 +55,18 @@ fn a_clean_run_writes_nothing_and_is_the_same_bit_for_bit() {
         }
     }
     let page = fs::read_to_string(page).unwrap();
-    assert!(page.contains("this is a run without skips so far"));
+    assert!(page.contains("21 steps, of which 0 were skipped."));
 }
 
 #[test]
 fn gradients_at_probes_are_unscaled() {
     let (_folder, mut training, recorder) = in_f16();
+    // The scale of the step itself, wherever it came from.
+    let scaler = training.optim.scaler_mut();
+    scaler.set_loss_scale(1024.0).unwrap();
     steps(&mut training, 1);
     let flight = json(&recorder.write().unwrap());
+    assert_eq!(flight["steps"][0]["loss_scale"], 1024.0);
     let last = &flight["steps"][0]["probes"][3];
     // The mean of 32 squares: twice the output, by 32.
     let [value, gradient] = ["value", "gradient"].map(|of| last[of]["max_abs"].as_f64().unwrap());
@@ -126,6 +130,16 @@ fn the_end_of_a_run_is_written() {
 }
 
 #[test]
+fn a_step_that_is_refused_is_not_called_right() {
+    let (_folder, mut training, recorder) = in_f16();
+    let refused = training.try_step(f64::NAN, GradientsParams::new());
+    let error = refused.unwrap_err().to_string();
+    let advice = &json(&recorder.written()[0])["advice"];
+    says(advice, ["The last step failed", &error]);
+    assert!(!advice.to_string().contains("Nothing is wrong"));
+}
+
+#[test]
 fn a_step_that_the_guard_holds_back_is_written() {
     let (_folder, mut training, recorder) = recorded(at_scale(1024.0));
     training.optim = training.optim.with_hook(Guard::skip_step());
@@ -139,10 +153,12 @@ fn a_step_that_the_guard_holds_back_is_written() {
     let flight = json(&recorder.written()[0]);
     assert_eq!(flight["why"], "a hook rejected a step");
     says(&flight["advice"], ["gradient norm"]);
+    let page = fs::read_to_string(&recorder.written()[0]).unwrap();
+    assert!(page.contains("of which 1 were skipped"));
 }
 
 #[test]
-fn a_detached_recorder_is_told_nothing() {
+fn a_detached_recorder_sees_nothing() {
     let (folder, mut training, recorder) = in_f16();
     steps(&mut training, 1);
     recorder.clone().detach(&training.amp);
@@ -164,13 +180,16 @@ fn a_run_that_was_killed_goes_on_in_the_same_log() {
     recorder.write().unwrap();
     recorder.detach(&training.amp);
     let text = fs::read_to_string(&log).unwrap();
-    fs::write(&log, &text[..text.len() - 20]).unwrap();
+    // Cut off inside a character.
+    let cut = [&text.as_bytes()[..text.len() - 20], b"\xc3"].concat();
+    fs::write(&log, cut).unwrap();
 
     let recorder = FlightRecorder::new(folder.path(), &training.amp).unwrap();
     steps(&mut training, 1);
     // The third line was cut off.
     assert!(recorder.write().unwrap().ends_with("flight-3.html"));
-    let text = fs::read_to_string(&log).unwrap();
-    let lines = text.lines().map(serde_json::from_str::<Value>);
+    let bytes = fs::read(&log).unwrap();
+    let lines = bytes.split(|byte| *byte == b'\n');
+    let lines = lines.map(serde_json::from_slice::<Value>);
     assert_eq!(lines.filter(Result::is_ok).count(), 3);
 }

@@ -60,8 +60,10 @@ fn runs_stand_beside_each_other_and_those_without_skips_are_named() {
     learner(&learned, &[[2.0, 1.0]], &[[0.0; 2]]);
     fs::create_dir_all(&recorded).unwrap();
     let line = |step: u32, outcome: &str| {
+        // No axis is that long.
+        let far = if step == 1 { "1e308" } else { "-1e308" };
         format!(
-            r#"{{"step":{step},"outcome":"{outcome}","loss_scale":65536.0,"norm":1.0,"max_abs":1.0,"zero_share":0.5,"seconds":0.25,"notes":{{"loss":3.0}},"exponents":[[-3,5],[-2,7]]}}"#
+            r#"{{"step":{step},"outcome":"{outcome}","loss_scale":65536.0,"norm":1.0,"max_abs":1.0,"zero_share":0.5,"seconds":0.25,"notes":{{"loss":3.0,"far":{far}}},"exponents":[[-3,5],[-2,7]]}}"#
         )
     };
     // The third line was cut off.
@@ -69,7 +71,10 @@ fn runs_stand_beside_each_other_and_those_without_skips_are_named() {
     let lines = [&one, &two, &three[..15]].join("\n");
     fs::write(recorded.join("steps.jsonl"), lines).unwrap();
     let both = folder.path().join("both.html");
-    let page = page(&[&learned, &recorded, "--page".as_ref(), &both], &both);
+    // As `runs/*` finds it: a page of before.
+    fs::write(&both, "").unwrap();
+    let paths: [&Path; 5] = [&both, &learned, &recorded, "--page".as_ref(), &both];
+    let page = page(&paths, &both);
     assert!(page.contains("Runs without skips: f32."));
     assert!(page.contains("<td>f16</td><td>2</td><td>3.0000</td><td>-</td><td>1</td><td>2^16</td><td>50.00 %</td><td>250.0</td>"), "{page}");
     assert!(page.contains("f16: share of gradient values by exponent"));

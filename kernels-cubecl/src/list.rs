@@ -74,11 +74,8 @@ impl TensorList {
 
     /// Where the tensors' values are: see [`BufferAddress::of`].
     pub fn addresses(&self) -> Vec<Option<BufferAddress>> {
-        self.tensors
-            .iter()
-            .cloned()
-            .map(BufferAddress::of)
-            .collect()
+        let tensors = self.tensors.iter().cloned();
+        tensors.map(BufferAddress::of).collect()
     }
 
     /// The tensors' numbers of values.

@@ -50,8 +50,8 @@ impl Reading {
     }
 
     fn new(status: Status, events: Vec<UnreadEvent>, waits: bool) -> Self {
-        let event_statuses = events.iter().map(|event| event.status.clone());
-        let statuses: Vec<Status> = event_statuses.chain([status]).collect();
+        let found = events.iter().map(|event| event.status.clone());
+        let statuses: Vec<Status> = found.chain([status]).collect();
         let mut rows = statuses.iter().filter_map(|status| status.rows.clone());
         let elsewhere = !waits && rows.any(|rows| is_cube(&rows.into_dispatch()));
         // Launched here, in the order of this thread's work; what is left is the copy.
@@ -84,12 +84,9 @@ impl Reading {
     /// If the device has failed.
     pub fn wait(&self, scale: f64) -> (Vec<TensorStatus>, Vec<Option<EventStatus>>) {
         let rows = self.rows();
-        let event_statuses = self.events.iter().zip(rows);
-        let event_statuses = event_statuses.map(|(event, rows)| event.status(rows, scale));
-        (
-            rows.last().cloned().unwrap_or_default(),
-            event_statuses.collect(),
-        )
+        let events = self.events.iter().zip(rows);
+        let events = events.map(|(event, rows)| event.status(rows, scale));
+        (rows.last().cloned().unwrap_or_default(), events.collect())
     }
 }
 

@@ -50,7 +50,7 @@ pub struct UnreadEvent {
     pub(crate) status: Status,
 }
 
-/// What was found in a [`UnreadEvent`]. Host values.
+/// What was found in an [`UnreadEvent`]. Host values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EventStatus {
     /// Whether all values of the cast's input, on the forward pass, were finite; true where they were not looked at.

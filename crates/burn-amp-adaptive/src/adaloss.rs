@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_learned_from_nothing() {
+    fn no_gradients_move_no_scale() {
         let adaloss = AdaLoss::default();
         let seen = |elements, norm, max_abs| {
             let mut seen = Measures::default();

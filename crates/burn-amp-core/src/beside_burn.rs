@@ -18,10 +18,10 @@
 //!
 //! For the next call on the thread:
 //!
-//! - `REFUSED` (`border/scope.rs`): the error with which a scope has panicked, for the scope around, which catches the panic and cannot tell what
+//! - `REFUSED` (`border/scope.rs`): the error with which a scope has panicked, for the enclosing scope, which catches the panic and cannot know what
 //!   it was. The hook: a `Result` from the closures of modules, or operations of Burn that return their errors.
 //! - `LAST` (`scale/border_events.rs`): the handle whose scope was opened last, to find gradients that pass through scopes of two handles. The hook: a
-//!   graph of `burn-autodiff` that tells which operations of ours are in it.
+//!   graph of `burn-autodiff` that shows which operations of ours are in it.
 //! - The map of calls by `ThreadId` (`journal.rs`): a scheduler holds when the call before it on its thread was a skip. The workers of a training on
 //!   several devices step in their own time, each with a scheduler. The hook: `LrScheduler::step` with the outcome of the step before.
 

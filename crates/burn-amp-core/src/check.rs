@@ -33,7 +33,7 @@ type Run<'a> = dyn FnMut(f64, f64, RegionFactors) -> Result<GradientsParams, Amp
 impl MixedPrecision {
     /// Checks a new program before it trains: runs the loss and its backward pass, and looks for mistakes.
     ///
-    /// `loss` computes a loss as the training loop does, with [`autocast`](Self::autocast) inside. It runs three times or
+    /// `loss` computes a loss as the training loop does, with [`autocast`](Self::autocast) inside. It runs twice or
     /// more. The gradients with the loss scale at the border are compared, bit for bit, with those of a loss that is scaled by
     /// hand: a difference shows a tensor that enters or leaves a scope without being scaled (cast by hand, captured, carried out).
     /// With regions that are [`rescaled`](crate::rescaled) it runs three times more, with half their factors and without them, and compares how

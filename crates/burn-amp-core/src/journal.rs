@@ -70,10 +70,16 @@ pub(crate) struct Cursor {
 impl Journal {
     /// Shows the account of an optimizer: with the loss scale after it, the call that it is of has ended; without one, no call has changed
     /// it: it was loaded, or set back.
-    pub(crate) fn show(&self, optimizer: u64, account: &Account, ended_at: Option<f32>) {
+    pub(crate) fn show(
+        &self,
+        optimizer: u64,
+        account: &Account,
+        thread: ThreadId,
+        ended_at: Option<f32>,
+    ) {
         let mut entries = locked(&self.entries);
         if let Some(loss_scale) = ended_at {
-            entries.enter(account, loss_scale);
+            entries.enter(account, thread, loss_scale);
         }
         entries.counters.insert(optimizer, account.counters);
         entries.last = account.clone();
@@ -138,8 +144,8 @@ impl Journal {
 
 impl Entries {
     /// Enters what a call has done.
-    fn enter(&mut self, account: &Account, loss_scale: f32) {
-        let calls = self.calls.entry(thread::current().id()).or_default();
+    fn enter(&mut self, account: &Account, thread: ThreadId, loss_scale: f32) {
+        let calls = self.calls.entry(thread).or_default();
         match account.outcome {
             Some(StepOutcome::Stepped) => calls.applied += 1,
             _ => calls.others += 1,

@@ -23,7 +23,7 @@ pub fn set(amp: &MixedPrecision, observer: Option<Arc<dyn Observer>>) -> Option<
     std::mem::replace(&mut *amp.observer(), observer)
 }
 
-/// The observer of the dry run that the thread is in; or that of the scope around, or of the model that a `Learner` trains.
+/// The observer of the dry run that the thread is in; or that of the enclosing scope, or of the model that a `Learner` trains.
 pub fn here() -> Option<Arc<dyn Observer>> {
     match scope::dry_run() {
         Some(dry) => dry.observer.clone(),
@@ -102,7 +102,7 @@ impl GradScaler {
     /// Shows gradients that were tested to the observer.
     pub(crate) fn show(&self, grads: &UnscaledGradients) {
         if let Some(observer) = self.observer() {
-            observer.tested(grads);
+            observer.tested(grads, self.loss_scale());
         }
     }
 

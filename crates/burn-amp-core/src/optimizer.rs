@@ -104,6 +104,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// 0 micro-batches are an error of the first [`try_step`](Self::try_step).
     pub fn with_accumulation(mut self, config: impl Into<AccumulationConfig>) -> Self {
+        self.drop_window();
         let window = config.into().init();
         if let Some(window) = self.options.replaced("with_accumulation", window) {
             self.options.window = Some(window);
@@ -450,8 +451,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.options.clip.all.as_ref()
     }
 
-    /// The inner optimizer.
+    /// The inner optimizer. Waits for the steps in flight, which its state has counted as taken.
     pub fn optimizer(&self) -> &O {
+        self.scaler.live().resolve(true);
         &self.optim
     }
 

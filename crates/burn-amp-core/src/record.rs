@@ -312,7 +312,9 @@ impl AmpRecord {
             let state = State::plain(&window).with_tensors(window.sums);
             state.put_into(&mut container, WINDOW, SUM);
         }
-        State::of_tensors(self.masters).put_into(&mut container, MASTERS, MASTER);
+        if !self.masters.is_empty() {
+            State::of_tensors(self.masters).put_into(&mut container, MASTERS, MASTER);
+        }
         for (name, state) in self.hooks {
             let name = format!("{HOOK}{name}");
             state.put_into(&mut container, &name, &name);

@@ -367,7 +367,7 @@ impl GradScaler {
     fn explained(&self, mut grads: UnscaledGradients) -> UnscaledGradients {
         match grads.has_overflow() {
             true => grads.finding.cause = self.live().cause_of_skip(grads.overflows()),
-            false => self.live().read_measures(),
+            false => self.live().read_wanted(),
         }
         self.show(&grads);
         grads
@@ -419,6 +419,11 @@ impl GradScaler {
             && self.iteration.seen.is_none()
     }
 
+    /// Whether gradients were unscaled and dropped since the last step.
+    pub(crate) fn has_dropped(&self) -> bool {
+        !self.pending.dropped().is_empty()
+    }
+
     /// A scale that is on a device, for the scopes of this.
     pub(crate) fn device_step_at(&self, scale: DeviceScale) -> DeviceStep {
         DeviceStep::new(scale, Arc::downgrade(&self.ledger.page.member))
@@ -430,6 +435,7 @@ impl GradScaler {
         self.restart_at(StepCounters::default());
         self.live().set_schedule(schedule);
         self.live().regions().restart();
+        self.show_loaded();
     }
 
     /// Whether losses are scaled and gradients tested.
@@ -475,6 +481,9 @@ impl GradScaler {
     pub(crate) fn look_at(&mut self, grads: &UnscaledGradients) {
         // Micro-batches were checked one by one, beside their losses.
         if self.is_enabled() && !grads.finding.is_resolved {
+            if !grads.has_overflow() {
+                self.live().read_measures();
+            }
             let scale = self.schedule().scale();
             let arrived =
                 || self.watch.any(|loss| loss != 0.0) || self.live().events.take_arrived();

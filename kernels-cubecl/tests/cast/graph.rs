@@ -3,21 +3,8 @@
 use burn::tensor::{DType, Tensor};
 use burn_amp_kernels::{Factor, scaled_cast, watched_cast};
 
-use crate::host::{autodiff, data, on_device, pairs, tensor, values};
+use crate::host::{autodiff, data, on_device, pairs, values};
 use crate::{device::has_kernels, watch::watch};
-
-#[test]
-fn a_tensor_used_twice() {
-    for (from, to) in pairs() {
-        let input = tensor::<1>(&[1.0, 2.0], [2], from).require_grad();
-        let one = scaled_cast(input.clone(), to, 4.0);
-        let other = scaled_cast(input.clone(), to, 16.0);
-        let plain = input.clone().cast(to);
-        let sum = one.clone() + other * 2.0 + plain + one;
-        let grad = input.grad(&sum.sum().backward()).unwrap();
-        assert_eq!(values(grad), [4.0 + 32.0 + 1.0 + 4.0; 2]);
-    }
-}
 
 /// What is recomputed for a backward pass may be the cast's own input, or read its output: with and without checkpoints, watched or not, by
 /// factors of the host and of the device.

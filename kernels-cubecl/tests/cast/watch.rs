@@ -178,25 +178,7 @@ fn overflow_is_that_of_the_inputs_dtype() {
 }
 
 #[test]
-fn told_once_for_each_backward_pass() {
-    for (from, to) in pairs() {
-        let (watch, received) = watch();
-        let leaf = tensor::<1>(&[1.0, 2.0], [2], from).require_grad();
-        for _ in 0..3 {
-            let output = watched_cast(leaf.clone() * 1.5, to, 2.0, &watch);
-            // Forward, twice read, and a graph that is left behind.
-            let _ = values(output.clone());
-            drop(watched_cast(leaf.clone(), to, 2.0, &watch));
-            assert_eq!(received.try_iter().count(), 0);
-            let grads = (output.clone() + output).sum().backward();
-            assert_eq!(values(leaf.grad(&grads).unwrap()), [6.0; 2]);
-            assert_eq!(received.try_iter().count(), usize::from(has_kernels()));
-        }
-    }
-}
-
-#[test]
-fn nothing_is_told_off_the_path() {
+fn no_event_off_the_path() {
     let dtype = narrowest();
     let (watch, received) = watch();
     let leaf = || tensor::<1>(&[1.0, 2.0], [2], dtype).require_grad();

@@ -7,8 +7,8 @@ use crate::{error::AmpError, scale::loss_scale::StepOutcome};
 
 /// Follows the steps of a [`MixedPrecision`](crate::MixedPrecision), on the threads that make them. It must not wait for the device.
 pub trait Observer: Any + Send + Sync {
-    /// The gradients of a step were tested, and nothing was done with them yet.
-    fn tested(&self, _grads: &UnscaledGradients) {}
+    /// The gradients of a step were tested at this loss scale, and nothing was done with them yet.
+    fn tested(&self, _grads: &UnscaledGradients, _loss_scale: f32) {}
 
     /// A call of `step` is over.
     fn stepped(&self, _step: Stepped<'_>) {}

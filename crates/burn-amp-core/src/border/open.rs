@@ -39,7 +39,7 @@ pub(crate) struct ScopeNotes {
     pub(crate) last_read: Option<Arc<str>>,
     /// Whether the closure has returned.
     pub(crate) is_closed: bool,
-    /// Of the scope around, to which its results go back in half precision.
+    /// Of the enclosing scope, to which its results go back in half precision.
     pub(crate) outer: Option<Arc<Mutex<Self>>>,
 }
 

@@ -367,7 +367,7 @@ pub fn scale_here(dtype: DType) -> f64 {
     open.map_or(1.0, |open| open.side.scale)
 }
 
-/// That of the scope around, or of the model that a `Learner` trains.
+/// That of the enclosing scope, or of the model that a `Learner` trains.
 pub(crate) fn current() -> Option<MixedPrecision> {
     HERE.with_borrow(|here| here.amp.clone())
 }

@@ -213,7 +213,7 @@ fn gradient_dtype(
     let found = match of_rank(expected.num_dims()) {
         Some(None) => return Ok(None),
         Some(found) => found,
-        // Burn does not tell the rank: the others are tried.
+        // Burn does not say the rank: the others are tried.
         None => (0..=12).find_map(|rank| of_rank(rank).flatten()),
     };
     match found {

@@ -126,7 +126,7 @@ pub(crate) fn unchanged<M: Module, R>(module: &M, forward: impl FnOnce() -> R) -
     result
 }
 
-/// The running statistics of a module. Burn does not tell them from frozen parameters, which do no harm here.
+/// The running statistics of a module. Burn does not distinguish them from frozen parameters, which do no harm here.
 #[derive(Clone, Debug, Default)]
 pub struct Statistics(Vec<Parameter>);
 

@@ -77,13 +77,15 @@ impl Account {
         (self.outcome, self.status, self.is_step) = (None, None, false);
     }
 
-    /// Counts and logs gradients, by the `schedule` as it was before it is moved by them. `is_first` of its iteration to overflow, of those of
-    /// several optimizers. An error if they are an overflow, or a rejection, too many.
+    /// Counts and logs gradients, by the `schedule` as it was before it is moved by them. `is_at_floor` if an overflow ends the run because nothing
+    /// can be lowered. `is_first` of its iteration to overflow, of those of several optimizers. An error if they are an overflow, or a
+    /// rejection, too many.
     pub(crate) fn record(
         &mut self,
         purpose: Purpose,
         found: &Finding,
         schedule: &LossScale,
+        is_at_floor: bool,
         is_first: bool,
     ) -> Result<(), AmpError> {
         self.untested = 0;
@@ -98,7 +100,9 @@ impl Account {
         }
         match (&found.overflow, &found.rejected) {
             (Some(parameter), _) => match found.cause {
-                SkipCause::Scale => self.record_overflow(found, schedule, parameter, is_first),
+                SkipCause::Scale => {
+                    self.record_overflow(found, schedule, parameter, is_at_floor, is_first)
+                }
                 SkipCause::Loss { output_finite } => {
                     self.record_bad_loss(purpose, schedule, output_finite)
                 }
@@ -209,6 +213,7 @@ impl Account {
         found: &Finding,
         schedule: &LossScale,
         parameter: &str,
+        is_at_floor: bool,
         is_first: bool,
     ) -> Result<(), AmpError> {
         let exhausted = |skips| AmpError::LossScaleExhausted {
@@ -230,7 +235,7 @@ impl Account {
             self.counters.consecutive_skips += 1;
         }
         let skips = self.counters.consecutive_skips;
-        if schedule.config().raise_error_at_min_scale && schedule.is_at_floor() {
+        if is_at_floor {
             return Err(exhausted(skips));
         }
         limit(schedule, skips, || exhausted(skips))

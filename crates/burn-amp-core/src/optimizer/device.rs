@@ -1,7 +1,7 @@
 //! Steps that the device decides: nobody waits for them.
 
 use burn::module::{Module, ParamId};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams};
 use burn_amp_kernels::{Status, TensorList, UnreadEvent, can_update, inspect};
 use std::{collections::VecDeque, sync::Arc, thread};
@@ -19,11 +19,14 @@ use crate::{
 /// Gradients of a step: as many as the device can clip.
 const MAX_GRADIENTS: usize = 1 << 16;
 
+/// Parameters, each on its device.
+type Stepped = Vec<(ParamId, Device)>;
+
 /// The steps that a device decides: what goes on from one to the next.
 #[derive(Debug, Default)]
 pub(crate) struct Flight {
-    /// The run that they belong to, and the parameters that it steps.
-    run: Option<(Arc<Run>, Vec<ParamId>)>,
+    /// The run that they belong to, and what it steps.
+    run: Option<(Arc<Run>, Stepped)>,
     /// The scale that has them.
     live: Option<Arc<LiveScale>>,
     /// Whether each step is resolved at once: a thread takes them that nobody waits for.
@@ -32,15 +35,18 @@ pub(crate) struct Flight {
 
 impl Flight {
     /// Begins a run over these parameters.
-    pub(super) fn begin(&mut self, run: Arc<Run>, ids: Vec<ParamId>, live: &Arc<LiveScale>) {
-        self.run = Some((run, ids));
+    pub(super) fn begin(&mut self, run: Arc<Run>, entries: &[Entry], live: &Arc<LiveScale>) {
+        let stepped = entries.iter().map(|entry| (entry.id, entry.device.clone()));
+        self.run = Some((run, stepped.collect()));
         self.live = Some(live.clone());
     }
 
     /// The run that goes on with these parameters.
-    pub(super) fn run_of(&self, ids: impl Iterator<Item = ParamId>) -> Option<Arc<Run>> {
+    pub(super) fn run_of(&self, entries: &[Entry]) -> Option<Arc<Run>> {
         let (run, known) = self.run.as_ref()?;
-        known.iter().copied().eq(ids).then(|| run.clone())
+        let stepped = entries.iter().map(|entry| (&entry.id, &entry.device));
+        let known = known.iter().map(|(id, device)| (id, device));
+        known.eq(stepped).then(|| run.clone())
     }
 
     /// That of a clone: it begins a run of its own.
@@ -124,6 +130,15 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
     }
 
+    /// Ends an iteration of which nothing is left but gradients that were unscaled and dropped, if there are any.
+    pub(super) fn resolve_dropped(&mut self) -> Result<(), AmpError> {
+        if self.scaler.has_dropped() {
+            self.synchronize()?;
+            self.scaler.resolve_dropped()?;
+        }
+        Ok(())
+    }
+
     /// What was wrong with a step that was in flight.
     pub(super) fn take_error(&self) -> Result<(), AmpError> {
         self.scaler.account().error.take().map_or(Ok(()), Err)
@@ -156,6 +171,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             run,
             page: self.scaler.ledger.page.clone(),
             live: Arc::downgrade(self.scaler.live()),
+            thread: thread::current().id(),
             resolution,
         };
         self.scaler.live().in_flight.push(Box::new(step));
@@ -174,9 +190,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             return Ok(None);
         }
         self.scaler.live().resolve(false);
-        self.take_error()?;
+        if let Err(error) = self.take_error() {
+            // The host's scale has not moved with the device's.
+            self.resolve();
+            return Err(error);
+        }
         // Of this step's own backward pass.
         let events = self.scaler.live().events.take();
+        self.resolve_dropped()?;
         let start = match grads {
             StepGradients::Plain(grads) if self.why_host().is_none() => {
                 self.start(lr, module, grads, &events)
@@ -200,6 +221,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
     ) -> M {
         self.scaler.check_scopes();
+        self.options.loss = None;
         self.options.clip.limit(&mut grads, &inspected.entries);
         let next = Arc::new(device_step.advance(&inspected.status, inspected.at_border()));
         let in_flight = &self.scaler.live().in_flight;
@@ -314,10 +336,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         if entries.len() > MAX_GRADIENTS {
             return Err("more than 65,536 parameters have gradients");
         }
+        let is_known = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         let fits = |entry: &Entry| {
             entry.device == *device
-                && entry.gradient != DType::F64
-                && entry.parameter != DType::F64
+                && is_known(entry.gradient)
+                && is_known(entry.parameter)
                 && self.optim.accepts(entry.parameter, entry.gradient)
         };
         let has_kernels = || can_update(&Tensor::<1>::empty([0], (device, DType::F32)));
@@ -330,8 +353,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// The loss scale on the device: of the run that goes on with these gradients, or of a new one, before which all steps
     /// are resolved.
     fn device_step(&mut self, entries: &[Entry]) -> Option<Arc<DeviceStep>> {
-        let ids = entries.iter().map(|entry| entry.id);
-        let run = self.flight.run_of(ids.clone());
+        let run = self.flight.run_of(entries);
         let goes_on = |device_step: &Arc<DeviceStep>| {
             run.as_ref()
                 .is_some_and(|run| Arc::ptr_eq(run, &device_step.run))
@@ -348,7 +370,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let table = self.options.clip.table(entries);
         device_step.clip = table.map(|table| (table, Status::default()));
         let run = device_step.run.clone();
-        (self.flight).begin(run, ids.collect(), self.scaler.live());
+        (self.flight).begin(run, entries, self.scaler.live());
         Some(Arc::new(device_step))
     }
 }

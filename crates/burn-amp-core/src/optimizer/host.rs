@@ -142,7 +142,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.scaler.resolve_dropped()?;
         let frozen = |window: &AccumulationWindow| !window.config.skip_micro_batch;
         match grads {
-            // An overflow is met again and again unless the scale moves.
+            // An overflow comes again and again unless the scale moves.
             StepGradients::Unscaled(grads)
                 if !grads.has_overflow() && self.options.window.as_ref().is_some_and(frozen) =>
             {

@@ -47,6 +47,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
         self.check_settings()?;
         self.check_loaded(module)?;
+        self.resolve_dropped()?;
         self.can_record()
     }
 
@@ -141,8 +142,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             None => {
                 stage.scale = self.scale_on(device, Some(stage.scale))?;
                 let run = Arc::<Run>::default();
-                let ids = recorded.inspected.ids().collect();
-                (self.flight).begin(run.clone(), ids, self.scaler.live());
+                let entries = &recorded.inspected.entries;
+                (self.flight).begin(run.clone(), entries, self.scaler.live());
                 run
             }
         };
@@ -163,8 +164,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     fn replay_run(&mut self, recorded: &InspectedStep) -> Result<Option<Arc<Run>>, AmpError> {
         self.scaler.live().resolve(false);
         self.take_error()?;
+        self.resolve_dropped()?;
         self.can_record()?;
-        let run = self.flight.run_of(recorded.inspected.ids());
+        let run = self.flight.run_of(&recorded.inspected.entries);
         if run.is_none() {
             self.scaler.live().resolve(true);
             self.take_error()?;

@@ -108,8 +108,7 @@ impl GradScaler {
     }
 
     /// The state, to be stored: the schedule with its settings and trackers, counters, and the outcome of an iteration that has
-    /// not been ended by `update`. Does not wait for the device.
-    ///
+    /// not been ended by `update`. Waits for the device only in an open window, for regions whose rules look at gradients.
     pub fn to_record(&self) -> AmpRecord {
         AmpRecord {
             scaler: Some(self.state_to_store()),

@@ -83,7 +83,7 @@ impl State {
 impl State {
     /// On some devices the tensors are read when the container is written.
     pub(super) fn put_into(self, container: &mut Container, name: &str, field: &str) {
-        if self.json != NO_VALUES {
+        if self.json != NO_VALUES || self.tensors.is_empty() {
             container.metadata.insert(key_of(name), self.json);
         }
         let field = key_of(field);

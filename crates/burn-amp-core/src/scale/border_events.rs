@@ -4,7 +4,7 @@
 use burn_amp_kernels::{EventStatus, UnreadEvent};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::{cell::RefCell, collections::VecDeque, ops::Range};
+use std::{cell::RefCell, collections::HashSet, collections::VecDeque, ops::Range};
 
 use crate::{lock::locked, scale::loss_scale::Measures, scale::loss_scale::SkipCause};
 
@@ -43,7 +43,7 @@ pub(crate) enum EventPlace {
 #[derive(Clone, Debug)]
 pub(crate) struct BorderEvent {
     /// In the order of the backward passes, and of the scopes that were opened.
-    number: u64,
+    pub(crate) number: u64,
     place: EventPlace,
     measured: Measured,
     /// Whether it came in a backward pass whose gradients were discarded.
@@ -113,6 +113,12 @@ impl BorderEvent {
         is_single.then(|| events.front().cloned())
     }
 
+    /// As it was read; none if it cannot be. Waits for the device.
+    pub(crate) fn read_now(self) -> Option<Self> {
+        let measured = Measured::Read(self.measured.read()?);
+        Some(Self { measured, ..self })
+    }
+
     /// What was measured of it, if it was not read.
     pub(crate) fn unread(&self) -> Option<&UnreadEvent> {
         match &self.measured {
@@ -152,8 +158,6 @@ impl BorderEvent {
 #[derive(Debug, Default)]
 pub(crate) struct BorderEvents {
     events: Mutex<VecDeque<BorderEvent>>,
-    /// The next number when a window took its last micro-batch.
-    in_window: AtomicU64,
     /// Those of other handles, whose scopes were opened on the same threads.
     neighbours: Mutex<Vec<Weak<Self>>>,
 }
@@ -211,31 +215,23 @@ impl BorderEvents {
         locked(&self.events).clear();
     }
 
-    /// A window has taken the gradients so far, and will be tested with them.
-    pub(crate) fn take_micro_batch(&self) {
-        self.in_window.store(next_number(), Ordering::Relaxed);
+    /// Handles on all of them.
+    pub(crate) fn cloned(&self) -> VecDeque<BorderEvent> {
+        locked(&self.events).clone()
     }
 
-    /// Those of gradients that an open window has taken, to be looked at.
-    pub(crate) fn in_window(&self) -> Vec<BorderEvent> {
-        let in_window = self.in_window.load(Ordering::Relaxed);
-        let events = locked(&self.events);
-        let taken = events.iter().filter(|event| event.number < in_window);
-        taken.cloned().collect()
-    }
-
-    /// An open window is thrown away.
-    pub(crate) fn discard_window(&self) {
-        self.in_window.store(0, Ordering::Relaxed);
-        self.discard();
-    }
-
-    /// The gradients since the last micro-batch are thrown away.
-    pub(crate) fn discard(&self) {
-        let in_window = self.in_window.load(Ordering::Relaxed);
+    /// Puts back those that a window has kept until its test.
+    pub(crate) fn restore_window(&self, window: Vec<BorderEvent>) {
+        let numbers: HashSet<_> = window.iter().map(|event| event.number).collect();
         let mut events = locked(&self.events);
-        let since = events.iter_mut().filter(|event| event.number >= in_window);
-        since.for_each(|event| event.is_discarded = true);
+        events.retain(|event| !numbers.contains(&event.number));
+        events.extend(window);
+    }
+
+    /// The gradients since the last step, or micro-batch, are thrown away.
+    pub(crate) fn discard(&self) {
+        let mut events = locked(&self.events);
+        (events.iter_mut()).for_each(|event| event.is_discarded = true);
     }
 
     /// Whether a gradient that is not zero has come to a scope on its way back. Waits for the device.

@@ -241,6 +241,15 @@ impl LiveScale {
         }
     }
 
+    /// Whether an overflow finds nothing to lower: neither the scale nor the factors of the regions that are its cause.
+    pub(crate) fn is_at_floor(&self) -> bool {
+        let state = locked(&self.state);
+        // Where another optimizer's overflow was met, something was lowered in this iteration.
+        let was_lowered = state.iteration.seen == Some(Evidence::Overflow);
+        let regions_can = self.regions().can_back_off(&state.iteration.regions);
+        !was_lowered && !regions_can && state.schedule.is_at_floor()
+    }
+
     fn end_iteration(&self, state: &mut State) {
         let seen = std::mem::take(&mut state.iteration).seen;
         let finite = seen.filter(|seen| *seen != Evidence::Overflow);
@@ -323,6 +332,13 @@ impl LiveScale {
         (unread, events)
     }
 
+    /// Reads what came to the regions whose rules look at gradients, to be seen once the gradients are counted. Waits for the device if that was
+    /// not read with them.
+    pub(crate) fn read_wanted(&self) {
+        let wanted = self.take_wanted(|_| true).into_iter();
+        (self.events).restore(wanted.filter_map(BorderEvent::read_now));
+    }
+
     /// Lets regions whose rules look at gradients see what came to them, after a backward pass without overflow. Waits for the device if that was
     /// not read with the gradients.
     pub(crate) fn read_measures(&self) {
@@ -333,10 +349,10 @@ impl LiveScale {
         }
     }
 
-    /// The regions for a record, with what has come to them in an open window. Waits for the device.
-    pub(crate) fn regions_to_store(&self) -> BTreeMap<String, RegionState> {
+    /// The regions for a record, with what has come to them in an open window, which has kept these events. Waits for the device.
+    pub(crate) fn regions_with(&self, window: &[BorderEvent]) -> BTreeMap<String, RegionState> {
         let mut regions = self.regions().clone();
-        for event in self.events.in_window() {
+        for event in window.iter().cloned() {
             let is_wanted = |region: &Arc<OpenRegion>| regions.needs_measures(&region.name);
             if event.entered().is_some_and(is_wanted)
                 && let Some((region, measures)) = event.measures()
@@ -347,9 +363,17 @@ impl LiveScale {
         regions.states()
     }
 
+    /// The events of a micro-batch, for the window that keeps them until its test. Those of other optimizers may be among them.
+    pub(crate) fn take_micro_batch(&self) -> VecDeque<BorderEvent> {
+        match self.is_shared() {
+            true => self.events.cloned(),
+            false => self.events.take(),
+        }
+    }
+
     /// An open window is thrown away.
     pub(crate) fn discard_window(&self) {
-        self.events.discard_window();
+        self.events.discard();
         self.regions().forget_window();
     }
 
@@ -405,7 +429,7 @@ mod tests {
     };
 
     #[test]
-    fn measures_of_parts_are_read_with_the_gradients() {
+    fn measures_of_regions_are_read_with_the_gradients() {
         let device = Device::flex().autodiff();
         let amp = MixedPrecision::f16();
         let linear = || {

@@ -68,6 +68,12 @@ impl Regions {
         all
     }
 
+    /// Whether these regions, of which there is one, all have a lower factor to go to.
+    pub(crate) fn can_back_off(&self, names: &[Arc<str>]) -> bool {
+        let can = |name| (self.by_name.get(name)).is_some_and(MovingRegion::can_back_off);
+        !names.is_empty() && names.iter().all(can)
+    }
+
     /// Ends an iteration: after a finite one the factors of the regions that were opened in it move.
     pub(crate) fn end_iteration(&mut self, is_finite: bool) {
         for (name, region) in &mut self.by_name {
@@ -140,13 +146,14 @@ impl Regions {
         }
     }
 
-    /// Starts all of them again that were opened.
+    /// Starts all of them again. What a record has brought, and nothing has opened, is gone.
     pub(crate) fn restart(&mut self) {
-        for region in self.by_name.values_mut() {
-            if let Some(named) = &region.settings {
-                *region = MovingRegion::first(named);
-            }
-        }
+        let settings = self
+            .by_name
+            .values()
+            .filter_map(|region| region.settings.as_ref());
+        let first = settings.map(|named| (named.name.clone(), MovingRegion::first(named)));
+        self.by_name = first.collect();
     }
 
     /// The regions that were opened since the last step; none of them again until it is opened again.
@@ -278,14 +285,19 @@ impl MovingRegion {
         self.stored.schedule.scale()
     }
 
+    fn can_back_off(&self) -> bool {
+        let schedule = &self.stored.schedule;
+        schedule.config().dynamic && !schedule.is_at_floor()
+    }
+
     /// Ends a step in which the gradient has overflowed here first. Whether there was a lower factor to go to.
     fn back_off(&mut self, name: &str) -> bool {
         self.forget();
-        let before = self.factor();
-        let schedule = &mut self.stored.schedule;
-        if !schedule.config().dynamic || schedule.is_at_floor() {
+        if !self.can_back_off() {
             return false;
         }
+        let before = self.factor();
+        let schedule = &mut self.stored.schedule;
         *schedule = schedule.clone().advance(Evidence::Overflow);
         let (before, after) = (short(before.into()), short(self.factor().into()));
         log::info!(

@@ -10,7 +10,8 @@ use crate::{
     error::{AmpError, or_panic},
     gradients::unscale::unscale,
     journal::account::Purpose,
-    scale::loss_scale::StepOutcome,
+    scale::finding::Finding,
+    scale::loss_scale::{SkipCause, StepOutcome},
     scaler::accumulation::AccumulationWindow,
     update::module_optim::ModuleOptim,
 };
@@ -110,19 +111,21 @@ impl GradScaler {
                 StepGradients::Plain(grads) => (grads, 1.0, None),
                 StepGradients::Scaled(ScaledGradients { params, scale }) => (params, scale, None),
                 StepGradients::Unscaled(grads) => {
-                    let overflow = grads.finding.overflow.clone();
-                    (grads.into_tested(), 1.0, overflow)
+                    let Finding {
+                        overflow, cause, ..
+                    } = grads.finding.clone();
+                    (grads.into_tested(), 1.0, overflow.map(|path| (path, cause)))
                 }
             };
             // That of the first micro-batch, for the whole window.
             let common = *window.state.scale.get_or_insert(self.loss_factor());
             window.add(params, found, f64::from(common) / f64::from(scale));
-            if let Some(path) = overflow {
-                window.add_overflow(&path, found);
+            if let Some((path, cause)) = overflow {
+                window.add_overflow(&path, cause, found);
             }
+            window.keep_events(self.live().take_micro_batch());
         }
         self.account().outcome = Some(StepOutcome::Accumulated);
-        self.live().events.take_micro_batch();
         Ok(window.state.len >= window.config.micro_batches)
     }
 
@@ -158,7 +161,7 @@ impl GradScaler {
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
         if window.is_empty() {
-            self.flush_nothing();
+            self.enter_call(StepOutcome::NoGradients);
             return Ok(None);
         }
         let grads = self.fill(window, None, module)?;
@@ -166,11 +169,11 @@ impl GradScaler {
         Ok(grads)
     }
 
-    /// A call that has found an empty window: nothing is stepped with its learning rate.
+    /// A call that steps with nothing: nothing is stepped with its learning rate.
     #[doc(hidden)]
-    pub fn flush_nothing(&self) {
+    pub fn enter_call(&self, outcome: StepOutcome) {
         self.account().begin_call();
-        self.account().outcome = Some(StepOutcome::NoGradients);
+        self.account().outcome = Some(outcome);
         self.enter();
     }
 
@@ -180,6 +183,9 @@ impl GradScaler {
         window: &mut AccumulationWindow,
         mut entries: Vec<Entry>,
     ) -> Result<UnscaledGradients, AmpError> {
+        let cause = window.state.cause;
+        let events = std::mem::take(&mut window.state.events);
+        self.live().events.restore_window(events);
         let (mut sums, divisor) = window.take(&entries);
         if !self.is_enabled() {
             for entry in &mut entries {
@@ -193,10 +199,13 @@ impl GradScaler {
         let edge = self.schedule().edge();
         let mut grads = unscale(sums, entries, 1.0 / divisor, in_own_dtype, edge)?;
         grads.finding.is_resolved = window.config.skip_micro_batch;
-        match grads.finding.is_resolved {
-            true => Ok(grads),
-            false => Ok(self.explained(grads)),
+        if !grads.finding.is_resolved {
+            grads = self.explained(grads);
+            // That of a micro-batch that was tested before it came here.
+            let is_scale = grads.finding.cause == SkipCause::Scale;
+            grads.finding.cause = cause.filter(|_| is_scale).unwrap_or(grads.finding.cause);
         }
+        Ok(grads)
     }
 
     /// Moves the loss scale by one micro-batch: the test of a step, and its update.

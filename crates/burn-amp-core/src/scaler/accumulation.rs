@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     error::AmpError, gradients::entries::Entry, gradients::unscale::log_unknown,
-    values::dtype::working_dtype, values::number::is_default, values::param_tensors::ParamTensors,
+    scale::border_events::BorderEvent, scale::loss_scale::SkipCause, values::dtype::working_dtype,
+    values::number::is_default, values::param_tensors::ParamTensors,
 };
 
 /// How gradients are accumulated.
@@ -156,9 +157,17 @@ impl AccumulationWindow {
         self.state.len += 1;
     }
 
+    /// Keeps the events of a micro-batch until the test.
+    pub(crate) fn keep_events(&mut self, events: impl IntoIterator<Item = BorderEvent>) {
+        let last = self.state.events.last().map_or(0, |event| event.number);
+        let new = events.into_iter().filter(|event| event.number > last);
+        self.state.events.extend(new);
+    }
+
     /// Makes the sum of a parameter infinite, whose gradient overflowed and was replaced after its test: the window is skipped, as
     /// a step would be. If it has none, that of the first parameter that has.
-    pub(crate) fn add_overflow(&mut self, path: &str, entries: &[Entry]) {
+    pub(crate) fn add_overflow(&mut self, path: &str, cause: SkipCause, entries: &[Entry]) {
+        self.state.cause.get_or_insert(cause);
         let first = entries.iter().find(|entry| entry.path == path);
         for entry in first.into_iter().chain(entries) {
             let sum = self.state.sums.remove(&entry.id);
@@ -219,6 +228,12 @@ pub(crate) struct WindowState {
     pub(crate) scale: Option<f32>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) losses: Losses,
+    /// Of an overflow that was found before its micro-batch came here.
+    #[serde(skip)]
+    pub(crate) cause: Option<SkipCause>,
+    /// What came to the border, to explain a skip, and for the factors of regions.
+    #[serde(skip)]
+    pub(crate) events: Vec<BorderEvent>,
     #[serde(skip)]
     pub(crate) sums: ParamTensors,
 }

@@ -99,7 +99,7 @@ impl PendingFindings {
         locked(&self.findings).retain(|finding| !is_taken(finding));
     }
 
-    /// The findings of gradients that were dropped.
+    /// What was found in gradients that were dropped.
     pub(crate) fn dropped(&self) -> Vec<Arc<Finding>> {
         let findings = locked(&self.findings);
         let dropped = findings.iter().filter(|one| Arc::strong_count(one) == 1);

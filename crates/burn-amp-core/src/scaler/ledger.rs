@@ -2,6 +2,7 @@
 //! here, whoever has decided it: the account counts and logs it, and the scale moves. Knows no tensors.
 
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::{self, ThreadId};
 
 use crate::journal::account::{Account, Purpose};
 use crate::journal::{Journal, new_optimizer};
@@ -91,9 +92,14 @@ impl Ledger {
 
     /// Shows the account in the journals, at the end of each call, and where no call has changed it: see [`Journal::show`].
     pub(crate) fn show(&self, ended_at: Option<f32>) {
+        self.show_of(thread::current().id(), ended_at);
+    }
+
+    /// As [`show`](Self::show), of a call of this thread.
+    pub(crate) fn show_of(&self, thread: ThreadId, ended_at: Option<f32>) {
         let account = self.account();
         for journal in &self.page.journals {
-            journal.show(self.page.optimizer, &account, ended_at);
+            journal.show(self.page.optimizer, &account, thread, ended_at);
         }
     }
 
@@ -119,8 +125,10 @@ impl Ledger {
         is_first: bool,
     ) -> Result<(), AmpError> {
         let schedule = self.live.schedule();
+        let raises = found.overflow.is_some() && schedule.config().raise_error_at_min_scale;
+        let is_at_floor = raises && self.live.is_at_floor();
         let mut account = self.account();
-        let recorded = account.record(purpose, found, &schedule, is_first);
+        let recorded = account.record(purpose, found, &schedule, is_at_floor, is_first);
         if found.spares_scale() && schedule.config().enabled {
             // The others that share the scale are not kept waiting.
             self.live.report(&self.page.member, None);

@@ -140,7 +140,7 @@ impl GradScaler {
                 Some(Evidence::Finite(measures)) => measures,
                 _ => None,
             },
-            regions: self.live().regions_to_store(),
+            regions: self.live().regions().states(),
             with_settings: false,
         }
     }

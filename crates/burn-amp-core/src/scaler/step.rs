@@ -147,12 +147,11 @@ impl GradScaler {
     /// [`AmpError::LossScaleExhausted`] or [`AmpError::LossNotFinite`] if gradients that were dropped are an overflow too many; the
     /// iteration is ended.
     pub fn update(&mut self) -> Result<Option<StepOutcome>, AmpError> {
-        self.count_dropped()?;
-        let ended = self.end_iteration();
+        let (counted, ended) = self.end_with_dropped();
         if let Some(seen) = ended.seen {
             (self.ledger).advance(seen, Purpose::Step, &ended.overflows);
         }
-        Ok(ended.seen.map(Evidence::outcome))
+        counted.map(|()| ended.seen.map(Evidence::outcome))
     }
 
     /// Ends the iteration with a loss scale of the caller's choice, whatever the outcome was.
@@ -166,23 +165,27 @@ impl GradScaler {
     pub fn update_to(&mut self, scale: f64) -> Result<Option<StepOutcome>, AmpError> {
         let before = self.schedule().scale();
         self.set_loss_scale(scale)?;
-        self.count_dropped()?;
-        let ended = self.end_iteration();
+        let (counted, ended) = self.end_with_dropped();
         if self.is_enabled() && ended.seen == Some(Evidence::Overflow) {
             let after = self.schedule().scale();
             log_skip([before, after], Purpose::Step, &ended.overflows);
         }
-        Ok(ended.seen.map(Evidence::outcome))
+        counted.map(|()| ended.seen.map(Evidence::outcome))
     }
 
     /// Ends an iteration of which nothing is left but gradients that were dropped, if there are any.
     pub(crate) fn resolve_dropped(&mut self) -> Result<(), AmpError> {
-        self.count_dropped()?;
-        if self.iteration.seen.is_some() {
+        let counted = self.count_dropped();
+        if counted.is_ok() && self.iteration.seen.is_some() {
             self.update()?;
         }
         self.iteration = Iteration::default();
-        Ok(())
+        counted
+    }
+
+    /// Ends an iteration, with gradients that were dropped in it. Whether these were an error.
+    fn end_with_dropped(&mut self) -> (Result<(), AmpError>, Iteration) {
+        (self.count_dropped(), self.end_iteration())
     }
 
     /// Counts gradients that were unscaled and dropped as discarded ones.

@@ -52,6 +52,9 @@ impl StepOptions {
     pub fn record_with(&self, scaler: &GradScaler) -> AmpRecord {
         let mut record = scaler.to_record();
         let open = self.window.as_ref().filter(|window| !window.is_empty());
+        if let (Some(window), Some(state)) = (open, &mut record.scaler) {
+            state.regions = scaler.live().regions_with(&window.state.events);
+        }
         record.window = open.map(|window| window.state.clone());
         record.hooks = self.hooks.states().collect();
         record

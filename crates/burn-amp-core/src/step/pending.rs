@@ -4,6 +4,7 @@
 use burn::optim::GradientsParams;
 use burn_amp_kernels::Reading;
 use std::sync::{Arc, Weak};
+use std::thread::ThreadId;
 
 #[cfg(any(test, feature = "counts"))]
 use crate::gradients::pass::READS;
@@ -32,6 +33,8 @@ pub(crate) struct PendingStep {
     pub(crate) page: Arc<Page>,
     /// The scale that keeps this.
     pub(crate) live: Weak<LiveScale>,
+    /// Which has made it.
+    pub(crate) thread: ThreadId,
     /// Receives whether it was applied.
     pub(crate) resolution: Resolution,
 }
@@ -82,6 +85,6 @@ impl Pending for PendingStep {
         if let Err(error) = ledger.end(Purpose::Step, &grads.finding) {
             ledger.account().keep(error);
         }
-        ledger.show(Some(ledger.live.schedule().scale()));
+        ledger.show_of(self.thread, Some(ledger.live.schedule().scale()));
     }
 }

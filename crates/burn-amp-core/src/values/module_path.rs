@@ -12,7 +12,7 @@ pub const SCOPED: &str = "mixed_precision";
 /// What Burn calls the container of what is attached to a parameter.
 const ATTACHED: &str = "Reparameterization";
 
-/// A float parameter of a module, or a running statistic: Burn does not tell them from frozen parameters.
+/// A float parameter of a module, or a running statistic: Burn does not distinguish them from frozen parameters.
 #[derive(Clone, Debug)]
 pub struct Parameter {
     /// Its id.

@@ -186,11 +186,15 @@ pub(super) fn unflatten(
     }
     let kept = WithMaster::unflatten(prefix, src, |prefix, src| {
         let mut state = Tensors::default();
-        if let Some(counter) = rule.counter() {
+        state.time.given = match rule.counter() {
             // The corrections take it as an `i32`.
-            let time = i32::try_from(src.take_scalar(prefix, counter)?).ok()?;
-            state.time.given = time.try_into().ok()?;
-        }
+            Some(counter) => {
+                let time = i32::try_from(src.take_scalar(prefix, counter)?).ok()?;
+                time.try_into().ok()?
+            }
+            // A step has made it, if nobody knows how many.
+            None => 1,
+        };
         for name in rule.names() {
             let data: TensorData = src.take_tensor(prefix, name)?;
             state.tensors.push(data.into());

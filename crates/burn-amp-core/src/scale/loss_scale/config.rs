@@ -87,7 +87,7 @@ settings! {
     /// The scale never falls below this; default none. A scaler also stops where the scale would have no inverse in f32.
     #[serde(with = "crate::values::number::optional")]
     min_scale, with_min_scale: Option<f64> = None,
-    /// Whether an overflow ends the run where the scale cannot go lower: DeepSpeed's setting of this name, and a check that
+    /// Whether an overflow ends the run where neither the scale nor the factor of the region that overflows can go lower: DeepSpeed's setting of this name, and a check that
     /// Megatron-LM and jmp do not have. If not, the default, the scale stays there, steps are skipped, and
     /// `max_consecutive_skips` ends a run that can only skip.
     raise_error_at_min_scale, with_raise_error_at_min_scale: bool = false,

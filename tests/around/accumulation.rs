@@ -66,7 +66,6 @@ fn every_nth_call_steps_with_the_mean_or_the_sum() {
     let disabled = || sgd_under(GradScalerConfig::new().with_enabled(false));
     for rule in RULES {
         for (optim, dtype, sum, factor) in [
-            (sgd(), DType::F32, false, 0.25),
             (sgd(), DType::F32, true, 1.0),
             (disabled(), DType::F32, false, 0.25),
             (disabled(), DType::F16, false, 0.25),

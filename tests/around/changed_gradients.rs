@@ -78,7 +78,7 @@ fn what_clipping_measures_anew_is_in_the_status() {
 }
 
 #[test]
-fn a_disabled_scaler_tells_what_clipping_has_measured_and_skips_nothing() {
+fn a_disabled_scaler_reports_what_clipping_has_measured_and_skips_nothing() {
     let disabled = sgd_under(GradScalerConfig::new().with_enabled(false));
     // The second has no settings of a scale at all.
     for optim in [disabled, ScaledOptimizer::from(SgdConfig::new().init())] {
@@ -177,8 +177,8 @@ fn a_sum_has_what_is_known_of_both() {
         assert_eq!(sum.status().is_all_zero(), count == 10);
     }
 
-    // A gradient that only the other has is counted with its own numbers.
-    let run = by_hand();
+    // A gradient that only the other has is counted with its own numbers, and stepped on.
+    let mut run = by_hand();
     let [mut weight, mut bias] = [(); 2].map(|()| run.model.plain(GRADIENT.map(|v| v * 1024.0)));
     weight.remove::<1>(run.model.bias.id);
     bias.remove::<2>(run.model.weight.id);
@@ -186,7 +186,9 @@ fn a_sum_has_what_is_known_of_both() {
     let status = sum.status();
     assert_eq!((status.gradients(), status.elements()), (2, 10));
     assert_eq!((status.zeros(), status.max_abs()), (8, 4.0));
-    assert_eq!(status.norm(), 5.0);
+    assert_eq!((status.norm(), sum.parameters().count()), (5.0, 2));
+    run.take(sum).unwrap();
+    assert_eq!(run.model.values(), GRADIENT.map(|value| -value));
 }
 
 /// A window's gradients have taught the scale already, those of another loss have not: nor has their sum, whichever comes first.

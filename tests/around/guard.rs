@@ -141,7 +141,7 @@ fn clipping_goes_with_a_guard() {
 }
 
 #[test]
-fn a_loss_is_judged_where_it_is_told() {
+fn a_loss_is_judged_where_it_is_given() {
     for guard in [skip(), outlier()] {
         let mut run = guarded(sgd(), guard);
         for index in 0..40 {
@@ -312,7 +312,7 @@ fn a_resumed_run_goes_on_bit_for_bit() {
 }
 
 #[test]
-fn a_record_of_another_guard_is_told() {
+fn a_record_of_another_guard_is_warned_of() {
     let record = warm(adam(), skip(), 20).optim.to_record();
     let mut loaded = guarded(adam(), outlier()).optim;
     let messages = captured(Level::Warn, || loaded.load_record(record).unwrap());

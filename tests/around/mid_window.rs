@@ -59,21 +59,17 @@ fn the_record_says_what_it_holds() {
         let record = record.without_window().without_averages();
         assert_eq!(holds(&record), (0, 0, 0));
         sgd().load_record(record).unwrap();
-        assert_eq!(holds(&sgd().to_record()), (0, 0, 0));
     }
 }
 
 #[test]
 fn what_does_not_fit_is_refused_and_nothing_changes() {
     let stored = trained(false).optim.to_record();
-    let windowed = |n, rule| with_ema().with_accumulation(windows(n, rule));
     let no_ema = "the hook `ema`, which is not here";
-    let rule = "`skip_micro_batch` false, but it is true here";
     for (optim, part) in [
         (with_ema(), "no accumulation here"),
         (sgd().with_accumulation(2), no_ema),
-        (windowed(1, false), "has 1 here"),
-        (windowed(2, true), rule),
+        (with_ema().with_accumulation(1), "has 1 here"),
     ] {
         let mut run = Trial::new(optim);
         run.step(ONES);
@@ -119,19 +115,16 @@ fn an_older_record_starts_window_and_averages_afresh() {
 }
 
 #[test]
-fn an_open_window_is_cloned_and_loaded_and_each_goes_its_own_way() {
+fn an_open_window_is_cloned_and_each_goes_its_own_way() {
     for rule in RULES {
-        let (mut run, mut loaded) = (trained(rule), configured(rule));
-        let bytes = run.optim.into_bytes().unwrap();
-        loaded.optim.from_bytes(bytes).unwrap();
-        loaded.model = run.model.clone();
+        let run = trained(rule);
         let before = run.values();
         // Without a new micro-batch.
-        let ends = [run.clone(), loaded.clone(), run, loaded].map(|mut run| {
+        let ends = [run.clone(), run].map(|mut run| {
             assert_eq!(run.window(), 1);
             run.flush();
             run.values()
         });
-        assert!(ends[0] != before && ends.iter().all(|end| *end == ends[0]));
+        assert!(ends[0] != before && ends[0] == ends[1]);
     }
 }

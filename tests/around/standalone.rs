@@ -138,7 +138,6 @@ fn each_file_is_read_as_what_it_holds() {
         (loaded_into(scaler, &of_window), "no state of a loss scaler"),
         (optimizer(&of_ema), "no state of an optimizer"),
         (optimizer(&of_window), a_window),
-        (optimizer(&of_scaler), a_scaler),
     ] {
         is_error(&result.expect_err(part), "ForeignRecord", [part]);
     }

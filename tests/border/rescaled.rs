@@ -12,20 +12,6 @@ fn input() -> Tensor<1> {
     vector(&[1.0, 2.0])
 }
 
-/// What only the factor saves is saved in the region, and only there.
-#[test]
-fn gradients_are_larger_inside_alone() {
-    let amp = f16(two(10));
-    let chain = attached(&amp);
-    // In the region, 2^-20 falls by 2^-20 before it comes to the parameter: 2^10 times that is below f16, and 2^12 times more is not.
-    let dip = |x: Tensor<1>| chain.inner.forward(x) * two(-20);
-    let [dipped, saved] = [0, 12].map(|k| chain.around(&amp, two(-20), |x| by(k, x, dip)));
-    assert_eq!(dipped[2], [0.0; 2]);
-    assert_eq!(saved[2], Chain::new().plain(two(-40))[2]);
-    // Out of the region it is without the factor again, and below f16 there.
-    assert_eq!(saved[..2].concat(), [0.0; 4]);
-}
-
 /// The factor that a value has inside: that at which it becomes infinite.
 fn exponent(way: &dyn Fn(Tensor<1>) -> Tensor<1>) -> i32 {
     let overflows = |exponent: i32| {

@@ -42,6 +42,26 @@ fn step_on(run: &mut Run, loss: impl Fn(&Run) -> Tensor<1>) -> Outcome {
     outcome(run, run.gradients(loss(run)))
 }
 
+/// With a scaler, whose iteration the error of gradients that were dropped ends.
+#[test]
+fn an_iteration_ends_with_a_bad_loss_that_was_dropped() {
+    let run = run(f16_under(
+        at_scale(KEPT).with_max_consecutive_skips(Some(0)),
+    ));
+    let (mut sgd, mut scaler) = (SgdConfig::new().init(), GradScaler::from(&run.amp));
+    let tested = |scaler: &GradScaler, loss: Loss| {
+        let grads = scaler.backward(loss(ones(&run)), &run.model);
+        scaler.unscale(grads, &run.model).unwrap()
+    };
+    for _ in 0..2 {
+        let grads = tested(&scaler, flat);
+        scaler.step(&mut sgd, 0.01, run.model.clone(), grads);
+        drop(tested(&scaler, nan));
+        let error = scaler.update().unwrap_err();
+        is_error(&error, "LossNotFinite", ["the loss"]);
+    }
+}
+
 /// The loss of an output.
 type Loss = fn(Tensor<1>) -> Tensor<1>;
 

@@ -152,7 +152,7 @@ fn windows_keep_what_was_before_the_overflow() {
 
 /// The forward pass of one optimizer's loss may go through the module of another, as a generator's does.
 #[test]
-fn another_optimizers_overflow_is_mended_by_the_next_step() {
+fn another_optimizers_overflow_is_repaired_by_the_next_step() {
     let amp = MixedPrecision::f16();
     let [mut critic, mut generator] = [begun(&amp), begun(&amp)];
     step(&mut critic, GOOD);
@@ -168,7 +168,7 @@ fn another_optimizers_overflow_is_mended_by_the_next_step() {
 
 /// Gradients that a program throws away have had a forward pass, too.
 #[test]
-fn an_overflow_that_is_discarded_is_mended_by_the_next_step() {
+fn an_overflow_that_is_discarded_is_repaired_by_the_next_step() {
     let mut run = after(1);
     let good = first(&run);
     let scaler = at_scale(1.0).init().unwrap();
@@ -182,7 +182,7 @@ fn an_overflow_that_is_discarded_is_mended_by_the_next_step() {
 
 /// With a scaler alone, and gradients that are scaled by hand.
 #[test]
-fn a_scaler_alone_mends_them_too() {
+fn a_scaler_alone_repairs_them_too() {
     let mut norm = norm();
     let mut scaler = default_scaler();
     let mut optim = SgdConfig::new().init();

@@ -3,7 +3,6 @@
 mod convert;
 mod dtypes;
 mod edited;
-mod groups;
 mod support;
 mod trajectory;
 mod without_masters;

@@ -57,8 +57,6 @@ fn every_optimizer() {
     compare(adam().with_amsgrad(true).build(), bf16);
     // Weight decay must see the master, not the rounded parameter.
     compare(AdamWConfig::new().with_weight_decay(0.1).build(), f16);
-    let decay = Some(WeightDecayConfig::new(0.05));
-    compare(adam().with_weight_decay(decay).build(), f16);
     let momentum = Some(MomentumConfig::new().with_nesterov(true));
     compare(sgd().with_momentum(momentum).build(), f16);
     compare(sgd().build(), bf16);

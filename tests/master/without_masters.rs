@@ -32,15 +32,6 @@ fn the_half_precision_state_of_adam_cannot_be_resumed() {
     is_error(&error, "ForeignRecord", parts);
 }
 
-/// Without state tensors there is nothing to convert.
-#[test]
-fn bare_sgd_can_be_resumed() {
-    let sgd = || SgdConfig::new().init();
-    let (mut optim, mut resumed) = (stepped(sgd()), without_masters(sgd()));
-    resumed.from_bytes(optim.into_bytes().unwrap()).unwrap();
-    assert_eq!(contents(&mut resumed), contents(&mut optim));
-}
-
 /// A plain optimizer has no place for masters: it refuses them, and nothing changes. Without masters, a state is taken: they begin with
 /// the parameters.
 #[test]

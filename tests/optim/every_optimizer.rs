@@ -1,5 +1,5 @@
 //! Every optimizer of Burn, and one of a user's own: with a scale that is a power of two, parameters and state
-//! are at every step, bit for bit, those of a plain run of the finite steps.
+//! are at every step, bit for bit, those of a plain run of the finite steps. Those that are fused too are in `fused/follows.rs`.
 
 use burn::optim::{
     AdaGradConfig, AdafactorConfig, Adam, AdanConfig, LambConfig, LionConfig, MuonConfig,
@@ -67,17 +67,6 @@ macro_rules! every_optimizer {
 }
 
 every_optimizer! {
-    sgd: SgdConfig::new().build(),
-    sgd_momentum: SgdConfig::new()
-        .with_momentum(Some(MomentumConfig::new()))
-        .with_weight_decay(Some(WeightDecayConfig::new(0.01)))
-        .build(),
-    sgd_nesterov: SgdConfig::new()
-        .with_momentum(Some(MomentumConfig::new().with_nesterov(true)))
-        .build(),
-    adam: AdamConfig::new().build(),
-    adam_amsgrad: AdamConfig::new().with_amsgrad(true).build(),
-    adamw: AdamWConfig::new().with_weight_decay(0.1).build(),
     adagrad: AdaGradConfig::new().with_lr_decay(0.1).build(),
     rmsprop: RmsPropConfig::new().build(),
     rmsprop_centered: RmsPropConfig::new().with_centered(true).build(),

@@ -63,21 +63,6 @@ fn play(players: &mut [Player], script: &str) -> String {
     script.split(' ').map(group).collect::<Vec<_>>().join(" ")
 }
 
-/// The scale fits the larger gradients of the two, whichever comes first.
-#[test]
-fn a_schedule_sees_the_gradients_of_all_optimizers() {
-    for factors in [[1.0, 64.0], [64.0, 1.0], [64.0, 64.0]] {
-        let amp = f16_under(at_scale(64.0).with_schedule(Schedule::log_max()));
-        let mut players = [0, 1].map(|index| (player(&amp), factors[index]));
-        for _ in 0..20 {
-            let mut both = players.iter_mut();
-            assert!(both.all(|(player, factor)| !player.train(0.1, loss(player, *factor))));
-        }
-        // A gradient of 32, which is 65536 at 2048.
-        assert_eq!(amp.loss_scale(), 1024.0, "{factors:?}");
-    }
-}
-
 #[test]
 fn the_scale_moves_once_an_iteration() {
     for (script, expected) in [
@@ -124,22 +109,40 @@ fn a_dropped_optimizer_is_not_waited_for() {
 /// for its test is not forgotten with one that is discarded.
 #[test]
 fn discarded_gradients_explain_no_later_skip() {
-    // Gradients of a step (s) or that are discarded (d), and windows that are dropped (x). The last step is skipped.
+    // Gradients of a step (s), also tested before it (u), or that are discarded (d), windows that are dropped (x) or replaced (w), and
+    // steps of another optimizer (o). The last step is skipped.
+    let long = format!("s?{}", " s.".repeat(1100));
     for (window, script, scale, bad) in [
         (1, "d! s?", 1024.0, 1),
         (1, "d? s!", 512.0, 0),
         (2, "s! x s. s?", 1024.0, 1),
         (2, "s? x s. s!", 512.0, 0),
         (2, "s? d! s.", 1024.0, 1),
+        (2, "s? w s. s!", 512.0, 0),
+        (2, "u? s.", 1024.0, 1),
+        (2, "u! s.", 512.0, 0),
+        (3, "s? o s. o s.", 1024.0, 1),
+        (3, "s. o s. o s!", 512.0, 0),
+        (1101, &long, 1024.0, 1),
     ] {
         let amp = amp(100);
+        let mut other = script.contains('o').then(|| player(&amp));
         let (mut player, mut skipped) = (player(&amp), false);
         player.optim = player.optim.with_accumulation(window);
         for call in script.split(' ') {
             let loss = loss(&player, factor(call));
             match &call[..1] {
                 "s" => skipped = player.train(0.1, loss),
+                "u" => {
+                    let grads = player.optim.backward(loss, &player.model);
+                    let grads = player.optim.unscale(grads, &player.model).unwrap();
+                    skipped = player.step(0.1, grads);
+                }
                 "d" => player.optim.discard(player.gradients(loss)).unwrap(),
+                "w" => player.optim = player.optim.with_accumulation(window),
+                "o" => other
+                    .iter_mut()
+                    .for_each(|other| _ = step(other, other.gradients(self::loss(other, 1.0)))),
                 _ => player.optim.drop_window(),
             }
         }
@@ -156,9 +159,16 @@ fn a_state_that_is_loaded_is_that_of_all() {
     let record = players[0].optim.to_record();
     assert_eq!(play(&mut players, "b! b! b!"), "-8:0 -7:0 -6:0");
     let fresh = AmpRecord::from_bytes(SgdConfig::new().init().into_bytes().unwrap()).unwrap();
-    for (record, scale, tracker, steps) in [(record, 512.0, 1, 7), (fresh, 1024.0, 0, 5)] {
+    for (record, scale, tracker, steps) in [
+        (Some(record), 512.0, 1, 7),
+        (Some(fresh), 1024.0, 0, 5),
+        (None, 1024.0, 0, 5),
+    ] {
         play(&mut players, "a.");
-        players[0].optim.load_record(record).unwrap();
+        match record {
+            Some(record) => players[0].optim.load_record(record).unwrap(),
+            None => players[0].optim.scaler_mut().reset(),
+        }
         let found = players[1].optim.scaler().growth_tracker();
         assert_eq!((amp.loss_scale(), found), (scale, tracker));
         // And so is what the handle shows: nothing of the run before.

@@ -1,6 +1,4 @@
-//! What the loss scale and f32 parameters are there for: values that half precision cannot hold.
+//! What a program is told: of a loss in half precision, and without a logger.
 
 mod half_loss;
 mod logger;
-mod prepare;
-mod tiny_updates;

@@ -1,7 +1,6 @@
 //! A save is whole or not at all: killed, out of space, or without a place to write.
 
-use std::process::{Command, Stdio};
-use std::thread::sleep;
+use std::process::Command;
 
 use crate::support::*;
 
@@ -42,48 +41,6 @@ fn saved() -> (TempDir, impl Fn() -> usize) {
         state.expect("a file that nobody has saved")
     };
     (folder, which)
-}
-
-#[test]
-fn killed_while_saving() {
-    let (folder, which) = saved();
-    let ready = folder.path().join("ready");
-    let mut seen = BTreeSet::new();
-    let (mut rounds, mut inside) = (0, 0);
-    // A kill in the middle of a save leaves its scratch file: some must, or nothing was tested.
-    while rounds < 12 || (rounds < 40 && (inside < 3 || seen.len() < 2)) {
-        let test = concat!(module_path!(), "::saves_for_ever");
-        let mut saving = child(test, folder.path());
-        let mut saving = saving.stdout(Stdio::null()).spawn().unwrap();
-        let start = Instant::now();
-        while !ready.exists() {
-            assert!(start.elapsed() < Duration::from_secs(60), "no save yet");
-            sleep(Duration::from_millis(1));
-        }
-        // Anywhere within some saves, later and later: a busy machine may need long for one.
-        let micros = rounds * 7919 % 20_000 + rounds * 5_000;
-        sleep(Duration::from_micros(micros));
-        saving.kill().unwrap();
-        saving.wait().unwrap();
-        fs::remove_file(&ready).unwrap();
-        seen.insert(which());
-        // The next save removes it.
-        inside += scratch_files(folder.path()).len();
-        rounds += 1;
-    }
-    assert!(inside > 0, "no save was ever interrupted");
-    assert!(seen.len() > 1, "{seen:?}");
-}
-
-#[test]
-#[ignore = "run by killed_while_saving"]
-fn saves_for_ever() {
-    let Some(folder) = child_folder() else { return };
-    let path = folder.join("optim.bpk");
-    let mut saves = save_for_ever(&path);
-    saves.nth(2);
-    fs::write(folder.join("ready"), "").unwrap();
-    saves.for_each(drop);
 }
 
 /// Saves `optim.bpk` in a process that may not write so many blocks of 512 bytes. The system kills who writes beyond the limit, unless

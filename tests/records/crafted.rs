@@ -106,8 +106,6 @@ fn a_scalers_state_that_no_run_has() {
         ("", json!({"pending": "Stepped", "seen": seen}), None),
         ("", json!({"pending": "Skipped"}), None),
         ("", json!({"pending": "Accumulated"}), iteration),
-        ("", json!({"pending": "Dropped"}), iteration),
-        ("", json!({"pending": "NoGradients"}), iteration),
     ];
     let cases = cases.map(|(pointer, values, part)| {
         let fate = part.map_or(Loads, Unreadable);
@@ -118,7 +116,7 @@ fn a_scalers_state_that_no_run_has() {
 
 /// What was the bound of its factor is the ceiling of AdaLoss's schedule now, within the settings.
 #[test]
-fn a_part_of_an_earlier_version() {
+fn a_region_of_an_earlier_version() {
     let part = |min, factor: f64| {
         let config = at_scale(8.0).with_min_scale(min);
         let part = json!({"schedule": config.schedule().unwrap(), "factor": factor});

@@ -78,11 +78,6 @@ fn of_a_scaled_optimizer() {
 }
 
 #[test]
-fn of_masters() {
-    check_optimizer(&ONE, master_adam, DType::F16);
-}
-
-#[test]
 #[ignore = "slow"]
 fn sweep_of_records() {
     check_optimizer(&MASKS, momentum, DType::F32);

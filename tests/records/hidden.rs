@@ -45,12 +45,10 @@ fn a_plain_record_of_a_parameter_with_our_name() {
         burn_amp: Linear,
     }
 
-    let device = Device::flex().autodiff();
-    let burn_amp = LinearConfig::new(3, 2).init(&device);
+    let burn_amp = LinearConfig::new(3, 2).init(&flex());
     let model = Named { burn_amp };
     let mut optim = adam();
-    let loss = model.burn_amp.forward(Tensor::<2>::ones([1, 3], &device));
-    let grads = GradientsParams::from_grads(loss.sum().backward(), &model);
+    let grads = gradients(&model, 0, 1.0, FloatDType::F32);
     optim.step(0.1, model, grads);
     let plain = state(optim.optimizer());
     let mut paths = plain.metadata.values();

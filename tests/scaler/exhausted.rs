@@ -29,7 +29,6 @@ fn where_a_run_of_overflows_ends() {
     let endless = endless.with_raise_error_at_min_scale(true);
     for (name, config, before, skips, scale) in [
         ("no skip", most(0), "", 0, 1024.0),
-        ("one skip", most(1), "", 1, 512.0),
         ("three skips", most(3), "", 3, 128.0),
         ("only in a row", most(1), "x.x.x.x.x.", 1, 16.0),
         ("by default", at_scale(65536.0), "", 50, 2f32.powi(-34)),

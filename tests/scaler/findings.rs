@@ -136,7 +136,7 @@ fn a_loop_that_never_updates_is_warned_once() {
 /// What was stepped with, observed, discarded, accumulated or refused does not move the scale twice; a micro-batch moves it at once, and others in the
 /// update.
 #[test]
-fn a_verdict_counts_once() {
+fn a_finding_counts_once() {
     let uses: [fn(&mut ByHand); 5] = [
         |run| {
             let grads = run.unscaled(BAD);

@@ -262,7 +262,7 @@ fn a_name_must_be_its_own() {
 }
 
 #[test]
-fn a_scale_that_cannot_be_applied_is_told_of() {
+fn a_scale_that_cannot_be_applied_is_warned_of() {
     use NextScale::{Exactly, UpTo};
     for (next, asked) in [
         (UpTo(f32::NAN), "NaN"),

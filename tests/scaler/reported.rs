@@ -4,7 +4,7 @@ use StepOutcome::{Accumulated, Dropped, NoGradients, Skipped, Stepped};
 use burn_amp_tests::{prelude::*, trial::*};
 
 #[test]
-fn each_call_tells_what_it_has_done() {
+fn each_call_reports_what_it_has_done() {
     let optim = sgd_under(at_scale(1024.0)).with_accumulation(windows(2, true));
     let mut run = Trial::new(optim);
     assert_eq!(run.outcome(), None);

@@ -1,6 +1,7 @@
 //! What trains at the border of half precision.
 
 use crate::prelude::*;
+use burn_amp_core::internal::StepGradients;
 
 /// A model, its optimizer and the [`MixedPrecision`] of both.
 #[derive(Clone)]
@@ -41,7 +42,7 @@ impl<M: Module, O: ModuleOptim> Player<M, O> {
     pub fn try_step(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
-        grads: GradientsParams,
+        grads: impl Into<StepGradients>,
     ) -> Result<(), AmpError> {
         let stepped = self.optim.try_step(lr, self.model.clone(), grads);
         self.model = stepped.map_err(|failed| failed.error)?;
@@ -49,7 +50,11 @@ impl<M: Module, O: ModuleOptim> Player<M, O> {
     }
 
     /// A step that fails in no way. Returns whether it was skipped, if that is known.
-    pub fn step(&mut self, lr: impl Into<ModuleLearningRate>, grads: GradientsParams) -> bool {
+    pub fn step(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        grads: impl Into<StepGradients>,
+    ) -> bool {
         self.try_step(lr, grads).unwrap();
         self.optim.scaler().last_outcome() == Some(StepOutcome::Skipped)
     }

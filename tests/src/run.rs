@@ -161,6 +161,16 @@ impl<O: ModuleOptim> Run<O> {
     }
 }
 
+/// Burn's Adam on the loss scale of this handle.
+pub fn adam(amp: &MixedPrecision) -> ScaledOptimizer {
+    ScaledOptimizer::new(AdamConfig::new().init(), amp)
+}
+
+/// And its SGD.
+pub fn sgd(amp: &MixedPrecision) -> ScaledOptimizer {
+    ScaledOptimizer::new(SgdConfig::new().init(), amp)
+}
+
 /// Goes to `end` at one go, and again from what was saved at `stop`, with new objects: the same in every bit. The state at the stop,
 /// and at the end.
 pub fn resumed<O: ModuleOptim>(

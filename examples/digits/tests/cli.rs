@@ -109,7 +109,7 @@ fn the_same_seed_gives_the_same_numbers() {
 }
 
 #[test]
-fn wrong_arguments_are_told() {
+fn wrong_arguments_are_refused() {
     let folder = TempDir::new().unwrap();
     let help = run(&folder, &["--help"]);
     ok(&help);

@@ -271,7 +271,7 @@ fn the_program_prints_its_tables() {
 }
 
 #[test]
-fn wrong_arguments_are_told() {
+fn wrong_arguments_are_refused() {
     for (args, word) in [
         (["--steps", "0"], "1..=1000000"),
         (["--width", "7"], "--width"),

@@ -208,7 +208,7 @@ fn a_transformer_in_a_learner() {
 }
 
 #[test]
-fn wrong_arguments_are_told() {
+fn wrong_arguments_are_refused() {
     let program = env!("CARGO_BIN_EXE_programs");
     for args in [
         &["what"][..],

@@ -3,6 +3,7 @@
 use super::gradients;
 use super::run::{Event, Run, Values, adam, begun, nesterov, step};
 use crate::support::*;
+use burn_amp::hook::{Hook, Proposed, Verdict};
 
 fn config() -> GradScalerConfig {
     let config = at_scale(1024.0).with_growth_interval(3);
@@ -10,7 +11,7 @@ fn config() -> GradScalerConfig {
 }
 
 #[test]
-fn the_host_hears_of_a_step_with_the_next_one() {
+fn a_step_is_resolved_with_the_next_one() {
     let mut run = begun(adam(), super::run::config());
     let before = parameters(&run.model);
     step(&mut run, 0, Event::Overflow).unwrap();
@@ -122,13 +123,13 @@ fn program<O: ModuleOptim + Clone>(make: impl Fn() -> O, seed: u64) -> Shown {
 }
 
 #[test]
-fn the_scale_learns_of_every_step_whoever_is_dropped_or_cloned() {
+fn every_step_moves_the_scale_whoever_is_dropped_or_cloned() {
     whoever_is_dropped_or_cloned(0..6);
 }
 
 #[test]
 #[ignore = "slow"]
-fn sweep_the_scale_learns_of_every_step() {
+fn sweep_every_step_moves_the_scale() {
     whoever_is_dropped_or_cloned(6..48);
 }
 
@@ -176,7 +177,7 @@ fn exhausted() -> Run<FusedAdam> {
 }
 
 #[test]
-fn a_clone_has_the_error_that_nobody_was_told_of() {
+fn a_clone_has_the_error_that_nobody_has_received() {
     let mut run = exhausted();
     // The outcomes are known from here on.
     run.optim.scaler_mut();
@@ -269,4 +270,76 @@ fn a_record_after_skipped_steps_alone_holds_no_state() {
 
     let burns = resumed(AdamConfig::new().init(), stored.clone());
     assert_eq!(resumed(adam(), stored), burns);
+}
+
+/// Shows the losses of the steps that it waits for.
+#[derive(Clone, Debug, Default)]
+struct Losses(Arc<Mutex<Vec<Option<f64>>>>);
+
+impl Hook for Losses {
+    fn name(&self) -> &str {
+        "losses"
+    }
+
+    fn judge(&mut self, step: &mut Proposed<'_>) -> Verdict {
+        if step.is_on_device() {
+            return Verdict::Wait;
+        }
+        self.0.lock().unwrap().push(step.loss());
+        Verdict::Apply
+    }
+}
+
+/// Gradients that are unscaled and dropped count, a loss is that of one step, the optimizer shows no step that was skipped, and after an
+/// error scopes use the scale of the host.
+#[test]
+fn between_two_steps_all_is_as_where_each_is_waited_for() {
+    fn run<O: ModuleOptim + Clone>(optim: O) -> (u64, f32, usize, Vec<f64>) {
+        let amp = f16_under(at_scale(65536.0).with_max_consecutive_skips(Some(3)));
+        let mut run = Trial::at_border_with(optim, &amp);
+        drop(run.unscaled(BAD));
+        run.optim.set_loss(5.0);
+        run.take(run.in_scope(10.0));
+        let record = run.optim.optimizer().to_record().unwrap();
+        let record = AmpRecord::from_bytes(record.into_bytes().unwrap()).unwrap();
+        let losses = Losses::default();
+        let mut hooked = run.clone();
+        hooked.optim = hooked.optim.with_hook(losses.clone());
+        hooked.take(hooked.in_scope(1.0));
+        assert_eq!(*losses.0.lock().unwrap(), [None]);
+        drop(hooked);
+        // Finite at 4096, to which no host lowers the scale.
+        for _ in 0..8 {
+            let (model, grads) = (run.model.clone(), run.in_scope(10.0));
+            if let Ok(model) = run.optim.try_step(0.1, model, grads) {
+                run.model = model;
+            }
+        }
+        run.optim.synchronize().ok();
+        let (discarded, tensors) = (run.counters().discarded(), record.num_tensors());
+        (discarded, amp.loss_scale(), tensors, run.values())
+    }
+
+    let waited = run(Waited(adam()));
+    assert_eq!((waited.0, waited.2), (1, 0));
+    assert_eq!(run(adam()), waited);
+}
+
+/// Also of an optimizer that keeps nothing else, and does not count.
+#[test]
+fn skips_after_a_load_leave_masters_in_records() {
+    let run = || {
+        let optim = FusedSgd::new(SgdConfig::new());
+        Trial::at_border_with(optim, &MixedPrecision::f16()).with_dtype(DType::F16)
+    };
+    let mut first = run();
+    first.take(first.model.plain(ONES));
+    let bytes = first.optim.into_bytes().unwrap();
+    let mut resumed = run();
+    resumed.model = first.model;
+    resumed.optim.from_bytes(bytes).unwrap();
+    for _ in 0..2 {
+        resumed.take(resumed.model.plain(BAD));
+        assert_eq!(resumed.optim.to_record().num_tensors(), 2);
+    }
 }

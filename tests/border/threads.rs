@@ -87,9 +87,15 @@ impl Job {
             assert_eq!(x.dtype(), DType::F16);
             let scope = Scope::current();
             let hidden = first.forward(x);
+            // One after the other: see `docs/upstream/graph-tape-consumed.md`.
+            let graph = Mutex::new(());
+            let alone = |work: &dyn Fn() -> Tensor<2>| {
+                let _alone = graph.lock().unwrap();
+                scope.enter(work)
+            };
             let (a, b) = rayon::join(
-                || scope.enter(|| last.forward(tanh(hidden.clone()))),
-                || scope.enter(|| in_f32(hidden.clone(), |x| last.forward(x))),
+                || alone(&|| last.forward(tanh(hidden.clone()))),
+                || alone(&|| in_f32(hidden.clone(), |x| last.forward(x))),
             );
             // What a thread does that waits: other work, here and in an island.
             thread::sleep(Duration::from_millis(1));
@@ -107,8 +113,6 @@ impl Job {
     }
 }
 
-/// Now and then Burn 0.22.1 loses an operation that two threads make on one graph, and panics with "graph tape has already been consumed": see
-/// `docs/upstream/graph-tape-consumed.md`. It was seen on wgpu, never here on Flex.
 #[test]
 fn work_that_is_stolen_into_an_open_scope() {
     let pool = ThreadPoolBuilder::new().num_threads(2).build().unwrap();

@@ -74,3 +74,13 @@ fn averages_can_drive_validation() {
     }
     assert_eq!(runs[1].metric(2, "Loss").len(), 7);
 }
+
+/// A run of as many epochs as the checkpoint has returns what is in that.
+#[test]
+fn a_resumed_run_without_an_epoch_left() {
+    let first = Run::of(2).launch_with(averaging);
+    let again = Run::of(2).resumed(2).launch_in(&first.folder, averaging);
+    assert!(averaged(&again.model) == averaged(&first.model));
+    let [again, first] = [again, first].map(|done| done.model.scaler().counters());
+    assert_eq!(again, first);
+}

@@ -9,9 +9,9 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::steps::Shared;
+use super::steps::{Resumed, Shared};
 use burn_amp_core::internal::checkpoint::{ID, TENSOR};
-use burn_amp_core::internal::{Beside, during, or_panic};
+use burn_amp_core::internal::{Beside, during, locked, or_panic};
 use burn_amp_core::{AmpRecord, MixedPrecision};
 
 /// What the optimizer keeps for the parameter.
@@ -38,9 +38,14 @@ thread_local! {
 }
 
 /// An optimizer that can carry a state.
-pub(super) fn attach(optim: ModuleOptimizer, amp: &MixedPrecision) -> ModuleOptimizer {
+pub(super) fn attach(
+    optim: ModuleOptimizer,
+    amp: &MixedPrecision,
+    resumed: &Resumed,
+) -> ModuleOptimizer {
     let carrier = Carrier {
         amp: amp.clone(),
+        resumed: resumed.clone(),
         recorded: AtomicBool::new(false),
     };
     optim.with_group(ParamGroup::from_ids(vec![ID.into()]), carrier, None)
@@ -62,6 +67,7 @@ pub(super) fn exchange(optim: &mut ModuleOptimizer, steps: Option<&Shared>) -> E
 /// Carries a state through records; a loaded one sets the loss scale at once, for the first step of the resumed run.
 struct Carrier {
     amp: MixedPrecision,
+    resumed: Resumed,
     /// Whether a record was taken since the last step.
     recorded: AtomicBool,
 }
@@ -121,6 +127,7 @@ impl DynOptimizer for Carrier {
             panic!("{error}; `Resume::check` makes this an error that names the file")
         });
         or_panic(state.resume_scale(&self.amp, "the checkpoint"));
+        *locked(&self.resumed) = Some(state.clone());
         Some(DynState::create(Entry::Loaded(Some(Box::new(state))), rank))
     }
 }

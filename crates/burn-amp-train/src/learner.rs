@@ -50,7 +50,7 @@ pub(super) fn learner<M: LearnerModel>(
     scaler.show_loaded();
     let steps = Steps::new(parts.kind, scaler, parts.options, parts.masters);
     let model = Scaled::new(model, amp.clone(), steps);
-    let mut optim = checkpoint::attach(parts.optim, amp);
+    let mut optim = checkpoint::attach(parts.optim, amp, &model.steps.resumed);
     checkpoint::exchange(&mut optim, Some(&model.steps.shared));
     Ok(Learner::new(model, optim, lr_scheduler))
 }

@@ -52,7 +52,7 @@ pub trait LearnerExt {
     ///
     /// `model` is a plain f32 model with Burn's `TrainStep` and `InferenceStep`, whose forward pass calls
     /// [`autocast`](burn_amp_core::autocast), the free function: in its steps that is this precision. It is reparameterized
-    /// here, unless it has been before. `optim` is Burn's `ModuleOptimizer`, or a [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) of this handle with
+    /// here, unless it has been before; one that has another handle keeps that: call Burn's `materialize()` first. `optim` is Burn's `ModuleOptimizer`, or a [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) of this handle with
     /// [`with_clipping`](burn_amp_core::ScaledOptimizer::with_clipping),
     /// [`with_hook`](burn_amp_core::ScaledOptimizer::with_hook) (a hook sees no loss) and
     /// [`with_ema`](burn_amp_core::ScaledOptimizer::with_ema), whose state goes with it. Accumulation is Burn's `grads_accumulation`. For

@@ -55,13 +55,13 @@ impl<M: Module + 'static> Module for Scaled<M> {
     /// [`EmaConfig::validation`](burn_amp_core::EmaConfig::validation) asks for them.
     fn valid(&self) -> Self {
         let mut valid = self.clone().newest();
-        let ema = self.ema().filter(|ema| ema.config().validation);
+        valid.steps = valid.steps.for_validation();
+        let ema = valid.ema().filter(|ema| ema.config().validation).cloned();
         if let (Some(ema), None) = (ema, &self.trained) {
             valid.trained = Some(self.inner.clone());
             valid.inner = ema.module(&self.inner);
         }
         valid.inner = valid.inner.valid();
-        valid.steps = valid.steps.for_validation();
         valid
     }
 

@@ -50,7 +50,8 @@ impl Resume {
     /// # Errors
     ///
     /// [`AmpError::RecordIo`] if a file is missing (it names the epochs that are there) or unreadable, [`AmpError::DamagedRecord`] if it is not a record or the
-    /// scaler's state in it is damaged, [`AmpError::NewerRecord`] if a later release has written that state. All name the
+    /// scaler's state in it is damaged, [`AmpError::NewerRecord`] if a later release has written that state, [`AmpError::ForeignRecord`] if it is
+    /// another record of Burn's. All name the
     /// file. Damage to the values of a parameter or of the optimizer's state goes unnoticed: Burn's records have no checksum.
     pub fn check(directory: impl AsRef<Path>, epoch: usize) -> Result<Self, AmpError> {
         let folder = directory.as_ref().join("checkpoint");

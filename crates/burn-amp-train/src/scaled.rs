@@ -5,7 +5,9 @@ use std::{any::Any, ops::Deref};
 
 use super::checkpoint::{self, Entry};
 use super::{run, steps::Steps};
-use burn_amp_core::internal::{Parameter, SCOPED, by_device, or_panic, parameters, widened};
+use burn_amp_core::internal::{
+    Parameter, SCOPED, by_device, locked, or_panic, parameters, widened,
+};
 use burn_amp_core::{
     AmpError, Ema, GradScaler, MixedPrecision, StepError, hook::Hook, sum_of_devices,
 };
@@ -68,7 +70,7 @@ impl<M> Scaled<M> {
         self.trained.map_or(self.inner, |trained| trained.valid())
     }
 
-    /// The plain model, to use without this crate.
+    /// The model, to use without this crate: as [`attach`](MixedPrecision::attach) has made it, until Burn's `materialize()` takes that away.
     pub fn into_inner(self) -> M {
         self.inner
     }
@@ -151,13 +153,14 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
             // It counts as an optimizer no longer, if this is a fork.
             Some(Entry::Steps(steps)) => drop(steps),
             Some(Entry::Loaded(state)) => {
+                *locked(&self.steps.resumed) = None;
                 if let Err(error) = self.steps.restore(state.map(|state| *state)) {
                     self.end_with(Err(error));
                     return self;
                 }
             }
             None => {
-                *optim = checkpoint::attach(optim.clone(), &amp);
+                *optim = checkpoint::attach(optim.clone(), &amp, &self.steps.resumed);
                 self.steps = self.steps.of_another();
             }
         }

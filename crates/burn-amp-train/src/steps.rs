@@ -29,7 +29,11 @@ pub(super) struct Steps {
     /// As above: clipping, a guard and averages; no window, since Burn accumulates.
     pub(super) options: StepOptions,
     pub(super) shared: Shared,
+    pub(super) resumed: Resumed,
 }
+
+/// What a checkpoint has brought, until the first step goes on from it: a run that is at its end makes none.
+pub(super) type Resumed = Arc<Mutex<Option<AmpRecord>>>;
 
 /// What the clones of a model share, and a checkpoint asks.
 #[derive(Clone)]
@@ -76,13 +80,17 @@ impl Steps {
             scaler,
             options,
             shared: Shared(Arc::new(Mutex::new(state))),
+            resumed: Resumed::default(),
         }
     }
 
     /// The same, shared with nobody.
     fn detached(self) -> Self {
         let masters = self.shared.lock().masters.clone();
-        Self::new(self.kind, self.scaler, self.options, masters)
+        Self {
+            resumed: self.resumed,
+            ..Self::new(self.kind, self.scaler, self.options, masters)
+        }
     }
 
     /// Those of another device, which count as an optimizer of their own. A thread that has started steps for all.
@@ -97,6 +105,12 @@ impl Steps {
     /// Those of a copy for validation, which makes none and holds no thread.
     pub(super) fn for_validation(mut self) -> Self {
         self.scaler.leave();
+        let resumed = locked(&self.resumed).clone();
+        if let Some(record) = resumed
+            && let Err(error) = self.restore(Some(record))
+        {
+            burn_amp_core::warn!("{error}");
+        }
         self.kind.thread = None;
         self.detached()
     }

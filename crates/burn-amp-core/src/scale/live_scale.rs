@@ -11,7 +11,9 @@ use crate::scale::border_events::{
 };
 use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale, SkipCause};
 use crate::{
-    lock::locked, scale::in_flight::InFlight, scale::regions::RegionState, scale::regions::Regions,
+    lock::locked,
+    scale::in_flight::InFlight,
+    scale::regions::{Readers, RegionState, Regions},
     scale::rescale::NamedRegion,
 };
 
@@ -69,7 +71,7 @@ struct Iteration {
 pub(crate) struct ScopesLeft {
     opened: u64,
     events: VecDeque<BorderEvent>,
-    readers: HashMap<Arc<str>, Arc<str>>,
+    readers: HashMap<Arc<str>, Readers>,
     /// The regions that were opened.
     regions: Vec<Arc<NamedRegion>>,
 }

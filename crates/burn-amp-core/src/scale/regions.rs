@@ -10,8 +10,17 @@ use crate::{earlier, error::short, scale::rescale::NamedRegion, values::number};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Regions {
     by_name: BTreeMap<Arc<str>, MovingRegion>,
-    /// In which region each parameter was read last.
-    pub(crate) readers: HashMap<Arc<str>, Arc<str>>,
+    /// In which regions each parameter was read last, by its path. Several models may have one of that path.
+    pub(crate) readers: HashMap<Arc<str>, Readers>,
+    /// How many iterations have ended.
+    iteration: u64,
+}
+
+/// Where parameters of one path were read, in an iteration: none stands for outside of all regions.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Readers {
+    iteration: u64,
+    regions: HashSet<Option<Arc<str>>>,
 }
 
 impl Regions {
@@ -34,12 +43,15 @@ impl Regions {
 
     /// A parameter is read, in a region or in none.
     pub(crate) fn read_in(&mut self, region: Option<&Arc<str>>, path: &Arc<str>) {
-        match region {
-            Some(region) => drop(self.readers.insert(path.clone(), region.clone())),
-            None if self.readers.is_empty() => {}
-            // Shared by a region and what encloses it.
-            None => drop(self.readers.remove(path)),
+        if region.is_none() && self.readers.is_empty() {
+            return;
         }
+        let readers = self.readers.entry(path.clone()).or_default();
+        if readers.iteration != self.iteration {
+            readers.regions.clear();
+        }
+        readers.iteration = self.iteration;
+        readers.regions.insert(region.cloned());
     }
 
     /// The regions in which these parameters were read; none if one was read elsewhere.
@@ -50,11 +62,12 @@ impl Regions {
         if self.readers.is_empty() {
             return Vec::new();
         }
-        let regions: Option<HashSet<_>> =
-            parameters.try_fold(HashSet::new(), |mut regions, path| {
-                regions.insert(self.readers.get(path)?.clone());
-                Some(regions)
-            });
+        let regions: Option<HashSet<_>> = parameters.try_fold(HashSet::new(), |mut all, path| {
+            for region in &self.readers.get(path)?.regions {
+                all.insert(region.clone()?);
+            }
+            Some(all)
+        });
         regions.into_iter().flatten().collect()
     }
 
@@ -76,6 +89,7 @@ impl Regions {
 
     /// Ends an iteration: after a finite one the factors of the regions that were opened in it move.
     pub(crate) fn end_iteration(&mut self, is_finite: bool) {
+        self.iteration += 1;
         for (name, region) in &mut self.by_name {
             if is_finite && region.opened {
                 region.count_finite(name);
@@ -158,6 +172,7 @@ impl Regions {
 
     /// The regions that were opened since the last step; none of them again until it is opened again.
     pub(crate) fn take_opened(&mut self) -> Vec<Arc<NamedRegion>> {
+        self.iteration += 1;
         let opened = |region: &mut MovingRegion| {
             let opened = std::mem::take(&mut region.opened);
             region.settings.clone().filter(|_| opened)

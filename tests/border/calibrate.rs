@@ -77,7 +77,7 @@ fn when_there_is_no_scale_to_find() {
     assert_eq!(outside, Err(AmpError::NoScope));
     assert_eq!(amp.loss_scale(), 65536.0);
     // Below 1 is a result, with a warning.
-    let warning = "overflow in half precision even at a loss scale of 1";
+    let warning = "no room for a loss scale of 1 in half precision";
     let lines = logs(warning, || {
         assert_eq!(calibrate(&amp, 20, steep), Ok(two(-8) as f32));
     });

@@ -56,13 +56,20 @@ fn burns_optimizer_in_place_of_a_scaled_one_is_warned_of() {
 
 #[test]
 fn a_dry_run_refuses_what_would_not_train_in_half_precision() {
-    let (amp, other) = (f16(two(9)), f16(two(9)));
+    let (amp, other, in_f32) = (f16(two(9)), f16(two(9)), MixedPrecision::f32());
     let gain = gain(&amp);
     let two_gains = (gain.clone(), self::gain(&other));
     let frozen = self::gain(&other).no_grad();
 
     let inside = amp.check(&gain, |m| amp.autocast(ones(), |x| m.forward(x).mean()));
     is_error(&inside.map(drop).unwrap_err(), "HalfPrecisionLoss", []);
+    // In f32 it loses nothing.
+    let nets = (gain.clone(), self::gain(&in_f32));
+    let beside = amp.check(&nets, |(m, critic)| {
+        let hidden = amp.autocast(ones(), |x| m.forward(x));
+        in_f32.autocast(hidden, |x| critic.forward(x).mean())
+    });
+    beside.unwrap();
 
     // In a loop of one's own a free `autocast` does nothing. Nor in one part of it.
     let free = amp.check(&gain, |m| autocast(ones(), |x| m.forward(x)).mean());

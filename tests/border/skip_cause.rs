@@ -140,7 +140,11 @@ fn whose_fault_it_is() {
         ("the first one steep", |run| beside(run, steep, flat)),
         ("the second one steep", |run| beside(run, flat, steep)),
     ];
-    let bad: [Case; 7] = [
+    let bad: [Case; 8] = [
+        ("in a scope without a scale", |run| {
+            let forward = |x| run.amp.autocast(x, |x| run.model.forward(x));
+            nan(MixedPrecision::f32().autocast(vector(&ONES), forward))
+        }),
         ("the second exit bad", |run| exits(run, flat, nan)),
         ("the first exit bad", |run| exits(run, nan, flat)),
         ("a chain, bad", |run| nan(chain(run, 1.0, ONES))),

@@ -73,7 +73,7 @@ pub enum Guard {
         /// Is added to the standard deviation. At least 0; default 1e-6.
         #[serde(with = "number", default = "defaults::eps")]
         eps: f64,
-        /// Steps whose plain mean and variance begin the averages, and which are not limited. At least 1; default 25.
+        /// Steps whose plain mean and variance begin the averages, and which are not limited. From 1 to 65536; default 25.
         #[serde(default = "defaults::warmup_steps")]
         warmup_steps: u32,
         /// The power of `z_thresh / z` in the limit: 1 is ZClip's `adaptive_scaling`, infinity its clipping to the `mean`, 0 its
@@ -114,10 +114,11 @@ pub enum Guard {
         /// How many values a window has. From 2 to 65536; default 128.
         #[serde(default = "defaults::window")]
         window: u32,
-        /// The highest z-score of a loss that is accepted; 0 for any. Default 6.
+        /// The highest z-score of a loss that is accepted; 0 for any. Below `(n - 1) / sqrt(n)` for a window of `n`; default 6,
+        /// which a window of at least 38 can reach.
         #[serde(with = "number", default = "defaults::skip_update_lossz")]
         skip_update_lossz: f64,
-        /// The highest z-score of a norm that is accepted; 0 for any. Default 6.
+        /// The highest z-score of a norm that is accepted; 0 for any, but not for both. As above; default 6.
         #[serde(with = "number", default = "defaults::skip_update_gradz")]
         skip_update_gradz: f64,
         /// Whether every value enters the window as it is, and running sums; default false. In the original one NaN turns the guard off for good,

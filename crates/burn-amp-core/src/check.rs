@@ -42,7 +42,8 @@ impl MixedPrecision {
     /// A free [`autocast`](crate::autocast) opens a scope here if it does so in the training: once this handle is in a `Learner`.
     /// Running statistics are restored before this returns. Seeds the device's random numbers. Waits for the device.
     ///
-    /// Returns the status of the gradients at the present loss scale, or at the highest one below at which they are finite.
+    /// Returns the status of the gradients at the present loss scale (the power of two below it, and at least 1; 65536 where no loss is scaled), or at the
+    /// highest one below at which they are finite.
     ///
     /// ```
     /// use burn::{nn::LinearConfig, tensor::{Device, Distribution, FloatDType, Tensor}};
@@ -75,11 +76,11 @@ impl MixedPrecision {
     /// other errors of [`try_autocast`](Self::try_autocast). [`AmpError::NoScope`] if no scope of this was opened,
     /// [`AmpError::HalfPrecisionLoss`] for a loss in half precision, and for one that is taken inside `autocast`: a vector of one value that
     /// leaves it. [`AmpError::TwoPrecisions`] if gradients pass through scopes of another handle too. [`AmpError::GradientsNotFinite`] if they overflow at every
-    /// scale, [`AmpError::NoGradients`] if there is none, or all are zero.
+    /// scale, [`AmpError::NoGradients`] if there is none, the loss was computed without autodiff, or all are zero.
     ///
     /// # Panics
     ///
-    /// Where `loss` panics for another reason, or its result has no autodiff graph.
+    /// Where `loss` panics for another reason.
     pub fn check<M: Module, const D: usize>(
         &self,
         model: &M,

@@ -122,7 +122,7 @@ impl Ema {
     }
 
     /// The average of a parameter, f32 or f64; none before the first update, or if it is not averaged. A handle to the
-    /// same memory, on `module`'s device; does not wait.
+    /// same memory, unless `param` is on another device: then a copy there. Does not wait.
     pub fn get<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
         let average = self.averages.get(&param.id).cloned();
         average?.on(&param.device().inner())

@@ -185,8 +185,8 @@ pub enum AmpError {
 
     /// A dry run found only gradients of zero, or none.
     #[error(
-        "{}: the loss does not depend on the parameters, or they are frozen (attach low-rank adapters before `MixedPrecision`: Burn drops \
-         adapters that come after it, and freezes the rest)",
+        "{}: the loss does not depend on the parameters, the model is not on an autodiff device, or its parameters are frozen (attach low-rank \
+         adapters before `MixedPrecision`: Burn drops adapters that come after it, and freezes the rest)",
         if *gradients == 0 { "no parameter has a gradient" } else { "all gradients are zero" }
     )]
     NoGradients {
@@ -479,12 +479,12 @@ pub(crate) fn short(value: f64) -> String {
 
 /// A step that failed, with the module that it was to change.
 ///
-/// Returned by `try_step`, `try_flush`, `step_multi` and `PipelinedOptimizer::synchronize`, so
+/// Returned by `try_step`, `try_flush`, `step_multi`, `PipelinedOptimizer::synchronize` and `into_inner`, and `LearnerExt::launch`, so
 /// that no clone is needed to keep the model after a failure. `?` turns it into an [`AmpError`], and drops the module.
 #[derive(Clone, Error)]
 #[error("{error}")]
 pub struct StepError<M> {
-    /// The module, as it was given: `*failed.module`. Boxed, so that a `Result` of a step stays small.
+    /// The module: `*failed.module`. As it was given; of a `PipelinedOptimizer`, with its newest parameters; of a run, as far as it was trained. Boxed, so that a `Result` of a step stays small.
     pub module: Box<M>,
     /// What went wrong.
     pub error: AmpError,

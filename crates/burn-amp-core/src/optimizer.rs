@@ -36,8 +36,9 @@ use crate::{
 /// [`with_hook`](Self::with_hook) add to a step. The order is: accumulate, unscale, test, judge
 /// (the hooks), clip, update the scale, step or skip, show the parameters to the hooks.
 ///
-/// These methods do not fail. A setting that is out of its range, or one of a fused optimizer, is an error of the first step, and changes nothing. A
-/// later call with another value takes its place.
+/// These methods wait for the steps that are [in flight](Self::step), and do not fail. A setting that is out of its range, or one of a fused optimizer, is an error of every step, and changes nothing. A
+/// later call of the same method with another value takes its place. The threshold of a group and the name of a hook that were refused stay:
+/// build the optimizer again.
 ///
 /// A clone has the state of its moment, steps that are [in flight](Self::step) included: it waits for them. The loss scale of a
 /// [`MixedPrecision`](crate::MixedPrecision) is one for both. Steps of an optimizer that is dropped count, too: the drop waits for
@@ -265,16 +266,22 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// scaled by hand ([`ScaledGradients`]), or [`UnscaledGradients`]. If they overflow, the step is skipped: parameters and
     /// optimizer state stay as they are, bit for bit, and the loss scale backs off. Running statistics (BatchNorm's) that the forward
     /// pass has made infinite or NaN are set back to those of the last good step; finite ones stay. Waits for the device once, to
-    /// read whether the gradients are finite; on a skipped step once or twice more, if the module has running statistics.
+    /// read whether the gradients are finite. A skipped step reads also where the overflow came from, and running statistics. With a
+    /// [`GradScaler`] of its own, the first, second, fourth, eighth step and so on read the losses, to warn if one is not finite.
     ///
     /// With a fused optimizer it does not wait: the device itself skips the step and moves the loss scale, which the next
     /// scopes take from there. Scale, counters, outcome and status here are those of an earlier step then, of the
     /// one before or, if the device is behind, of one at most 17 before. [`synchronize`](Self::synchronize) waits for them, and so do records. An
     /// error is returned, once, by the first call that can after the outcome is known: the next step, or `synchronize`. The results are
-    /// the same, bit for bit. It waits, as with other optimizers, where there is accumulation, a hook that looks at the gradients,
-    /// averages that overwrite the parameters or that have not begun, running statistics, gradients of several scopes or on several devices, `rescaled` regions whose factors move, a schedule that looks at gradients, scales and
-    /// factors that are no powers of two, and other optimizers on the same scale; with clipping here and in the optimizer's own
-    /// configuration, too.
+    /// the same, bit for bit. It waits, as with other optimizers, where there is one of these:
+    ///
+    /// - accumulation, a hook that looks at the gradients, averages that overwrite the parameters or that have not begun, a `FlightRecorder`;
+    /// - gradients of several scopes or on several devices, f64 gradients, [`ScaledGradients`], [`UnscaledGradients`], or more than 65,536 gradients;
+    /// - running statistics, and a backend without kernels;
+    /// - a `GradScaler` of its own, other optimizers on the same scale, `rescaled` regions whose factors move, a schedule that looks at gradients,
+    ///   and scales and factors that are no powers of two;
+    /// - clipping here and in the optimizer's own configuration, both;
+    /// - the first step after a state was loaded.
     ///
     /// With [`with_accumulation`](Self::with_accumulation) it takes a micro-batch, and returns the module unchanged until the
     /// window is full; [`window`](Self::window) is empty after a step.
@@ -302,7 +309,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient does not have its parameter's shape,
     /// [`AmpError::InvalidValue`] for a learning rate that is NaN, or infinite as an f32, and for a setting of this or of a fused optimizer that is out of
     /// its range. [`AmpError::ForeignRecord`] if an open window belongs
-    /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if hooks reject one step too many.
+    /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if hooks reject one step too many,
+    /// [`AmpError::LossNotFinite`] if the model's output or the gradient of the loss is infinite or NaN once too often, and [`AmpError::TwoPrecisions`]
+    /// if gradients overflow in the scopes of another handle once too often. [`AmpError::UnfrozenBase`] if the base of a low-rank adapter has
+    /// gradients. [`AmpError::InvalidValue`] for a hook's factor outside (0, 1].
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -435,7 +445,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         &self.scaler
     }
 
-    /// The scaler, to change its settings.
+    /// The scaler, to change its settings. Waits for the steps in flight.
     pub fn scaler_mut(&mut self) -> &mut GradScaler {
         self.resolve();
         &mut self.scaler
@@ -457,13 +467,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         &self.optim
     }
 
-    /// The inner optimizer, to change its settings.
+    /// The inner optimizer, to change its settings. Waits for the steps in flight.
     pub fn optimizer_mut(&mut self) -> &mut O {
         self.resolve();
         &mut self.optim
     }
 
-    /// The inner optimizer with its state, to use without scaling. An open window and averages are dropped.
+    /// The inner optimizer with its state, to use without scaling. An open window and averages are dropped. Waits for
+    /// the steps in flight.
     pub fn into_inner(mut self) -> O {
         self.resolve();
         self.optim
@@ -499,8 +510,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`AmpError::ForeignRecord`], also for an open window where there is no accumulation, and for tensors of a hook (averages) that is not
-    /// here. [`AmpError::DamagedRecord`], as [`GradScaler::load_record`], and for a state that its hook refuses. [`AmpError::InvalidValue`] for a
+    /// [`AmpError::ForeignRecord`], also for an open window where there is no accumulation, and for tensors of a hook (averages) and master
+    /// weights that nobody here has. [`AmpError::DamagedRecord`], as [`GradScaler::load_record`], and for a state that its hook refuses. [`AmpError::InvalidValue`] for a
     /// setting that is out of its range. Optimizer, scaler, window and hooks stay as they were.
     pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
         self.check_settings()?;
@@ -600,7 +611,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 }
 
-/// Without the inner optimizer: Burn's own does not print.
 /// A clone goes on from here by itself. Waits for the steps in flight.
 impl<O: Clone> Clone for ScaledOptimizer<O> {
     fn clone(&self) -> Self {
@@ -616,6 +626,7 @@ impl<O: Clone> Clone for ScaledOptimizer<O> {
     }
 }
 
+/// Without the inner optimizer: Burn's own does not print.
 impl<O> std::fmt::Debug for ScaledOptimizer<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ScaledOptimizer")

@@ -35,6 +35,7 @@ impl MixedPrecision {
     /// A model whose parameters are read in this precision inside [`autocast`](Self::autocast), and in f32 outside.
     ///
     /// For a model without an optimizer, as in inference, or with one that is made elsewhere. Parameters, records and optimizers stay f32.
+    /// A model that has another `MixedPrecision` keeps that: call Burn's `materialize()` first, which takes it away.
     /// Does not wait for the device. It is Burn's `model.apply_reparameterization(amp.clone())`: a `MixedPrecision` is a
     /// [`Reparameterizer`](burn::module::Reparameterizer).
     ///

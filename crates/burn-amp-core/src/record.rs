@@ -202,6 +202,7 @@ impl AmpRecord {
     ///
     /// # Errors
     ///
+    /// What the optimizer's `to_record` has refused. [`AmpError::DamagedRecord`] if a tensor cannot be read, and
     /// [`AmpError::RecordIo`] if the container cannot be written, or the optimizer's state could not be loaded again: Burn loads
     /// it in the default float dtype of `Device::default()`. For f64 parameters,
     /// `Device::default().configure(FloatDType::F64)` at the start of the program sets that, and the run resumes bit for bit. A
@@ -215,7 +216,8 @@ impl AmpRecord {
     ///
     /// # Errors
     ///
-    /// [`AmpError::DamagedRecord`], [`AmpError::NewerRecord`], and [`AmpError::ForeignRecord`] if it is another record of Burn's.
+    /// [`AmpError::DamagedRecord`], [`AmpError::NewerRecord`], and [`AmpError::ForeignRecord`] if it is another record of Burn's, or
+    /// holds what this release does not know.
     pub fn from_bytes(bytes: Bytes) -> Result<Self, AmpError> {
         Self::from_container(Container::from_bytes(bytes, "memory")?)
     }
@@ -244,7 +246,8 @@ impl AmpRecord {
     ///
     /// # Errors
     ///
-    /// [`AmpError::ForeignRecord`] if there is no optimizer in it, [`AmpError::RecordIo`] if the container cannot be rebuilt.
+    /// [`AmpError::ForeignRecord`] if there is no optimizer in it, [`AmpError::RecordIo`] if the container cannot be rebuilt, and
+    /// [`AmpError::DamagedRecord`] if Burn cannot read it.
     pub fn into_optimizer(self) -> Result<OptimizerRecord, AmpError> {
         let container = self.stored_optimizer()?.clone();
         OptimizerRecord::from_bytes(container.into_bytes()?)

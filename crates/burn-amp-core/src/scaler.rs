@@ -74,7 +74,7 @@ impl LossScale {
     ///
     /// # Errors
     ///
-    /// As [`MixedPrecision::with_schedule`].
+    /// [`AmpError::InvalidValue`] if it was stored with a rule of your own and was not given that again.
     pub fn init(self) -> Result<GradScaler, AmpError> {
         self.check_rule().map(GradScaler::new)
     }
@@ -157,7 +157,7 @@ impl GradScaler {
         }
     }
 
-    /// Multiplies a loss, or a structure of losses, by the loss scale.
+    /// Multiplies a loss, or a structure of losses, by the loss scale; by 1 if this is the scaler of a [`MixedPrecision`], whose scopes scale.
     ///
     /// Takes what [`CastFloat`] is implemented for: tensors, `Vec`, arrays, tuples and `Option` of them, and structures of your
     /// own by [`cast_fields!`](crate::cast_fields).
@@ -242,7 +242,8 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`AmpError::LossNotScaled`] if neither this scaler nor a copy of it has scaled a loss since the last
-    /// [`update`](Self::update): the gradients of a plain loss are not scaled, and must not be divided.
+    /// [`update`](Self::update): the gradients of a plain loss are not scaled, and must not be divided. Never of the scaler of a
+    /// [`MixedPrecision`], whose scopes scale, and of a disabled one.
     pub fn scaled(&self, grads: GradientsParams) -> Result<ScaledGradients, AmpError> {
         let scales = self.is_enabled() && self.ledger.amp.is_none();
         match scales && !self.watch.is_scaled() {

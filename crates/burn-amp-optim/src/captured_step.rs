@@ -62,7 +62,7 @@ const MAX_SHAPES: usize = 4;
 ///   should not count or collect anything.
 /// - **Shapes**: a batch of another shape is recorded too. Four are kept, the ones that were used last. Each keeps the memory of its
 ///   activations.
-/// - **Where a device has no graphs** (Flex, CubeCL's `cpu`) the closure is called in each step, and all else is the same.
+/// - **Where a device has no graphs** (Flex, CubeCL's `cpu`), and where a model is on several devices, the closure is called in each step, and all else is the same.
 /// - **One thread** makes all steps: this is not `Send`.
 pub struct CapturedStep<M, B, O, F> {
     /// None while a step has it, and after one that has panicked.
@@ -106,7 +106,8 @@ where
     ///
     /// [`AmpError::CannotCapture`] if the optimizer is not a [fused one](crate::Fused), or waits for the device for another reason: with
     /// accumulation, a guard, averages, or a loss scale that the host moves. It names the reason.
-    /// [`AmpError::ForeignRecord`] if the optimizer's state was loaded and is of another model.
+    /// [`AmpError::ForeignRecord`] if the optimizer's state was loaded and is of another model, [`AmpError::InvalidValue`] for a setting out of its range,
+    /// and what is wrong with gradients that were dropped before.
     pub fn new(model: M, mut optim: ScaledOptimizer<O>, loss: F) -> Result<Self, AmpError> {
         optim.refuses_capture(&model)?;
         let devices = model.devices();
@@ -136,7 +137,8 @@ where
     /// One training step: as [`ScaledOptimizer::try_step`] with the gradients of the closure's loss, which is given back in a tensor of its own,
     /// without autodiff.
     ///
-    /// `lr` is a number, or Burn's learning rates of groups. Records the step if the batch's shapes are new, and waits for the device then. A replay does not wait.
+    /// `lr` is a number, or Burn's learning rates of groups. Records the step if the batch's shapes are new, and waits for the device then. A replay does not wait. A
+    /// recording seeds the device's random numbers.
     ///
     /// # Errors
     ///
@@ -190,13 +192,17 @@ where
     }
 
     /// A copy of the model, which later steps leave as it is: to validate with, or to save. Does not wait for the device.
+    ///
+    /// # Panics
+    ///
+    /// If the optimizer has panicked in an earlier step.
     pub fn model(&self) -> M {
         replaced(self.here().clone(), |_, parameter| {
             Some(parameter().value.copied())
         })
     }
 
-    /// The optimizer: its scaler and log. [`synchronize`](Self::synchronize) first, to have all steps counted.
+    /// The optimizer, with its scaler. [`synchronize`](Self::synchronize) first, to have all steps counted.
     ///
     /// A clone of it shares the state's memory, which later steps write: take a record to keep a state.
     pub fn optim(&self) -> &ScaledOptimizer<O> {
@@ -223,6 +229,10 @@ where
     }
 
     /// Gives back model and optimizer, and frees what was recorded. Does not wait for the device.
+    ///
+    /// # Panics
+    ///
+    /// If the optimizer has panicked in an earlier step.
     pub fn into_parts(mut self) -> (M, ScaledOptimizer<O>) {
         self.captured.clear();
         let model = self.model.take().expect(PANICKED);

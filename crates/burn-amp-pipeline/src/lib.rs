@@ -188,7 +188,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
 
     /// Hands the gradients over, and returns `module` with the parameters of the update before; see [`ScaledOptimizer::step`].
     ///
-    /// Waits for the update before, if it is not done, and not for the device: the optimizer's thread does. With accumulation it takes a
+    /// Waits for the update before, if it is not done, and not for the device: the optimizer's thread does. But the third, fifth, ninth step and so on
+    /// read the parameters, to compare them with the masters, and running statistics are read after a skip. With accumulation it takes a
     /// micro-batch, and returns the module unchanged until a window is full: all micro-batches of a window see the same parameters.
     ///
     /// # Panics
@@ -367,7 +368,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// The state of all that was handed over, to be stored: it waits for that. See [`ScaledOptimizer::to_record`].
     ///
     /// Where the module that the program holds is behind, or its parameters are in half precision, the f32 masters are in it too: a run
-    /// that resumes goes on from them. After [`synchronize`](Self::synchronize), an f32 module is the masters, and the record has none.
+    /// that resumes goes on from them. After [`synchronize`](Self::synchronize), an f32 module is the masters, and the record has none. If the thread
+    /// has ended, the record's `save`, `into_bytes` and `into_optimizer` return [`AmpError::OptimizerThread`].
     pub fn to_record(&mut self) -> AmpRecord {
         let of = self.not_in_module();
         let stored = self.stored.clone();
@@ -410,7 +412,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// As [`AmpRecord::save`].
+    /// As [`AmpRecord::save`], and [`AmpError::OptimizerThread`] if the thread has ended.
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         self.to_record().save(path)
     }

@@ -5,7 +5,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ReportError {
-    /// The loss could not be computed, or the device lacks f16.
+    /// The loss could not be computed, or the device lacks the half precision that is judged.
     #[error(transparent)]
     Amp(#[from] AmpError),
 

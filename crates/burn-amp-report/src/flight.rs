@@ -16,6 +16,8 @@ pub(crate) use step::{Host, read_steps};
 /// Keeps what happened in the last 21 steps of a run, and writes it down when something goes wrong.
 ///
 /// One line, in a loop of your own and for a `Learner`. It stays with the [`MixedPrecision`] and all its clones, also if this handle is dropped.
+/// With a fused optimizer each step waits for the device while it is attached, and a `CapturedStep` is refused. It does not see the steps of a
+/// `PipelinedOptimizer`.
 ///
 /// ```
 /// use burn::{
@@ -49,7 +51,7 @@ pub(crate) use step::{Host, read_steps};
 /// that was not finite, magnitudes, loss scale, the parameters that overflow, and advice. A row of skips is written once, and again if it
 /// ends the run.
 ///
-/// What the probes see stays on the device until then: a finite step reads nothing more than without it. At each probe the gradient and the tensor are read
+/// What the probes see stays on the device until then: a finite step reads nothing for them. At each probe the gradient and the tensor are read
 /// once, in the backward pass; the tensor is kept until then. The numbers of each step that the optimizer has read anyway go to `steps.jsonl`, which
 /// `burn-amp-report` shows.
 #[derive(Clone, Debug)]

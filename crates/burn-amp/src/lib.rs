@@ -40,7 +40,7 @@
 //! - [`gradients`]: to look at gradients, or to change them, before a step.
 //! - [`optim`]: SGD, Adam and AdamW that step all parameters in one pass; training steps that a device replays.
 //! - [`ScaledLrScheduler`]: a learning-rate schedule that does not advance on a skipped step.
-//! - [`AmpRecord`]: the state of all of these, in a file.
+//! - [`AmpRecord`]: the state of optimizer, loss scale, open window and hooks (averages, too), in a file. Model and learning rate have Burn's own records.
 //!
 //! With a feature of the same name:
 //!

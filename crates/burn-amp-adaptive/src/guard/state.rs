@@ -268,7 +268,8 @@ impl Series {
         // Of the others: a value with this z-score is so many of their standard deviations above their mean.
         let usual = self.before();
         if !original {
-            if usual.std == 0.0 {
+            // NaN of one value.
+            if usual.std == 0.0 || usual.std.is_nan() {
                 return None;
             }
             let count = f64::from(window);

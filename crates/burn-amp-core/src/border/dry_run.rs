@@ -14,8 +14,10 @@ pub struct DryRun {
     pub scale: f64,
     /// What the factors of regions become.
     pub region: fn(f64) -> f64,
-    /// In place of that of the `MixedPrecision`.
+    /// In place of that of the `MixedPrecision` that is judged, and of others that are in half precision.
     pub dtype: Option<FloatDType>,
+    /// The one that is judged, if the dtype is another.
+    pub judged: Option<MixedPrecision>,
     /// The names of regions that run in f32.
     pub in_f32: BTreeSet<String>,
     /// Whether gradients are measured at the casts.
@@ -62,6 +64,7 @@ impl DryRun {
             scale,
             region: |factor| factor,
             dtype: None,
+            judged: None,
             in_f32: BTreeSet::new(),
             is_measured: false,
             in_learner: true,
@@ -69,6 +72,13 @@ impl DryRun {
             seed: None,
             notes: Mutex::default(),
         }
+    }
+
+    /// The dtype in scopes of this handle, if another than its own. What a program runs in f32 beside the handle that is judged stays in f32.
+    pub(crate) fn dtype_of(&self, amp: &MixedPrecision) -> Option<FloatDType> {
+        let is_judged = self.judged.as_ref().is_some_and(|judged| judged.is(amp));
+        self.dtype
+            .filter(|_| is_judged || is_half(amp.dtype().into()))
     }
 
     /// Takes out what was found so far.
@@ -87,7 +97,7 @@ impl DryRun {
         }
         let is_one = tensor.rank() == 1 && tensor.shape().num_elements() == 1;
         let mut notes = locked(&self.notes);
-        notes.is_loss_inside |= is_outside && is_one;
+        notes.is_loss_inside |= is_outside && is_one && is_half(tensor.dtype());
         if !notes.handles.iter().any(|known| known.is(amp)) {
             notes.handles.push(amp.clone());
         }

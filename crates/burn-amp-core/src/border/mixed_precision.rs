@@ -161,7 +161,8 @@ impl MixedPrecision {
         self.shared.dtype
     }
 
-    /// The present loss scale: that of the next scope; 1 without scaling.
+    /// The present loss scale: that of the next scope; 1 without scaling. With a fused optimizer the device may be some steps ahead: scopes take the
+    /// scale from there. In f32, scopes apply none.
     pub fn loss_scale(&self) -> f32 {
         match self.shared.enabled {
             true => self.shared.live.scale(),
@@ -310,8 +311,8 @@ impl MixedPrecision {
         self.journal().last().0
     }
 
-    /// The measures of the last step's gradients, before clipping; none before the first step, and of a disabled scaler that
-    /// does not clip. See [`GradScaler::last_status`](crate::GradScaler::last_status).
+    /// The measures of the last step's gradients, before clipping; none before the first step, after a micro-batch that is tested with its window, and
+    /// of a disabled scaler that does not clip. See [`GradScaler::last_status`](crate::GradScaler::last_status).
     pub fn last_status(&self) -> Option<GradientStatus> {
         self.journal().last().1
     }

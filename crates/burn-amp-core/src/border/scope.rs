@@ -232,7 +232,8 @@ impl MixedPrecision {
     /// [`AmpError::HalfPrecisionInput`] if a half-precision tensor that requires gradients comes in from outside,
     /// [`AmpError::HalfPrecisionLeaf`] if such a parameter is read, [`AmpError::CapturedOutput`] if an f32 tensor that
     /// requires gradients is returned, [`AmpError::DTypeClash`] if Burn panics because of two dtypes inside,
-    /// [`AmpError::BackwardInside`] if `forward` itself calls `backward`.
+    /// [`AmpError::BackwardInside`] if `forward` itself calls `backward` and the loss scale is not 1. [`AmpError::InvalidValue`] for a
+    /// [`rescaled`] region whose power of two is outside -126 to 126.
     pub fn try_autocast<I: CastFloat, R: CastFloat>(
         &self,
         input: I,
@@ -254,7 +255,7 @@ impl MixedPrecision {
         let is_inside = here.is_inside && (outer.is_some() || here.open.is_none());
         let frame = Frame {
             open: Some(open.clone()),
-            is_inside: true,
+            is_inside: is_inside || self.is_scaled(),
             amp: Some(self.clone()),
             ..here
         };
@@ -290,8 +291,8 @@ impl MixedPrecision {
     /// A scope of this thread, in the regions that it is in.
     fn opened(&self, here: &Frame) -> Open {
         let dry = here.dry.clone();
-        let dtype = dry.as_ref().and_then(|dry| dry.dtype);
-        let dtype = dtype.unwrap_or(self.dtype());
+        let other = dry.as_ref().and_then(|dry| dry.dtype_of(self));
+        let dtype = other.unwrap_or(self.dtype());
         let is_step = dry.is_none() && self.is_scaled();
         let device_step = is_step
             .then(|| self.live().in_flight.device_step())
@@ -300,7 +301,7 @@ impl MixedPrecision {
             self.live().events.follow_the_last();
         }
         let scale = match &dry {
-            Some(dry) if dry.dtype.is_some() || dtype != FloatDType::F32 => dry.scale,
+            Some(dry) if other.is_some() || dtype != FloatDType::F32 => dry.scale,
             _ if device_step.is_some() => 1.0,
             _ => self.factor(),
         };

@@ -48,12 +48,12 @@ impl MixedPrecision {
     /// # Errors
     ///
     /// The scale stays as it was. [`AmpError::GradientsNotFinite`] if gradients overflow even at 2^-24 (a scale below 1 is set, and warned of),
-    /// [`AmpError::NoGradients`] if there is none, or all are zero. [`AmpError::NoScope`], [`AmpError::HalfPrecisionLoss`],
+    /// [`AmpError::NoGradients`] if there is none, the loss was computed without autodiff, or all are zero. [`AmpError::NoScope`], [`AmpError::HalfPrecisionLoss`],
     /// [`AmpError::DTypeClash`] and the rest as [`check`](Self::check).
     ///
     /// # Panics
     ///
-    /// Where `loss` panics for another reason, or its result has no autodiff graph.
+    /// Where `loss` panics for another reason.
     pub fn calibrate<M: Module, const D: usize>(
         &self,
         model: &M,
@@ -143,15 +143,15 @@ fn search(
     mut run: impl FnMut(f64) -> Result<PassResult, AmpError>,
 ) -> Result<f64, AmpError> {
     let exponent = highest(|exponent| run(f64::from(exponent).exp2()))? - HEADROOM;
-    let scale = f64::from(exponent).exp2();
+    let scale = schedule.clamped(f64::from(exponent).exp2() as f32).into();
     match exponent < 0 {
         true => warn!(
-            "gradients overflow in half precision even at a loss scale of 1: the loss is large, or its gradients are. The loss scale is {}",
+            "gradients leave no room for a loss scale of 1 in half precision: the loss is large, or its gradients are. The loss scale is {}",
             short(scale)
         ),
         false => log::info!("the loss scale starts at {}", short(scale)),
     }
-    Ok(schedule.clamped(scale as f32).into())
+    Ok(scale)
 }
 
 /// The exponent of the highest scale at which nothing overflows.

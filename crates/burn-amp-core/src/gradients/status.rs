@@ -71,7 +71,7 @@ impl GradientStatus {
         &self.clip_norms
     }
 
-    /// What clipping by a global norm has multiplied gradients by: the smallest of the groups' coefficients, 1 where none was
+    /// What clipping by a global norm, and hooks, have multiplied gradients by: the smallest of these factors, 1 where none was
     /// clipped; none if nothing is clipped so.
     pub fn clip_coefficient(&self) -> Option<f64> {
         self.clip_coefficient

@@ -69,8 +69,9 @@ impl StepCounters {
         self.bad_losses
     }
 
-    /// Iterations in a row, up to the present one, in which a step was skipped, or micro-batches in a row
-    /// that were dropped. An iteration ends with [`GradScaler::update`](crate::GradScaler::update).
+    /// Iterations in a row, up to the present one, in which a step was skipped because the loss scale was too high, or micro-batches in a row
+    /// that were dropped so. Those of [`bad_losses`](Self::bad_losses), and windows of finite micro-batches whose sum overflows, neither count nor end
+    /// the row. An iteration ends with [`GradScaler::update`](crate::GradScaler::update).
     pub fn consecutive_skips(&self) -> u64 {
         self.consecutive_skips
     }

@@ -101,7 +101,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`AmpError::LossScaleExhausted`] or [`AmpError::LossNotFinite`] if one of the steps was an overflow too many.
+    /// [`AmpError::LossScaleExhausted`], [`AmpError::LossNotFinite`] or [`AmpError::TwoPrecisions`] if one of the steps was an overflow too many.
     pub fn synchronize(&mut self) -> Result<(), AmpError> {
         self.resolve();
         self.take_error()
@@ -271,7 +271,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             (
                 !self.scaler.can_step_on_device(),
                 "its loss scale is moved by the host: by a `GradScaler` without a `MixedPrecision`, by several optimizers, by a \
-                schedule that looks at gradients, or in steps that are no powers of two; or an observer looks at it",
+                schedule that looks at gradients, by regions whose factors move, or in steps that are no powers of two; or a `FlightRecorder` looks \
+                at each step",
             ),
         ];
         waits

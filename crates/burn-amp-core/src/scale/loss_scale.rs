@@ -176,7 +176,7 @@ impl LossScale {
     /// The state after one more iteration: a deterministic function of this state and of what the iteration has shown.
     ///
     /// Takes a [`StepOutcome`], or that and the [`GradientStatus`](crate::GradientStatus) of the gradients: `(outcome, &status)`.
-    /// Without a status, a finite step changes nothing under schedules that look at the gradients.
+    /// Without a status, a finite step leaves the scale as it is under schedules that look at the gradients; counts and a warm-up go on.
     ///
     /// [`Stepped`](StepOutcome::Stepped) counts as finite, [`Skipped`](StepOutcome::Skipped) and
     /// [`Dropped`](StepOutcome::Dropped) as an overflow; the others change nothing. A static scale never changes. Never fails

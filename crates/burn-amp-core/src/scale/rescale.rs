@@ -68,8 +68,8 @@ impl Rescale {
     /// Other settings, and the schedule that they name, in place of any rule before: AdaLoss, too, is gone then. Scales in them are factors of this region:
     /// its `init_scale` is most often 1.
     ///
-    /// What is not of the schedule (`enabled`, `max_consecutive_skips`, `parameter_dtype_gradients`) counts in the settings of
-    /// the [`MixedPrecision`](crate::MixedPrecision) alone.
+    /// `max_consecutive_skips` and `parameter_dtype_gradients` count in the settings of the [`MixedPrecision`](crate::MixedPrecision) alone. Without
+    /// `enabled` the factor is 1.
     ///
     /// # Errors
     ///

@@ -34,7 +34,8 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`AmpError::LossScaleExhausted`] if a micro-batch is dropped after `max_consecutive_skips` dropped in a row, or where the
-    /// scale cannot go lower if `raise_error_at_min_scale` is set; the window stays as it was. [`AmpError::ForeignRecord`] if a sum of the window is of
+    /// scale cannot go lower if `raise_error_at_min_scale` is set, [`AmpError::LossNotFinite`] and [`AmpError::TwoPrecisions`] where that is the cause; the
+    /// window stays as it was. [`AmpError::UnfrozenBase`] if the base of a low-rank adapter has gradients. [`AmpError::ForeignRecord`] if a sum of the window is of
     /// no parameter of `module`, not of its shape, or not in the dtype in which its gradients are summed;
     /// [`AmpError::GradientShape`] if a gradient does not have its parameter's shape;
     /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype. Nothing was changed then.

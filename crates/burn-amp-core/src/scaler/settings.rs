@@ -43,7 +43,7 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`AmpError::InvalidValue`], the old value kept, unless `scale` is positive, finite as an f32 and
-    /// within `min_scale` and `max_scale`.
+    /// within `min_scale` and `max_scale`, which do not bound a static scale.
     pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
         self.live().resolve(true);
         self.replace_update(self.schedule(), scale)
@@ -92,7 +92,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`], the old value kept, unless `tracker` is below the growth interval.
+    /// [`AmpError::InvalidValue`], the old value kept, unless `tracker` is below the growth interval and the scale dynamic.
     pub fn set_growth_tracker(&mut self, tracker: u32) -> Result<(), AmpError> {
         self.change(|schedule| schedule.with_growth_tracker(tracker))
     }
@@ -146,7 +146,8 @@ impl GradScaler {
 
     /// PyTorch's `load_state_dict`: takes over the five values from JSON, such as `json.dumps(scaler.state_dict())` in Python.
     ///
-    /// Bounds and hysteresis stay, and unknown names are ignored. A disabled scaler ignores all of it, as PyTorch's.
+    /// Bounds and the setting of hysteresis stay, its tolerated overflows are granted again, and unknown names are ignored. A disabled scaler ignores any
+    /// JSON object, as PyTorch's.
     ///
     /// # Errors
     ///

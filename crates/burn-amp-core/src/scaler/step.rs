@@ -24,8 +24,8 @@ impl GradScaler {
     /// [`update`](Self::update) once after all steps of the iteration. [`last_outcome`](Self::last_outcome) returns what this
     /// call has done.
     ///
-    /// Reads the losses, to warn, where all gradients are zero and at the first, second, fourth, eighth step and so on. Does
-    /// not wait for the device otherwise.
+    /// Reads the losses, to warn, where all gradients are zero and at the first, second, fourth, eighth step and so on. On a skipped step, running
+    /// statistics that are not finite are set back to those of the last good step, which reads them. Does not wait for the device otherwise.
     ///
     /// # Panics
     ///
@@ -52,7 +52,8 @@ impl GradScaler {
     /// ([`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch)) only the former: its sum overflows by itself.
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
     /// [`AmpError::UpdateMissing`] if these parameters were stepped already, [`AmpError::GradientShape`] if a gradient does not have
-    /// its parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is NaN, or infinite as an f32; nothing is counted then. Neither
+    /// its parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is NaN, or infinite as an f32, and for a setting of a fused optimizer; nothing
+    /// is counted then. [`AmpError::LossNotFinite`] and [`AmpError::TwoPrecisions`] for such a cause once too often. Neither
     /// parameters, optimizer state nor loss scale change on any of them.
     pub fn try_step<O: ModuleOptim, M: Module>(
         &mut self,
@@ -76,6 +77,7 @@ impl GradScaler {
             decided
         });
         self.enter();
+        self.notify(decided.as_ref().err());
         match decided {
             Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
             Ok(None) => Ok(module),
@@ -144,8 +146,8 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::LossScaleExhausted`] or [`AmpError::LossNotFinite`] if gradients that were dropped are an overflow too many; the
-    /// iteration is ended.
+    /// [`AmpError::LossScaleExhausted`], [`AmpError::LossNotFinite`] or [`AmpError::TwoPrecisions`] if gradients that were dropped are an overflow
+    /// too many; the iteration is ended.
     pub fn update(&mut self) -> Result<Option<StepOutcome>, AmpError> {
         let (counted, ended) = self.end_with_dropped();
         if let Some(seen) = ended.seen {
@@ -214,8 +216,8 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::LossScaleExhausted`] as [`try_step`](Self::try_step), and [`AmpError::UpdateMissing`] if the parameters
-    /// were stepped or observed already.
+    /// [`AmpError::LossScaleExhausted`], [`AmpError::LossNotFinite`] or [`AmpError::TwoPrecisions`] as [`try_step`](Self::try_step), and
+    /// [`AmpError::UpdateMissing`] if the parameters were stepped or observed already.
     pub fn observe(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
         self.account().begin_call();
         self.pending.take(&grads.pending);
@@ -234,7 +236,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::LossScaleExhausted`] or [`AmpError::LossNotFinite`] if the gradients are an overflow too many, as
+    /// [`AmpError::LossScaleExhausted`], [`AmpError::LossNotFinite`] or [`AmpError::TwoPrecisions`] if the gradients are an overflow too many, as
     /// [`try_step`](Self::try_step); they are counted as discarded.
     pub fn discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
         self.account().begin_call();

@@ -212,7 +212,8 @@ impl Applied<'_> {
         self.resolution.clone()
     }
 
-    /// Gives a parameter another value of the same shape, which is cast to its dtype. The last call for a parameter holds.
+    /// Gives a parameter another value of the same shape, which is cast to its dtype. The last call for a parameter holds. A value of another shape is
+    /// dropped, with a warning. On a step that the device decides the value counts even if the step is skipped: answer [`Verdict::Wait`] before.
     pub fn replace<const D: usize>(&mut self, id: ParamId, value: Tensor<D>) {
         self.replace_any(id, AnyTensor::new(value));
     }

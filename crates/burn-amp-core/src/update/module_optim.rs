@@ -39,7 +39,7 @@ use crate::{error::AmpError, update::Update, values::ParamTensors};
             that implements `ModuleOptim`"
 )]
 pub trait ModuleOptim {
-    /// Updates the parameters of `module` that have a gradient. The gradients are unscaled and finite.
+    /// Updates the parameters of `module` that have a gradient. The gradients are unscaled and finite; with a disabled scaler nobody has tested them.
     ///
     /// Never called on a step that is skipped.
     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M;

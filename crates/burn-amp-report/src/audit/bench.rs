@@ -38,6 +38,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         let trace = Arc::new(trace);
         let dry = Arc::new(DryRun {
             dtype: Some(dtype),
+            judged: Some(self.amp.clone()),
             seed: Some(seed),
             // From those in f32 the scale is computed.
             is_measured: dtype == FloatDType::F32,

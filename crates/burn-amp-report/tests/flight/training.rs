@@ -26,12 +26,16 @@ pub fn training(amp: &MixedPrecision) -> Training {
     Player::new(fill(Network { first, second }, 0, 0.35), amp)
 }
 
-/// A step in which activations are multiplied by `gain`, and the loss by `factor`.
-pub fn step(training: &mut Training, gain: f64, factor: f64) -> Result<(), AmpError> {
+/// The gradients of a loss that is multiplied by `factor`, and activations by `gain`.
+pub fn gradients(training: &Training, gain: f64, factor: f64) -> GradientsParams {
     let input = random(5, [4, 8], &flex()) * 1.5;
     let forward = |x| training.model.forward(x, gain);
-    let loss = training.amp.autocast(input, forward).square().mean() * factor;
-    training.try_step(0.01, training.gradients(loss))
+    training.gradients(training.amp.autocast(input, forward).square().mean() * factor)
+}
+
+/// A step with these.
+pub fn step(training: &mut Training, gain: f64, factor: f64) -> Result<(), AmpError> {
+    training.try_step(0.01, gradients(training, gain, factor))
 }
 
 /// Steps in which nothing is wrong.

@@ -2,7 +2,7 @@ use burn_amp_report::FlightRecorder;
 use burn_amp_tests::{prelude::*, says, stored};
 use tempfile::TempDir;
 
-use crate::training::{Training, step, steps, training};
+use crate::training::{Training, gradients, step, steps, training};
 
 /// A training whose recorder writes to a folder.
 fn recorded(config: GradScalerConfig) -> (TempDir, Training, FlightRecorder) {
@@ -192,4 +192,19 @@ fn a_run_that_was_killed_goes_on_in_the_same_log() {
     let lines = bytes.split(|byte| *byte == b'\n');
     let lines = lines.map(serde_json::from_slice::<Value>);
     assert_eq!(lines.filter(Result::is_ok).count(), 3);
+}
+
+#[test]
+fn a_scaler_that_steps_by_hand_is_seen() {
+    let (_folder, training, recorder) = in_f16();
+    let (mut sgd, mut scaler) = (SgdConfig::new().init(), GradScaler::from(&training.amp));
+    for gain in [1.0, 1e4, 1e4] {
+        let grads = scaler.scaled(gradients(&training, gain, 1.0)).unwrap();
+        let grads = scaler.unscale(grads, &training.model).unwrap();
+        scaler.step(&mut sgd, 0.01, training.model.clone(), grads);
+        scaler.update().unwrap();
+    }
+    let flight = json(&recorder.written()[0]);
+    assert_eq!(flight["step"], 3);
+    assert_eq!(first(&flight), ["squares", "forward"]);
 }

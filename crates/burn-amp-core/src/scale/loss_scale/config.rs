@@ -82,7 +82,7 @@ settings! {
     /// Whether to scale at all; default true. If not, losses and gradients pass untouched, no step is skipped and nothing is
     /// measured.
     enabled, with_enabled: bool = true,
-    /// Whether the scale moves; default true. If not, it stays at `init_scale`; overflowing steps are still skipped.
+    /// Whether the scale moves; default true. If not, it stays at `init_scale`, or where `calibrate` or a setter has put it; overflowing steps are still skipped.
     dynamic, with_dynamic: bool = true,
     /// The scale never falls below this; default none. A scaler also stops where the scale would have no inverse in f32.
     #[serde(with = "crate::values::number::optional")]
@@ -101,7 +101,8 @@ settings! {
     /// `update_scale_hysteresis`. If not, the default, only a growth of the scale does, as in Megatron-LM.
     consecutive_hysteresis, with_consecutive_hysteresis: bool = false,
     /// How many steps in a row may be skipped, micro-batches dropped, or windows of finite micro-batches skipped because their
-    /// sum overflows: one more ends the run. None: any number. Default 50.
+    /// sum overflows: one more ends the run. So it is for losses that are not finite and for steps that hooks reject, each counted by itself. None: any
+    /// number. Default 50.
     max_consecutive_skips, with_max_consecutive_skips: Option<u32> = Some(50),
     /// Which rule moves the scale; default [`Schedule::GrowthInterval`], PyTorch's.
     schedule, with_schedule: Schedule = Schedule::GrowthInterval,

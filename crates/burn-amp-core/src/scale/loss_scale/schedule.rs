@@ -8,8 +8,9 @@ use crate::scale::defaults::{defaults, with_defaults};
 /// Which rule moves a dynamic loss scale; [`GradScalerConfig::schedule`](crate::GradScalerConfig::schedule) selects it. A rule of your own is a
 /// [`Rule`](crate::schedule::Rule).
 ///
-/// With each of them an overflow skips its step and multiplies the scale by `backoff_factor`, `min_scale` and `max_scale` bound
-/// it, hysteresis and warm-up apply, and it stays a power of two if `init_scale` and the factors are. All are deterministic, work
+/// With each of them `min_scale` and `max_scale` bound the scale, and warm-up applies. With each but
+/// [`OpenSeq2SeqLogMax`](Self::OpenSeq2SeqLogMax) an overflow multiplies it by `backoff_factor`, hysteresis applies, and it stays a power of two if
+/// `init_scale` and the factors are. All are deterministic, work
 /// on the host and cost nothing on the device: what they use is measured in the pass that tests the gradients.
 ///
 /// [`LogMax`](Self::LogMax) and [`NearTop`](Self::NearTop) look at the gradients of parameters. Those of activations may overflow before.

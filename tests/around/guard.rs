@@ -265,7 +265,7 @@ const REFUSED: &str = r#"
 {"ZClip": {"clip_factor": "inf"}} > `clip_factor` is inf, but must be finite and above 0
 {"SkipStep": {"rolling_interval_length": 1}} > `rolling_interval_length` is 1, but must be from 2 to 65536
 {"SkipStep": {"sigma_factor": -1}} > `sigma_factor` is -1, but must be finite and above 0
-{"Outlier": {"window": 1048576}} > `window` is 1048576, but must be from 2 to 65536
+{"Outlier": {"window": 2}} > `window` is 2, but must be from 3 to 65536
 {"Outlier": {"window": 16, "skip_update_lossz": 6}} > `skip_update_lossz` is 6, but must be at least 0 and below 3.750, the highest z-score in a window of 16
 {"Outlier": {"skip_update_lossz": 0, "skip_update_gradz": 0}} > `skip_update_gradz` is 0, but must be above 0, or `skip_update_lossz` must be
 "#;

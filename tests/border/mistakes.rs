@@ -64,8 +64,7 @@ fn a_dry_run_refuses_what_would_not_train_in_half_precision() {
     let inside = amp.check(&gain, |m| amp.autocast(ones(), |x| m.forward(x).mean()));
     is_error(&inside.map(drop).unwrap_err(), "HalfPrecisionLoss", []);
     // In f32 it loses nothing.
-    let nets = (gain.clone(), self::gain(&in_f32));
-    let beside = amp.check(&nets, |(m, critic)| {
+    let beside = amp.check(&(gain.clone(), self::gain(&in_f32)), |(m, critic)| {
         let hidden = amp.autocast(ones(), |x| m.forward(x));
         in_f32.autocast(hidden, |x| critic.forward(x).mean())
     });

@@ -345,13 +345,15 @@ fn other_settings_of_one_name_are_warned_of() {
 }
 
 /// The gradient of a parameter overflows in a region, and another model has read one of the same path in another: both factors are lowered.
+/// A model without gradients is no reader.
 #[test]
 fn regions_of_two_models_with_the_same_paths() {
     let mut run = run();
-    let other = run.amp.attach(net());
+    let (other, frozen) = (run.amp.attach(net()), run.amp.attach(net()).no_grad());
     let region = |name, net: &Net, x| rescaled(dynamic(name, 5), x, |x| net.inner.forward(x));
     let output = run.amp.autocast(ones() * two(10), |x| {
-        region("a", &run.model, x.clone()) + region("b", &other, x)
+        let frozen = region("c", &frozen, x.clone()) + frozen.inner.forward(x.clone());
+        region("a", &run.model, x.clone()) + region("b", &other, x) + frozen
     });
-    assert_eq!(step_on(&mut run, output.sum()), "-10: a 4, b 4");
+    assert_eq!(step_on(&mut run, output.sum()), "-10: a 4, b 4, c 5");
 }

@@ -81,6 +81,5 @@ fn a_resumed_run_without_an_epoch_left() {
     let first = Run::of(2).launch_with(averaging);
     let again = Run::of(2).resumed(2).launch_in(&first.folder, averaging);
     assert!(averaged(&again.model) == averaged(&first.model));
-    let [again, first] = [again, first].map(|done| done.model.scaler().counters());
-    assert_eq!(again, first);
+    assert!(again.model.scaler().counters() == first.model.scaler().counters());
 }

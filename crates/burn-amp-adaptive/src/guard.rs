@@ -111,7 +111,7 @@ pub enum Guard {
     /// Begins with a full window. The value that is judged is one of its window, so that no z-score of `n` values exceeds
     /// `(n - 1) / sqrt(n)`.
     Outlier {
-        /// How many values a window has. From 2 to 65536; default 128.
+        /// How many values a window has. From 3 (with `original` 2) to 65536; default 128.
         #[serde(default = "defaults::window")]
         window: u32,
         /// The highest z-score of a loss that is accepted; 0 for any. Below `(n - 1) / sqrt(n)` for a window of `n`; default 6,
@@ -242,7 +242,8 @@ impl Guard {
                 skip_update_gradz: of_norm,
                 original,
             } => {
-                count("window", window, 2)?;
+                // The others of a window of two are one value, which has no deviation.
+                count("window", window, if original { 2 } else { 3 })?;
                 check_thresholds(window, of_loss, of_norm, original)
             }
         }

@@ -42,7 +42,7 @@ impl MixedPrecision {
     /// A free [`autocast`](crate::autocast) opens a scope here if it does so in the training: once this handle is in a `Learner`.
     /// Running statistics are restored before this returns. Seeds the device's random numbers. Waits for the device.
     ///
-    /// Returns the status of the gradients at the present loss scale (the power of two below it, and at least 1; 65536 where no loss is scaled), or at the
+    /// Returns the status of the gradients at the present loss scale (the power of two at or below it, and at least 1; 65536 where no loss is scaled), or at the
     /// highest one below at which they are finite.
     ///
     /// ```

@@ -484,7 +484,8 @@ pub(crate) fn short(value: f64) -> String {
 #[derive(Clone, Error)]
 #[error("{error}")]
 pub struct StepError<M> {
-    /// The module: `*failed.module`. As it was given; of a `PipelinedOptimizer`, with its newest parameters; of a run, as far as it was trained. Boxed, so that a `Result` of a step stays small.
+    /// The module: `*failed.module`. As it was given; where a `PipelinedOptimizer` is synchronized, with its newest parameters; of a run, as far as it was
+    /// trained. Boxed, so that a `Result` of a step stays small.
     pub module: Box<M>,
     /// What went wrong.
     pub error: AmpError,

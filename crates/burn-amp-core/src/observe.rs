@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::border::{MixedPrecision, scope};
 use crate::gradients::{Pass, UnscaledGradients, handles};
 use crate::values::{AnyTensor, any_tensor, distinct_parameters};
+use crate::{StepOutcome, error::AmpError, scale::loss_scale::SkipCause, scaler::GradScaler};
 pub use crate::{
     border::dry_run::DryRun,
     border::observer::{Observer, Stepped},
@@ -16,7 +17,6 @@ pub use crate::{
     record::write_whole,
     values::dtype::is_half,
 };
-use crate::{error::AmpError, scale::loss_scale::SkipCause, scaler::GradScaler};
 
 /// Attaches an observer to all clones of a `MixedPrecision`, or none. Returns the one before.
 pub fn set(amp: &MixedPrecision, observer: Option<Arc<dyn Observer>>) -> Option<Arc<dyn Observer>> {
@@ -87,11 +87,11 @@ pub fn count(tensors: impl Iterator<Item = Tensor<1>>) -> Result<ExponentHistogr
 
 impl GradScaler {
     /// Notifies the observer that a step is over.
-    pub(crate) fn notify(&self, error: Option<&AmpError>) {
+    pub(crate) fn notify(&self, outcome: Option<StepOutcome>, error: Option<&AmpError>) {
         if let Some(observer) = self.observer() {
             let status = self.last_status();
             observer.stepped(Stepped {
-                outcome: self.last_outcome(),
+                outcome,
                 loss_scale: self.loss_scale(),
                 status: status.as_ref(),
                 error,

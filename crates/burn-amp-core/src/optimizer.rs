@@ -105,6 +105,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// 0 micro-batches are an error of the first [`try_step`](Self::try_step).
     pub fn with_accumulation(mut self, config: impl Into<AccumulationConfig>) -> Self {
+        self.resolve();
         self.drop_window();
         let window = config.into().init();
         if let Some(window) = self.options.replaced("with_accumulation", window) {

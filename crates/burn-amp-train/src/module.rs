@@ -58,8 +58,8 @@ impl<M: Module + 'static> Module for Scaled<M> {
         valid.steps = valid.steps.for_validation();
         let ema = valid.ema().filter(|ema| ema.config().validation).cloned();
         if let (Some(ema), None) = (ema, &self.trained) {
-            valid.trained = Some(self.inner.clone());
-            valid.inner = ema.module(&self.inner);
+            valid.trained = Some(valid.inner.clone());
+            valid.inner = ema.module(&valid.inner);
         }
         valid.inner = valid.inner.valid();
         valid

@@ -149,11 +149,11 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         let own = || self.steps.kind.thread.is_none().then(|| optim.clone());
         let checkpointed = (found.was_recorded)
             .then(|| Box::new((self.inner.clone(), own())) as Box<dyn Any + Send>);
+        *locked(&self.steps.resumed) = None;
         match found.entry {
             // It counts as an optimizer no longer, if this is a fork.
             Some(Entry::Steps(steps)) => drop(steps),
             Some(Entry::Loaded(state)) => {
-                *locked(&self.steps.resumed) = None;
                 if let Err(error) = self.steps.restore(state.map(|state| *state)) {
                     self.end_with(Err(error));
                     return self;

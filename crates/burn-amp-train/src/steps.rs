@@ -111,6 +111,7 @@ impl Steps {
         {
             burn_amp_core::warn!("{error}");
         }
+        self.resumed = Resumed::default();
         self.kind.thread = None;
         self.detached()
     }

@@ -268,8 +268,7 @@ impl Series {
         // Of the others: a value with this z-score is so many of their standard deviations above their mean.
         let usual = self.before();
         if !original {
-            // NaN of one value.
-            if usual.std == 0.0 || usual.std.is_nan() {
+            if usual.std == 0.0 {
                 return None;
             }
             let count = f64::from(window);

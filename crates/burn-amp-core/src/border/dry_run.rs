@@ -16,7 +16,7 @@ pub struct DryRun {
     pub region: fn(f64) -> f64,
     /// In place of that of the `MixedPrecision` that is judged, and of others that are in half precision.
     pub dtype: Option<FloatDType>,
-    /// The one that is judged, if the dtype is another.
+    /// The one that is judged, where a dtype is set.
     pub judged: Option<MixedPrecision>,
     /// The names of regions that run in f32.
     pub in_f32: BTreeSet<String>,
@@ -79,6 +79,11 @@ impl DryRun {
         let is_judged = self.judged.as_ref().is_some_and(|judged| judged.is(amp));
         self.dtype
             .filter(|_| is_judged || is_half(amp.dtype().into()))
+    }
+
+    /// Whether what scopes of this handle show counts.
+    pub(crate) fn is_about(&self, amp: &MixedPrecision) -> bool {
+        self.dtype.is_none() || self.dtype_of(amp).is_some()
     }
 
     /// Takes out what was found so far.

@@ -161,7 +161,8 @@ impl Open {
         tensor: AnyTensor,
         watch: Option<&Watch>,
     ) -> AnyTensor {
-        match self.dry.as_ref().filter(|dry| dry.is_measured) {
+        let dry = self.dry.as_ref();
+        match dry.filter(|dry| dry.is_measured && dry.is_about(&self.amp)) {
             Some(dry) => {
                 let factor = from.scale / to.scale;
                 let watch = dry.watch(tensor.dtype(), to.dtype.into(), factor);

@@ -347,11 +347,13 @@ impl MixedPrecision {
         }
         locked(&open.notes).last_read = Some(path.clone());
         match &open.dry {
-            None => {
+            Some(dry) if is_half(open.side.dtype.into()) || dry.is_about(self) => dry.reads(path),
+            // Of others, such as those of validation, no gradient comes.
+            None if base.is_tracked() => {
                 let region = open.region.as_ref().map(|region| &region.name);
                 self.live().regions().read_in(region, path);
             }
-            Some(dry) => dry.reads(path),
+            _ => {}
         }
         open.take_parameter(path, base)
     }

@@ -69,7 +69,7 @@ impl StepCounters {
         self.bad_losses
     }
 
-    /// Iterations in a row, up to the present one, in which a step was skipped because the loss scale was too high, or micro-batches in a row
+    /// Iterations in a row, up to the present one, in which a step was skipped because the loss scale (or that of another handle) was too high, or micro-batches in a row
     /// that were dropped so. Those of [`bad_losses`](Self::bad_losses), and windows of finite micro-batches whose sum overflows, neither count nor end
     /// the row. An iteration ends with [`GradScaler::update`](crate::GradScaler::update).
     pub fn consecutive_skips(&self) -> u64 {

@@ -39,7 +39,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Err(error) => Err(StepError::new(module, error)),
         };
         self.scaler.enter();
-        self.scaler.notify(error.as_ref());
+        (self.scaler).notify(self.scaler.last_outcome(), error.as_ref());
         module
     }
 
@@ -125,7 +125,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let counted = self.scaler.count_step(&self.optim, grads, rejected);
         // It is an iteration, also where it is one overflow too many.
         if self.scaler.last_outcome().is_some() {
-            self.scaler.update()?;
+            self.scaler.advance()?;
         }
         let grads = counted?;
         options.hooks = hooks;
@@ -151,7 +151,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             }
             grads => {
                 self.scaler.discard(grads)?;
-                self.scaler.update().map(drop)
+                self.scaler.advance().map(drop)
             }
         }
     }

@@ -122,7 +122,7 @@ impl GradScaler {
     /// Loss scale, trackers and counters are the record's; the settings stay as they are here, unless the record is loaded
     /// [`with_settings`](AmpRecord::with_settings). The log names every setting that differs. Where one does, the skips in a row
     /// are counted from zero, so that a run that ended because of them can be resumed. A scale outside of `min_scale` and `max_scale` is
-    /// moved to the nearest of them. A static scale is the record's if both have the same `init_scale`, and the program's if not.
+    /// moved to the nearest of them. A static scale is the record's if that was static too, with the same `init_scale`, and the program's if not.
     ///
     /// # Errors
     ///

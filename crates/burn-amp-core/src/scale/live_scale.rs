@@ -391,7 +391,7 @@ impl LiveScale {
         ScopesLeft {
             opened: self.opened(),
             events: self.events.take(),
-            readers: regions.readers.clone(),
+            readers: regions.readers_now(),
             regions: regions.take_opened(),
         }
     }
@@ -401,7 +401,7 @@ impl LiveScale {
         self.opened.store(left.opened, Ordering::Relaxed);
         self.events.restore(left.events);
         let mut regions = self.regions();
-        regions.readers = left.readers;
+        regions.join_readers(left.readers);
         for named in left.regions {
             regions.enter(&named, false);
         }

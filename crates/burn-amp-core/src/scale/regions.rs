@@ -11,7 +11,7 @@ use crate::{earlier, error::short, scale::rescale::NamedRegion, values::number};
 pub(crate) struct Regions {
     by_name: BTreeMap<Arc<str>, MovingRegion>,
     /// In which regions each parameter was read last, by its path. Several models may have one of that path.
-    pub(crate) readers: HashMap<Arc<str>, Readers>,
+    readers: HashMap<Arc<str>, Readers>,
     /// How many iterations have ended.
     iteration: u64,
 }
@@ -46,12 +46,30 @@ impl Regions {
         if region.is_none() && self.readers.is_empty() {
             return;
         }
-        let readers = self.readers.entry(path.clone()).or_default();
+        self.add_readers(path.clone(), [region.cloned()]);
+    }
+
+    fn add_readers(&mut self, path: Arc<str>, regions: impl IntoIterator<Item = Option<Arc<str>>>) {
+        let readers = self.readers.entry(path).or_default();
         if readers.iteration != self.iteration {
             readers.regions.clear();
         }
         readers.iteration = self.iteration;
-        readers.regions.insert(region.cloned());
+        readers.regions.extend(regions);
+    }
+
+    /// Of the parameters that were read in this iteration.
+    pub(crate) fn readers_now(&self) -> HashMap<Arc<str>, Readers> {
+        let all = self.readers.clone().into_iter();
+        all.filter(|(_, readers)| readers.iteration == self.iteration)
+            .collect()
+    }
+
+    /// Reads of another, in this iteration.
+    pub(crate) fn join_readers(&mut self, others: HashMap<Arc<str>, Readers>) {
+        for (path, others) in others {
+            self.add_readers(path, others.regions);
+        }
     }
 
     /// The regions in which these parameters were read; none if one was read elsewhere.

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::{
-    error::AmpError, gradients::UnscaledGradients, lock::locked, scale::finding::Finding,
-    scale::loss_scale::Evidence,
+    StepOutcome, error::AmpError, gradients::UnscaledGradients, lock::locked,
+    scale::finding::Finding, scale::loss_scale::Evidence,
 };
 
 /// The key of gradients that are observed: they belong to no optimizer.
@@ -21,6 +21,8 @@ pub(crate) struct Iteration {
     stepped: HashMap<ParamId, Vec<usize>>,
     /// The first parameter of each overflow.
     pub(crate) overflows: Vec<String>,
+    /// What its steps have done, those that are skipped for another reason than the loss scale included.
+    pub(crate) outcome: Option<StepOutcome>,
 }
 
 impl Iteration {

@@ -77,7 +77,9 @@ impl GradScaler {
             decided
         });
         self.enter();
-        self.notify(decided.as_ref().err());
+        if let Err(error) = &decided {
+            self.notify(self.last_outcome(), Some(error));
+        }
         match decided {
             Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
             Ok(None) => Ok(module),
@@ -119,6 +121,10 @@ impl GradScaler {
             ..grads.finding.clone()
         };
         self.count(Purpose::Step, &found)?;
+        let outcome = self.last_outcome();
+        if self.iteration.outcome != Some(StepOutcome::Skipped) {
+            self.iteration.outcome = outcome;
+        }
         if !found.spares_scale() {
             self.iteration.mark(grads, optimizer);
         }
@@ -149,11 +155,26 @@ impl GradScaler {
     /// [`AmpError::LossScaleExhausted`], [`AmpError::LossNotFinite`] or [`AmpError::TwoPrecisions`] if gradients that were dropped are an overflow
     /// too many; the iteration is ended.
     pub fn update(&mut self) -> Result<Option<StepOutcome>, AmpError> {
+        let outcome = self.iteration.outcome;
+        let ended = self.advance();
+        self.notify_ended(outcome, ended.as_ref().err());
+        ended
+    }
+
+    /// As [`update`](Self::update), and no observer is notified.
+    pub(crate) fn advance(&mut self) -> Result<Option<StepOutcome>, AmpError> {
         let (counted, ended) = self.end_with_dropped();
         if let Some(seen) = ended.seen {
             (self.ledger).advance(seen, Purpose::Step, &ended.overflows);
         }
         counted.map(|()| ended.seen.map(Evidence::outcome))
+    }
+
+    /// All steps of an iteration are one for an observer.
+    fn notify_ended(&self, outcome: Option<StepOutcome>, error: Option<&AmpError>) {
+        if outcome.is_some() || error.is_some() {
+            self.notify(outcome, error);
+        }
     }
 
     /// Ends the iteration with a loss scale of the caller's choice, whatever the outcome was.
@@ -172,6 +193,7 @@ impl GradScaler {
             let after = self.schedule().scale();
             log_skip([before, after], Purpose::Step, &ended.overflows);
         }
+        self.notify_ended(ended.outcome, counted.as_ref().err());
         counted.map(|()| ended.seen.map(Evidence::outcome))
     }
 
@@ -179,7 +201,7 @@ impl GradScaler {
     pub(crate) fn resolve_dropped(&mut self) -> Result<(), AmpError> {
         let counted = self.count_dropped();
         if counted.is_ok() && self.iteration.seen.is_some() {
-            self.update()?;
+            self.advance()?;
         }
         self.iteration = Iteration::default();
         counted

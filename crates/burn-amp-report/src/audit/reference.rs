@@ -97,7 +97,9 @@ impl Reference {
         let visits = self.trial.visits.iter();
         let at_probes = observe::measure(visits.filter_map(|visit| visit.gradient.as_ref()));
         let at_probes = at_probes.unwrap_or_default();
-        let found = self.statuses.iter().chain(&at_probes);
+        let parameters = self.trial.gradients.iter().zip(&self.statuses);
+        let inside = parameters.filter(|(gradient, _)| self.trial.read.contains(&gradient.path));
+        let found = inside.map(|(_, status)| status).chain(&at_probes);
         let largest = found.fold(self.trial.max_abs, |max, status| max.max(status.max_abs));
         let exponent = 15.0 - HEADROOM - largest.log2().floor();
         (largest > 0.0).then(|| exponent.clamp(-24.0, 126.0).exp2())

@@ -176,11 +176,10 @@ fn a_head_of_a_handle_in_f32_stays_in_f32() {
     let (device, _alone) = seeded();
     let (amp, in_f32) = (MixedPrecision::f16(), MixedPrecision::f32());
     let [body, head] = [(); 2].map(|()| LinearConfig::new(16, 16).init(&device));
-    let model = (amp.attach(body), in_f32.attach(head));
     let loss = |(body, head): &(Linear, Linear)| {
         let hidden = amp.autocast(batch(), |x| body.forward(x));
         (in_f32.autocast(hidden, |x| head.forward(x) * 1e6) * 1e-6).mean()
     };
-    let audit = audit(&model, &amp, loss).unwrap();
+    let audit = audit(&(amp.attach(body), in_f32.attach(head)), &amp, loss).unwrap();
     assert!(audit.verdict().is_fine(), "{audit}");
 }

@@ -1,29 +1,5 @@
-//! Mixed-precision training for [Burn](https://burn.dev): layers compute in f16 or bf16, everything else stays in f32.
-//!
-//! In f16, gradients below 6e-8 become zero and those above 65504 become infinite. A loss scale moves them into range. Where
-//! half precision begins and ends, gradients are multiplied by it and divided by it again, so those of `backward` are f32 and
-//! unscaled. When gradients overflow, the step is skipped and the scale is lowered. After many finite steps the scale grows.
-//!
-//! ```
-//! use burn::{
-//!     nn::LinearConfig, optim::{AdamConfig, GradientsParams},
-//!     tensor::{Device, Distribution, Tensor},
-//! };
-//! use burn_amp::MixedPrecision;
-//!
-//! let device = Device::flex().autodiff();
-//! let amp = MixedPrecision::f16();
-//! let model = LinearConfig::new(4, 2).init(&device);
-//! let (mut model, mut optim) = amp.prepare(model, AdamConfig::new().init());
-//!
-//! for _ in 0..10 {
-//!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
-//!     let output = amp.autocast(input, |x| model.forward(x)); // f16 inside, f32 outside
-//!     let loss = output.square().mean();
-//!     let grads = GradientsParams::from_grads(loss.backward(), &model);
-//!     model = optim.step(1e-3, model, grads); // test, step or skip, move the loss scale
-//! }
-//! ```
+#![cfg_attr(doc, doc = include_str!(concat!(env!("OUT_DIR"), "/page.md")))]
+//! # Where things are
 //!
 //! Begin with these two:
 //!

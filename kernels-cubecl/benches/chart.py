@@ -1,4 +1,4 @@
-"""Draws the time of each pass over the time of a copy of the same bytes into memory that is there, from the bench's JSON.
+"""Draws the time of each pass over the time of a copy of the same bytes into existing memory, from the bench's JSON.
 
     pip install matplotlib
     python chart.py rows.json speed.svg "AMD EPYC (Zen 4), 2 virtual cores, Flex"

@@ -76,7 +76,7 @@ fn a_step_that_is_held_back_leaves_no_trace() {
         let mut run = warm(optim, guard, 40);
         let mut without = run.clone();
         let messages = captured(Level::Info, || run.step(norm(100.0)));
-        let wording = "step rejected by the guard: the gradient norm is 100.0000, where ";
+        let wording = "step rejected by the hook `guard`: the gradient norm is 100.0000, where ";
         let mean = messages[0].strip_prefix(wording).unwrap();
         let is_about_1 = mean.starts_with("0.99") || mean.starts_with("1.00");
         assert!(is_about_1, "{mean}");
@@ -107,7 +107,7 @@ fn zclip_shortens_a_spike_and_takes_the_step() {
     let mut run = warm(sgd(), zclip(), 30);
     let mut moved = 0.0;
     let messages = captured(Level::Info, || moved = moved_by_a_spike(&mut run));
-    let clipped = |message: &String| message.starts_with("gradients clipped by the guard: ");
+    let clipped = |message: &String| message.starts_with("gradients clipped by the hook `guard`: ");
     assert!(messages.iter().any(clipped), "{messages:?}");
     assert!((0.95..1.2).contains(&moved), "{moved}");
     let found = (run.outcome(), run.counters().guarded());
@@ -154,7 +154,7 @@ fn a_loss_is_judged_where_it_is_given() {
         run.step(norm(1.0));
         assert_eq!(run.outcome(), Some(StepOutcome::Stepped));
         let messages = captured(Level::Info, || _ = step_at(&mut run, f64::NAN, 1.0));
-        says(only(&messages), ["rejected by the guard: the loss is NaN"]);
+        says(only(&messages), ["rejected by the hook `guard`: the loss is NaN"]);
         assert_eq!(run.outcome(), Some(StepOutcome::Guarded));
     }
 }

@@ -185,8 +185,8 @@ fn jump_of(run: &Trial) -> &Jump {
 #[test]
 fn what_a_hook_says_of_a_step() {
     let mut run = jumping(sgd());
-    let long = Some("clipped by the jump: it is long");
-    let far = Some("rejected by the jump: the norm is 50.0");
+    let long = Some("clipped by the hook `jump`: it is long");
+    let far = Some("rejected by the hook `jump`: the norm is 50.0");
     for (loss, length, moved, outcome, said) in [
         (0.0, 1.0, 1.0, StepOutcome::Stepped, None),
         (1.0, 5.0, 2.5, StepOutcome::Stepped, long),

@@ -69,8 +69,8 @@ pub enum AmpError {
     ///
     /// The step was counted as guarded. Parameters, optimizer state and loss scale are as they were.
     #[error(
-        "the {hook} rejected {steps} steps in a row, the last because {reason}. Look at the inputs, the learning rate and the loss, \
-         or give it a higher threshold"
+        "the hook `{hook}` rejected {steps} steps in a row, the last because {reason}. Look at the inputs, the learning rate and the loss, \
+         or raise the hook's threshold"
     )]
     AlwaysGuarded {
         /// The name of the hook.
@@ -127,7 +127,7 @@ pub enum AmpError {
 
     /// `backward` was called inside the closure of `autocast`.
     #[error(
-        "the gradient of `{parameter}` was computed inside `autocast`, where it lacks the loss scale and is too small by it: return the \
+        "the gradient of `{parameter}` was computed inside `autocast`, where it lacks the loss scale, and so is too small by that factor: return the \
          output from the closure, take the loss outside, and call `backward` there"
     )]
     BackwardInside {
@@ -281,11 +281,11 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// A `PipelinedOptimizer` was given another module than its last step has returned. Nothing was
+    /// A `PipelinedOptimizer` was given a module other than the one that its last step returned. Nothing was
     /// changed.
     #[error(
-        "parameter `{parameter}` {reason}, but the optimizer goes on from its own f32 copy of the module that its last step has returned: \
-         call `reload(&module)` to go on from this one"
+        "parameter `{parameter}` {reason}, but the optimizer continues from its own f32 copy of the module that its last step returned: \
+         call `reload(&module)` to continue from this module"
     )]
     OtherModule {
         /// The path of the parameter, or a name for all of them.
@@ -431,8 +431,8 @@ fn clash(dtype: DType, parameter: Option<&str>, attached: bool) -> String {
     }
     let last = match (parameter, attached) {
         (Some(path), _) => format!("the parameter read last is `{path}`"),
-        (None, true) => "no parameter was read before it: an f32 tensor of the program meets the input, or the model here is another than was \
-                         attached by `amp.attach(model)`, has another `MixedPrecision`, or runs on another thread"
+        (None, true) => "no parameter was read before it: this model was not attached by `amp.attach(model)`, has another `MixedPrecision`, or \
+                         runs on another thread; or an f32 tensor of the program meets the input"
             .to_string(),
         (None, false) => "no parameter was read: the model was not attached to this `MixedPrecision`, or runs on another thread. Attach it with \
                           `amp.prepare(model, optim)` or `amp.attach(model)`"

@@ -36,13 +36,13 @@ use crate::{
 /// [`with_hook`](Self::with_hook) add to a step. The order is: accumulate, unscale, test, judge
 /// (the hooks), clip, update the scale, step or skip, show the parameters to the hooks.
 ///
-/// These methods wait for the steps that are [in flight](Self::step), and do not fail. A setting that is out of its range, or one of a fused optimizer, is an error of every step, and changes nothing. A
+/// These methods wait for the steps that are [in flight](Self::step), and do not fail. If a setting here or of a fused optimizer inside is out of its range, every step returns an error and changes nothing. A
 /// later call of the same method with another value takes its place. The threshold of a group and the name of a hook that were refused stay:
 /// build the optimizer again.
 ///
-/// A clone has the state of its moment, steps that are [in flight](Self::step) included: it waits for them. The loss scale of a
-/// [`MixedPrecision`](crate::MixedPrecision) is one for both. Steps of an optimizer that is dropped count, too: the drop waits for
-/// those that are in flight.
+/// Cloning waits for the steps that are [in flight](Self::step), and the clone has the state after them. Both
+/// share the loss scale of a [`MixedPrecision`](crate::MixedPrecision). Dropping an optimizer waits for its
+/// steps in flight, which count.
 pub struct ScaledOptimizer<O = ModuleOptimizer> {
     optim: O,
     scaler: GradScaler,
@@ -116,9 +116,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Clips gradients after they were unscaled and tested; see [`UnscaledGradients::clip`].
     ///
-    /// Clipping that is configured on the inner optimizer comes after it. A fused optimizer that has none multiplies gradients
-    /// by the coefficients while it steps, in f32 and in no pass of its own; they are f32 numbers then, within 2^-21 of what f64 gives.
-    /// f64 gradients are multiplied before, by f64 coefficients.
+    /// Clipping that is configured on the inner optimizer comes after it. In a fused optimizer that has none, clipping is
+    /// fused into the update. Its coefficients are f32 numbers then, within 2^-21 of what f64 gives. f64 gradients are multiplied before,
+    /// by f64 coefficients.
     ///
     /// A threshold that is zero, negative or NaN is an error of the first [`try_step`](Self::try_step).
     pub fn with_clipping(mut self, clip: GradientClip) -> Self {
@@ -157,8 +157,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Adds a [hook](crate::step::hook::Hook) to the steps, in the place of one of the same type and name. Takes the hook, or its settings.
     ///
-    /// A setting that is out of its range, and a name that has anything but letters, digits, `_` and `-`, or that a hook of another type has
-    /// (averages have `ema`), is an error of the first [`try_step`](Self::try_step).
+    /// The first [`try_step`](Self::try_step) returns an error for a setting that is out of its range, for a name with other characters than letters,
+    /// digits, `_` and `-`, and for the name of a hook of another type (averages have `ema`).
     pub fn with_hook<H: IntoHook>(mut self, hook: H) -> Self {
         self.resolve();
         if let Some(hook) = (self.options).replaced(type_name::<H>(), hook.into_hook()) {
@@ -182,8 +182,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Gives the hooks the loss of the next call of [`step`](Self::step), as the program has read it.
     ///
-    /// The loss is computed outside of half precision, and this crate does not see it; reading the tensor here would be one wait more.
-    /// Of an accumulation window they see the mean of the losses that it was given. A step without a loss is judged by its
+    /// The loss is computed outside of half precision, and this crate does not see it; reading the tensor here would be one more
+    /// wait. For an accumulation window, hooks see the mean of the losses that were set. A step without a loss is judged by its
     /// norm alone, as all steps in a `Learner` are.
     ///
     /// ```
@@ -266,23 +266,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// `grads` are Burn's own, unscaled as they come from [`autocast`](crate::MixedPrecision::autocast), those of a loss that was
     /// scaled by hand ([`ScaledGradients`]), or [`UnscaledGradients`]. If they overflow, the step is skipped: parameters and
     /// optimizer state stay as they are, bit for bit, and the loss scale backs off. Running statistics (BatchNorm's) that the forward
-    /// pass has made infinite or NaN are set back to those of the last good step; finite ones stay. Waits for the device once, to
-    /// read whether the gradients are finite. A skipped step reads also where the overflow came from, and running statistics. With a
-    /// [`GradScaler`] of its own, the first, second, fourth, eighth step and so on read the losses, to warn if one is not finite.
+    /// pass has made infinite or NaN are set back to those of the last good step; finite ones stay.
     ///
-    /// With a fused optimizer it does not wait: the device itself skips the step and moves the loss scale, which the next
-    /// scopes take from there. Scale, counters, outcome and status here are those of an earlier step then, of the
-    /// one before or, if the device is behind, of one at most 17 before. [`synchronize`](Self::synchronize) waits for them, and so do records. An
-    /// error is returned, once, by the first call that can after the outcome is known: the next step, or `synchronize`. The results are
-    /// the same, bit for bit. It waits, as with other optimizers, where there is one of these:
-    ///
-    /// - accumulation, a hook that looks at the gradients, averages that overwrite the parameters or that have not begun, a `FlightRecorder`;
-    /// - gradients of several scopes or on several devices, f64 gradients, [`ScaledGradients`], [`UnscaledGradients`], or more than 65,536 gradients;
-    /// - running statistics, and a backend without kernels;
-    /// - a `GradScaler` of its own, other optimizers on the same scale, `rescaled` regions whose factors move, a schedule that looks at gradients,
-    ///   and scales and factors that are no powers of two;
-    /// - clipping here and in the optimizer's own configuration, both;
-    /// - the first step after a state was loaded.
+    /// Waits for the device once, to read whether the gradients are finite, and once more on a skip, to find its cause. With a fused
+    /// optimizer it does not wait, except in [the cases that the book lists](https://docs.rs/crate/burn-amp/latest/source/docs/src/fused.md):
+    /// outcomes arrive at most 17 steps later, and an error comes from the next call that can return it. [`synchronize`](Self::synchronize)
+    /// waits for them.
     ///
     /// With [`with_accumulation`](Self::with_accumulation) it takes a micro-batch, and returns the module unchanged until the
     /// window is full; [`window`](Self::window) is empty after a step.
@@ -505,14 +494,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// The settings stay as they are here: see [`GradScaler::load_record`].
     ///
-    /// Unlike Burn's `load_record`, which silently starts again, it refuses the state of another optimizer. It cannot see what Burn's keep and
-    /// do not use: momentum in an `Sgd` without, and AMSGrad's maximum in an `Adam` without, which fused ones refuse. Burn builds the tensors on
+    /// Unlike Burn's `load_record`, which silently starts again, it refuses the state of another optimizer. It cannot see state that Burn's optimizers
+    /// keep but do not use: momentum in an `Sgd` without momentum, and AMSGrad's maximum in an `Adam` without AMSGrad. Fused optimizers refuse such state. Burn builds the tensors on
     /// `Device::default()`, the first GPU backend that was *compiled in*: the environment variable `BURN_DEVICE` names another.
     ///
     /// # Errors
     ///
     /// [`AmpError::ForeignRecord`], also for an open window where there is no accumulation, and for tensors of a hook (averages) and master
-    /// weights that nobody here has. [`AmpError::DamagedRecord`], as [`GradScaler::load_record`], and for a state that its hook refuses. [`AmpError::InvalidValue`] for a
+    /// weights that this optimizer does not have. [`AmpError::DamagedRecord`], as [`GradScaler::load_record`], and for a state that its hook refuses. [`AmpError::InvalidValue`] for a
     /// setting that is out of its range. Optimizer, scaler, window and hooks stay as they were.
     pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
         self.check_settings()?;

@@ -85,12 +85,18 @@ impl ScaledOptimizerConfig {
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range.
+    /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range: also where these settings have a scaler, and the
+    /// one given here has others.
     pub fn init<O: ModuleOptim>(
         &self,
         optim: O,
         scaler: impl Into<GradScaler>,
     ) -> Result<ScaledOptimizer<O>, AmpError> {
+        let scaler = scaler.into();
+        if let Some(other) = self.scaler.filter(|config| *config != scaler.config()) {
+            let allowed = "the settings of the handle, as `precision()` makes it";
+            return Err(AmpError::refused("scaler", other.to_string(), allowed));
+        }
         let mut optim = ScaledOptimizer::new(optim, scaler);
         if let Some(clip) = self.clip {
             optim = optim.with_clipping(clip);

@@ -100,7 +100,7 @@ where
     F: FnMut(&M, B) -> Tensor<1>,
 {
     /// Takes a model, its optimizer, and what computes the loss of a batch, of shape `[1]`. Nothing is recorded yet. Does not wait for the device.
-    /// Warns of dropout where the device records nothing: one that does refuses it.
+    /// Warns of dropout where the device records nothing, because one that records refuses it.
     ///
     /// # Errors
     ///
@@ -118,8 +118,8 @@ where
         let random = random_layers(&model);
         if device.is_none() && !random.is_empty() {
             burn_amp_core::warn!(
-                "this device records no step, so each is made anew. One that records refuses this model, because {} draw random numbers, and a \
-                 replay would draw the same again",
+                "this device records no step, so none is replayed. A device that records refuses this model if {} draw random numbers, because a \
+                 replay would draw the same numbers",
                 random.join(", ")
             );
         }
@@ -409,7 +409,7 @@ where
     }
 }
 
-const PANICKED: &str = "an earlier step has panicked: go on from the last record";
+const PANICKED: &str = "an earlier step has panicked: resume from the last record";
 
 impl<M, B, O, F> std::fmt::Debug for CapturedStep<M, B, O, F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -40,8 +40,8 @@ pub(super) fn learner<M: LearnerModel>(
     amp.set_in_learner(true);
     if parts.kind.fused || is_pipelined {
         log::info!(
-            "the optimizer steps the model by itself, and calls no `TrainStep::optimize` that the model may have of its own; a fused one \
-             does with `ScaledOptimizer::with_own_optimize`"
+            "the optimizer steps all parameters itself, and does not call the model's own `TrainStep::optimize`, if there is one; a fused \
+             optimizer calls it after `ScaledOptimizer::with_own_optimize`"
         );
     }
     let model = model.apply_reparameterization(amp.clone());

@@ -35,7 +35,6 @@ pub trait LearnerExt {
         let learner = self.learner(model.clone(), optim, lr_scheduler);
         let learner = learner.map_err(|error| StepError::new(model, error))?;
         let result = self.training(training).launch(learner);
-        self.handle().set_in_learner(false);
         let failed = self.run_result().and(match &result.error {
             Some(error) => Err(AmpError::RunFailed {
                 reason: error.to_string(),
@@ -204,10 +203,11 @@ pub trait LearnerExt {
     ///
     /// # Errors
     ///
-    /// The error that has ended the run: the loss scale is exhausted, the loss is NaN, or a parameter cannot be stepped. Forgotten as
-    /// soon as a model takes a step that has not failed: a new one, or one on which
-    /// [`Module::train`](burn::module::Module::train) was called.
+    /// The error that has ended the run: the loss scale is exhausted, the loss is NaN, or a parameter cannot be stepped. It is
+    /// forgotten when a model that has not failed takes a step: a new model, or
+    /// one on which [`Module::train`](burn::module::Module::train) was called.
     fn run_result(&self) -> Result<(), AmpError> {
+        self.handle().set_in_learner(false);
         run::state(self.handle()).error.clone().map_or(Ok(()), Err)
     }
 
@@ -226,7 +226,7 @@ pub trait LearnerExt {
     ///
     /// # Errors
     ///
-    /// The error itself, if `interrupter` was never called, so that nothing can be ended by it.
+    /// The error itself, if `interrupter` was never called, so that there is no run to end.
     fn fail_run(&self, error: AmpError) -> Result<(), AmpError> {
         run::fail(self.handle(), error)
     }

@@ -9,8 +9,8 @@ use burn_amp_core::{AmpError, AmpRecord};
 
 /// A checkpoint that was read and found complete, to resume from.
 ///
-/// Burn panics on a checkpoint that it cannot read, and does not name a damaged file; [`check`](Self::check) before returns an
-/// error that does. `directory` is that of the `SupervisedTraining`, whose default checkpointers write into `checkpoint`
+/// Burn panics on a checkpoint that it cannot read, and does not name the damaged file. [`check`](Self::check) reads it first, and returns an
+/// error that names the file. `directory` is that of the `SupervisedTraining`, whose default checkpointers write into `checkpoint`
 /// in it.
 ///
 /// ```no_run

@@ -216,7 +216,7 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
     ///
     /// # Panics
     ///
-    /// If a step fails and there is no such interrupter, with the error's message; if it is not the run's, with the next step.
+    /// With the error's message, if a step fails: at once where no interrupter is set, and at the next step where the interrupter is not the run's.
     fn optimize(
         self,
         optim: &mut ModuleOptimizer,

@@ -182,7 +182,7 @@ impl MixedPrecision {
 
     /// Checks that a device can compute in this dtype: WGSL has no bf16, and f16 on devices with `shader-f16`.
     ///
-    /// Call it before the model is reparameterized, which panics where this returns an error.
+    /// Call it before [`attach`](Self::attach) or [`prepare`](Self::prepare), which panic where this returns an error.
     ///
     /// ```
     /// use burn::tensor::Device;
@@ -300,8 +300,8 @@ impl MixedPrecision {
 /// # let _ = model;
 /// ```
 impl MixedPrecision {
-    /// Steps taken and skipped so far, by all optimizers together. Clones of one count as one, as the clone that stepped last; and what is in a
-    /// row is of the optimizer that stepped last.
+    /// Steps taken and skipped so far, by all optimizers together. Clones of an optimizer count as one: the clone that stepped last. Counts in
+    /// a row are those of the optimizer that stepped last.
     pub fn counters(&self) -> StepCounters {
         self.journal().counters()
     }

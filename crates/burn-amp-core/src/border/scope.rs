@@ -195,7 +195,7 @@ impl MixedPrecision {
     /// scale where they are in half precision, and nowhere else: those of the input and of the parameters come out in f32
     /// and unscaled. So the loss, `backward` and all that comes after are as in f32. Take the loss outside.
     ///
-    /// Scopes may be nested; what comes in from an outer scope goes back to it, in its dtype. A scope is of its thread:
+    /// Scopes may be nested; what comes in from an outer scope goes back to it, in its dtype. A scope belongs to its thread:
     /// see [`Scope`]. It closes when `forward` panics. Does not wait for the device.
     ///
     /// ```
@@ -465,7 +465,7 @@ pub fn in_f32<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) -> R
 /// Between two regions, gradients are in half precision with the factors of the regions that enclose both. So where a gradient shrinks from layer to layer, put
 /// the early layers into a region inside a region, not beside it; or let f32 lie between them, by a scope in each region.
 ///
-/// Does not wait for the device. A region with a name costs one pass over the gradient, and none over the memory of others, at each of its two ends. An overflow in it
+/// Does not wait for the device. A region with a name costs one pass over the gradient at each of its two ends. An overflow in it
 /// skips the step, and lowers its factor in place of the loss scale.
 ///
 /// ```

@@ -204,7 +204,7 @@ impl Account {
             steps,
             reason: reason.clone(),
         })?;
-        log::info!("step rejected by the {hook}: {reason}");
+        log::info!("step rejected by the hook `{hook}`: {reason}");
         Ok(())
     }
 

@@ -96,8 +96,8 @@ impl Inspected {
 impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Waits until the outcomes of all steps are known here: to scale, counters, metrics and schedulers.
     ///
-    /// With an optimizer that lets the device decide (`FusedAdam` and its like) steps are resolved while the host
-    /// makes the next ones. Records wait by themselves. Does nothing elsewhere.
+    /// With an optimizer that lets the device decide (`FusedAdam` and the like) outcomes arrive asynchronously.
+    /// Records wait by themselves. Does nothing elsewhere.
     ///
     /// # Errors
     ///
@@ -248,12 +248,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let waits = [
             (
                 !self.optim.steps_on_device(),
-                "the optimizer is not a fused one (`FusedSgd`, `FusedAdam`, `FusedAdamW`), and takes numbers of the host",
+                "the optimizer is not a fused one (`FusedSgd`, `FusedAdam`, `FusedAdamW`), and takes its learning rate from the host",
             ),
-            (self.flight.is_off, "a pipeline takes its steps"),
+            (self.flight.is_off, "it steps in a pipeline"),
             (
                 self.loaded.is_some(),
-                "a loaded state was not compared with the model yet",
+                "no step has used the loaded state yet",
             ),
             (
                 options.window.is_some(),
@@ -261,7 +261,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             ),
             (
                 !options.clip.is_empty() && !self.optim.takes_factors(),
-                "it clips gradients (`with_clipping`) before the optimizer clips them too",
+                "gradients are clipped twice: by `with_clipping` and by the optimizer",
             ),
             (
                 !self.scaler.is_enabled(),
@@ -313,7 +313,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         // What is refused is refused by the step that waits.
         let entries = Entries::find(parameters(module), Some(grads), None, Some(lr))?;
         if !entries.buffers.is_empty() {
-            let what = "the model has buffers that a forward pass changes, as BatchNorm's, which a step that is skipped looks at";
+            let what = "the model has running statistics (BatchNorm's), which a skipped step must test";
             return Err(refused(what));
         }
         if entries.adapted.is_some() {

@@ -266,7 +266,7 @@ impl BorderEvents {
     }
 
     /// Whether a gradient came to another handle's scope `between` the opening of a scope here and a NaN that came to that, and the last was
-    /// finite: the NaN is no fault of the loss then. Waits for the device.
+    /// finite: the loss is not the cause of the NaN then. Waits for the device.
     fn came_finite_to_others(&self, between: Range<u64>) -> bool {
         let is_before = |event: &&BorderEvent| event.number < between.end && event.place.is_scope();
         let last = |other: Arc<Self>| {

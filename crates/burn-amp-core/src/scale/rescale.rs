@@ -7,7 +7,7 @@ use crate::scale::loss_scale::{GradScalerConfig, LossScale};
 
 /// What [`rescaled`](crate::rescaled) multiplies gradients by: a power of two that is fixed, or a factor that moves by a rule.
 ///
-/// A [`power_of_two`](Self::power_of_two) stays as it is. The others have a name and a state, which all openings of one name share. It lives beside the
+/// A [`power_of_two`](Self::power_of_two) stays as it is. The others have a name and a state. Regions with the same name share a state. It lives beside the
 /// loss scale of the [`MixedPrecision`](crate::MixedPrecision), moves with its steps, and is in its records. Name regions after what they are: a
 /// name is found again in a record, the order in which regions are opened may change.
 ///

@@ -146,7 +146,7 @@ impl GradScaler {
 
     /// PyTorch's `load_state_dict`: takes over the five values from JSON, such as `json.dumps(scaler.state_dict())` in Python.
     ///
-    /// Bounds and the setting of hysteresis stay, its tolerated overflows are granted again, and unknown names are ignored. A disabled scaler ignores any
+    /// Bounds and the setting of hysteresis stay, hysteresis resets, and unknown names are ignored. A disabled scaler ignores any
     /// JSON object, as PyTorch's.
     ///
     /// # Errors

@@ -73,12 +73,12 @@ pub trait Hook: Debug + Send + Sync + 'static {
     /// Its name, which no other hook of an optimizer has, and that of its state in records.
     fn name(&self) -> &str;
 
-    /// Judges a step whose gradients are finite, before they are clipped. What it changes in itself is undone if the step is refused with an
-    /// error, or if the hook is asked again.
+    /// Judges a step whose gradients are finite, before they are clipped. If the step is refused with an error, or the hook is asked again,
+    /// what the call has changed in the hook is undone.
     ///
     /// A fused optimizer that does not wait asks first without a [status](Proposed::status): [`Verdict::Apply`] lets the
-    /// device decide the step, [`Verdict::Wait`] has the status read, and the hook asked again. A hook that answers so changes nothing in
-    /// itself. By default it waits, and accepts every step.
+    /// device decide the step, [`Verdict::Wait`] makes the host read the status and ask all hooks again. By
+    /// default a hook waits, and accepts every step.
     fn judge(&mut self, step: &mut Proposed<'_>) -> Verdict {
         match step.is_on_device() {
             true => Verdict::Wait,

@@ -103,7 +103,7 @@ pub trait ModuleOptim {
         false
     }
 
-    /// Whether it multiplies gradients while it steps, so that clipping by a norm takes no pass.
+    /// Whether it multiplies gradients as it updates, so that clipping by a norm is fused into the update.
     #[doc(hidden)]
     fn takes_factors(&self) -> bool {
         false

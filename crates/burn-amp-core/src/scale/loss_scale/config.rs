@@ -79,8 +79,8 @@ settings! {
     backoff_factor, with_backoff_factor: f64 = 0.5,
     /// How many finite steps in a row make the scale grow. At least 1; default 2000.
     growth_interval, with_growth_interval: u32 = 2000,
-    /// Whether to scale at all; default true. If not, losses and gradients pass untouched, no step is skipped and nothing is
-    /// measured.
+    /// Whether to scale at all; default true. If not, nothing is scaled and no step is skipped for an overflow. Gradients are measured only
+    /// for clipping and hooks.
     enabled, with_enabled: bool = true,
     /// Whether the scale moves; default true. If not, it stays at `init_scale`, or where `calibrate` or a setter has put it; overflowing steps are still skipped.
     dynamic, with_dynamic: bool = true,
@@ -94,32 +94,32 @@ settings! {
     /// The scale never grows above this; default none. It never grows to infinity.
     #[serde(with = "crate::values::number::optional")]
     max_scale, with_max_scale: Option<f64> = None,
-    /// The scale backs off at the overflow of this number: 1, the default, at the first; N tolerates N - 1 overflows before
-    /// (their steps are skipped all the same). At least 1.
+    /// How many overflows it takes to lower the scale: 1, the default, or N, which tolerates N - 1 overflows
+    /// first (their steps are skipped all the same). At least 1.
     hysteresis, with_hysteresis: u32 = 1,
-    /// Whether a finite step grants the tolerated overflows again, as DeepSpeed's setting of this name and Apex's
-    /// `update_scale_hysteresis`. If not, the default, only a growth of the scale does, as in Megatron-LM.
+    /// Whether hysteresis resets at each finite step, as with DeepSpeed's setting of this name and Apex's
+    /// `update_scale_hysteresis`. If not, the default, it resets when the scale grows, as in Megatron-LM.
     consecutive_hysteresis, with_consecutive_hysteresis: bool = false,
     /// How many steps in a row may be skipped, micro-batches dropped, or windows of finite micro-batches skipped because their
-    /// sum overflows: one more ends the run. So it is for losses that are not finite and for steps that hooks reject, each counted by itself. None: any
-    /// number. Default 50.
+    /// sum overflows: one more ends the run. Losses that are not finite, and steps that hooks reject, have the same limit, each with its own count.
+    /// None: no limit. Default 50.
     max_consecutive_skips, with_max_consecutive_skips: Option<u32> = Some(50),
     /// Which rule moves the scale; default [`Schedule::GrowthInterval`], PyTorch's.
     schedule, with_schedule: Schedule = Schedule::GrowthInterval,
-    /// For so many iterations, skipped ones too, a rising cap holds the scale down, whatever the schedule says; default 0: no
-    /// warm-up. For networks whose first gradients are far larger than later ones. A static scale has none. At most 2^32 over
-    /// `warmup_levels`.
+    /// A rising cap limits the scale for this number of iterations, skipped ones too, whatever the schedule says; default 0: no
+    /// warm-up. For networks whose first gradients are far larger than later ones. A static scale has none. At most
+    /// (2^32 - 1) / `warmup_levels`.
     warmup_steps, with_warmup_steps: u32 = 0,
     /// The cap of the first iteration. A normal f32, and at least `min_scale`; default 1024.
     #[serde(with = "crate::values::number")]
     warmup_scale, with_warmup_scale: f64 = 1024.0,
-    /// The warm-up has so many parts of equal length. The cap doubles from each to the next, and is lifted after the last. From 1
+    /// The number of equal stages of the warm-up. The cap doubles from each to the next, and is lifted after the last. From 1
     /// to 126; default 6.
     warmup_levels, with_warmup_levels: u32 = 6,
     /// Whether the optimizer gets the gradients of f16 and bf16 parameters in the parameter's dtype; default false: in f32.
     ///
     /// Rounded to nearest after unscaling in f32, which can lose what the loss scale saved from underflow: in f16, unscaled
-    /// values below 6e-8 become zero (below 6.1e-5 they lose bits), and values above 65504 become infinite, which counts as
+    /// values below 3e-8 become zero (below 6.1e-5 they lose bits), and values above 65504 become infinite, which counts as
     /// an overflow. PyTorch does this with bf16 parameters, and refuses f16 ones.
     parameter_dtype_gradients, with_parameter_dtype_gradients: bool = false,
 }

@@ -57,12 +57,12 @@ use super::outcome::{Measures, StepOutcome};
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
 pub trait Rule: Debug + Send + Sync + 'static {
-    /// Under which name records hold its state. Not empty, none of [`Schedule`](crate::Schedule)'s, and always the same.
+    /// The name under which records hold its state. Not empty, none of [`Schedule`](crate::Schedule)'s, and always the same.
     fn name(&self) -> &str;
 
     /// Takes in what an iteration has shown, in which `scale` was used, and says what it wants of the scale next.
     ///
-    /// Called once an iteration, with what the gradients of all its optimizers have shown; of a copy, to look ahead. Not called for a static scale,
+    /// Called once an iteration, with what the gradients of all its optimizers have shown. Also called on a copy, to look ahead. Not called for a static scale,
     /// nor where the scale is not the cause of a skip, nor for the factor of a region that was not opened.
     fn advance(&mut self, scale: f32, evidence: Evidence) -> NextScale;
 

@@ -94,7 +94,7 @@ pub enum Schedule {
         /// The share of values near the top that is too large. From 0 to 1; default 1e-7.
         #[serde(default = "defaults::share", with = "crate::values::number")]
         share: f64,
-        /// In how many iterations there is one that moves the scale. At least 1; default 1.
+        /// One in this many iterations moves the scale. At least 1; default 1.
         #[serde(default = "defaults::period")]
         period: u32,
     },

@@ -27,7 +27,8 @@ fn main() {
 /// A picture as a `data:` address, because docs.rs has no place for pictures.
 fn picture(path: &str) -> String {
     println!("cargo::rerun-if-changed={path}");
-    let kind = if path.ends_with(".svg") { "svg+xml" } else { "png" };
+    let (_, kind) = path.rsplit_once('.').expect("a picture has an extension");
+    let kind = kind.replace("svg", "svg+xml");
     let mut address = format!("data:image/{kind},");
     for byte in fs::read(path).expect("the README's pictures are in the package") {
         match byte.is_ascii_alphanumeric() {

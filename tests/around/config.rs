@@ -18,12 +18,11 @@ fn load(json: &str) -> ScaledOptimizerConfig {
 /// A name that is misspelt is not taken for a default.
 #[test]
 fn unknown_names_of_a_file() {
-    let load = |text: &str| ScaledOptimizerConfig::load_binary(text.as_bytes());
-    let ema = load(r#"{"ema": {"momentum": 0.5}}"#).unwrap().ema;
+    let ema = load(r#"{"ema": {"momentum": 0.5}}"#).ema;
     assert_eq!(ema, Some(EmaConfig::new().with_momentum(0.5)));
     for text in [r#"{"clipping": null}"#, r#"{"ema": {"momentums": 0.5}}"#] {
-        let error = load(text).unwrap_err().to_string();
-        says(&error, ["unknown field"]);
+        let error = ScaledOptimizerConfig::load_binary(text.as_bytes()).unwrap_err();
+        says(&error.to_string(), ["unknown field"]);
     }
 }
 
@@ -53,6 +52,10 @@ fn the_precision_of_a_file() {
     let optim = config.init(masters, &amp).unwrap();
     assert!(optim.scaler().precision().unwrap().is(&amp));
     assert_eq!(optim.window().unwrap().config().micro_batches, 3);
+    // What the settings say of the scale is not dropped where the handle has others.
+    let config = new().with_scaler(Some(at_scale(4.0)));
+    let error = config.init(SgdConfig::new().init(), &amp).unwrap_err();
+    is_error(&error, "InvalidValue", ["`scaler` is set here"]);
 }
 
 /// What cannot be used is not hidden by a file either, and the format of the others stays.
@@ -68,8 +71,7 @@ fn thresholds_in_json() {
     let (exact, clip) = (r#"{"GlobalNorm":1.5}"#, GradientClip::GlobalNorm(1.5));
     assert_eq!(load(exact).unwrap(), clip);
     assert_eq!(clip.to_string().replace([' ', '\n'], ""), exact);
-    let whole = r#"{"Value":2}"#;
-    assert_eq!(load(whole).unwrap(), GradientClip::Value(2.0));
+    assert_eq!(load(r#"{"Value":2}"#).unwrap(), GradientClip::Value(2.0));
     assert!(load(r#"{"GlobalNorm":null}"#).is_err());
     assert!(load(r#"{"GlobalNorm":"large"}"#).is_err());
 
@@ -132,8 +134,7 @@ const REFUSED: &str = r#"
 #[test]
 fn a_wrong_setting_is_named() {
     for [json, message] in rows(REFUSED) {
-        let config = load(json);
-        let error = init(&config).unwrap_err();
+        let error = init(&load(json)).unwrap_err();
         assert_eq!(error.to_string(), message);
     }
 }

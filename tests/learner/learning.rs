@@ -35,6 +35,8 @@ fn a_dry_run_opens_the_scopes_that_a_learner_opens() {
     assert_eq!(check(), Err(AmpError::NoScope));
     let _learner = burns(&amp).unwrap();
     assert_eq!(check(), Ok(()));
+    // After its run, the handle is that of a loop again.
+    assert!(amp.run_result().is_ok() && check() == Err(AmpError::NoScope));
 }
 
 /// What does not depend on the loss scale does not cost it: bf16 runs without a scaler, and shows no metrics of it.

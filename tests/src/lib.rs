@@ -183,12 +183,11 @@ mod documents {
     }
 
     document! {
-        readme: "../../README.md",
-        start: "start.md", how: "how.md", precision: "precision.md", settings: "settings.md",
-        accumulation: "accumulation.md", clipping: "clipping.md", averaging: "averaging.md",
-        fused: "fused.md", captured: "captured.md", pipeline: "pipeline.md", hooks: "hooks.md",
-        losses: "losses.md", rescaled: "rescaled.md", records: "records.md", report: "report.md",
-        pytorch: "pytorch.md", grad_scaler: "grad-scaler.md", mapping: "mapping.md",
-        moving: "moving.md",
+        readme: "../../README.md", start: "start.md", how: "how.md", precision: "precision.md",
+        settings: "settings.md", accumulation: "accumulation.md", clipping: "clipping.md",
+        averaging: "averaging.md", fused: "fused.md", captured: "captured.md", hooks: "hooks.md",
+        pipeline: "pipeline.md", losses: "losses.md", rescaled: "rescaled.md", report: "report.md",
+        records: "records.md", pytorch: "pytorch.md", grad_scaler: "grad-scaler.md",
+        mapping: "mapping.md", moving: "moving.md", devices: "devices.md",
     }
 }

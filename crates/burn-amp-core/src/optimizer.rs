@@ -299,9 +299,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient does not have its parameter's shape,
     /// [`AmpError::InvalidValue`] for a learning rate that is NaN, or infinite as an f32, and for a setting of this or of a fused optimizer that is out of
     /// its range. [`AmpError::ForeignRecord`] if an open window belongs
-    /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if hooks reject one step too many,
-    /// [`AmpError::LossNotFinite`] if the model's output or the gradient of the loss is infinite or NaN once too often, and [`AmpError::TwoPrecisions`]
-    /// if gradients overflow in the scopes of another handle once too often. [`AmpError::UnfrozenBase`] if the base of a low-rank adapter has
+    /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if hooks reject too many steps in a row,
+    /// [`AmpError::LossNotFinite`] if the model's output or the gradient of the loss is infinite or NaN too many times in a row, and [`AmpError::TwoPrecisions`]
+    /// if gradients overflow as often in the scopes of another handle. [`AmpError::UnfrozenBase`] if the base of a low-rank adapter has
     /// gradients. [`AmpError::InvalidValue`] for a hook's factor outside (0, 1].
     pub fn try_step<M: Module>(
         &mut self,
@@ -601,7 +601,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 }
 
-/// A clone goes on from here by itself. Waits for the steps in flight.
+/// A clone continues from here on its own. Waits for the steps in flight.
 impl<O: Clone> Clone for ScaledOptimizer<O> {
     fn clone(&self) -> Self {
         self.scaler.live().resolve(true);

@@ -93,9 +93,10 @@ impl ScaledOptimizerConfig {
         scaler: impl Into<GradScaler>,
     ) -> Result<ScaledOptimizer<O>, AmpError> {
         let scaler = scaler.into();
-        if let Some(other) = self.scaler.filter(|config| *config != scaler.config()) {
-            let allowed = "the settings of the handle, as `precision()` makes it";
-            return Err(AmpError::refused("scaler", other.to_string(), allowed));
+        if self.scaler.is_some_and(|config| config != scaler.config()) {
+            let twice = "set here and, differently, on the handle";
+            let once = "set once: make the handle by `precision()`";
+            return Err(AmpError::refused("scaler", twice, once));
         }
         let mut optim = ScaledOptimizer::new(optim, scaler);
         if let Some(clip) = self.clip {

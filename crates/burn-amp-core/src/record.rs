@@ -139,8 +139,8 @@ impl AmpRecord {
         let masters = take(&mut self.masters).len();
         if masters > 0 {
             warn!(
-                "{} holds master weights of {masters} parameters, which only a `PipelinedOptimizer` goes on from: they are dropped, and \
-                 parameters go on as they are rounded",
+                "{} holds master weights of {masters} parameters, which only a `PipelinedOptimizer` can use: they are dropped, and training \
+                 continues from the rounded parameters",
                 self.origin
             );
         }

@@ -121,7 +121,7 @@ impl<C> Fused<C> {
     /// # Panics
     ///
     /// If a setting is refused, or a gradient, or a state that was loaded, does not have its parameter's shape: [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) makes
-    /// errors of that. The module is lost then, as in Burn's step, and so is the state of this optimizer: go on from the last record.
+    /// errors of that. The module is lost then, as in Burn's step, and so is the state of this optimizer: resume from the last record.
     pub fn step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,

@@ -65,7 +65,7 @@ pub mod internal {
 /// [`ScaledOptimizer`] with all its options, or any [`ModuleOptim`]; then there is no loss scale.
 ///
 /// **The parameters are one step stale.** [`step`](Self::step) hands the gradients over and returns the parameters of the update *before*. At
-/// most one update is on its way: the next `step` waits for it. [`synchronize`](Self::synchronize) waits for all, and returns the newest
+/// most one update is in flight: the next `step` waits for it. [`synchronize`](Self::synchronize) waits for all, and returns the newest
 /// parameters: before an evaluation, before the model is saved, and at the end.
 ///
 /// **The loss scale is stale in the same way.** With N(0) the first scale and N(t) that after update t, iterations 1 and 2 are computed
@@ -78,7 +78,7 @@ pub mod internal {
 /// The masters are the optimizer's own. A parameter that the program changes between two steps is not taken over, except by
 /// [`reload`](Self::reload); the third, fifth, ninth step and so on compare, and refuse it.
 ///
-/// Dropping it finishes what is on its way. A panic on the thread is the error of the next call
+/// Dropping it waits for the update in flight. A panic on the thread is the error of the next call
 /// ([`AmpError::OptimizerThread`]), and so is every refused step.
 ///
 /// Source: RoundPipe (its optimizer stream and `GradScaler`), of which this keeps the update rule of the scale and the order of events.
@@ -389,7 +389,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         trained.filter(|trained| is_ahead || trained.iter().any(is_half))
     }
 
-    /// Takes over a stored state, as [`ScaledOptimizer::load_record`] does. What is on its way is finished, and given up.
+    /// Takes over a stored state, as [`ScaledOptimizer::load_record`] does. The update in flight is finished, and discarded.
     ///
     /// Call [`synchronize`](Self::synchronize) with the module afterwards: it gets the masters of the record, if there are any.
     ///

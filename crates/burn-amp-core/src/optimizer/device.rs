@@ -1,4 +1,4 @@
-//! Steps that the device decides: nobody waits for them.
+//! Steps that the device decides: the host does not wait for them.
 
 use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Device, Tensor};
@@ -101,7 +101,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`AmpError::LossScaleExhausted`], [`AmpError::LossNotFinite`] or [`AmpError::TwoPrecisions`] if one of the steps was an overflow too many.
+    /// [`AmpError::LossScaleExhausted`], [`AmpError::LossNotFinite`] or [`AmpError::TwoPrecisions`] if one of the steps was one skip too many in a row.
     pub fn synchronize(&mut self) -> Result<(), AmpError> {
         self.resolve();
         self.take_error()
@@ -177,7 +177,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.scaler.live().in_flight.push(Box::new(step));
     }
 
-    /// Begins a step that nobody waits for; none if the host has to decide it: all steps before are known then.
+    /// Begins a step without waiting; none if the host has to decide it: all steps before are known then.
     pub(crate) fn begin_on_device<M: Module>(
         &mut self,
         lr: &ModuleLearningRate,
@@ -313,7 +313,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         // What is refused is refused by the step that waits.
         let entries = Entries::find(parameters(module), Some(grads), None, Some(lr))?;
         if !entries.buffers.is_empty() {
-            let what = "the model has running statistics (BatchNorm's), which a skipped step must test";
+            let what =
+                "the model has running statistics (BatchNorm's), which a skipped step must test";
             return Err(refused(what));
         }
         if entries.adapted.is_some() {

@@ -123,7 +123,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             (grads, factors) = grads.clip_by(&options.clip, factor, later)?;
         }
         let counted = self.scaler.count_step(&self.optim, grads, rejected);
-        // It is an iteration, also where it is one overflow too many.
+        // It is an iteration, also where it ends the run.
         if self.scaler.last_outcome().is_some() {
             self.scaler.advance()?;
         }

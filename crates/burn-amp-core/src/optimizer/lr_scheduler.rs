@@ -75,7 +75,7 @@ impl ScaledLrScheduler {
     }
 
     /// The learning rates of the next step: new ones, unless no step was taken with the last ones. Never waits for the device.
-    /// With a fused optimizer, whose steps nobody waits for, it sees a skip when its outcome is known: one step later, or up to 17 if the device is
+    /// With a fused optimizer, whose steps do not wait, it sees a skip when its outcome is known: one step later, or up to 17 if the device is
     /// behind. It holds then, unless a step that was taken becomes known with it. [`ScaledOptimizer::synchronize`] before each call makes it exact.
     ///
     /// As Burn's `ModuleLrScheduler::step`. Call it on the thread that steps the optimizer.

@@ -63,13 +63,13 @@ impl AmpRecord {
         self
     }
 
-    /// The record without master weights: the run goes on from the parameters of the model.
+    /// The record without master weights: the run continues from the parameters of the model.
     pub fn without_masters(mut self) -> Self {
         self.masters = ParamTensors::default();
         self
     }
 
-    /// The loss scale of `amp` goes on from the state here, if there is one.
+    /// The loss scale of `amp` continues from the state here, if there is one.
     ///
     /// # Errors
     ///

@@ -53,7 +53,7 @@ impl GradScaler {
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
     /// [`AmpError::UpdateMissing`] if these parameters were stepped already, [`AmpError::GradientShape`] if a gradient does not have
     /// its parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is NaN, or infinite as an f32, and for a setting of a fused optimizer; nothing
-    /// is counted then. [`AmpError::LossNotFinite`] and [`AmpError::TwoPrecisions`] for such a cause once too often. Neither
+    /// is counted then. [`AmpError::LossNotFinite`] and [`AmpError::TwoPrecisions`] for such a cause too many times in a row. Neither
     /// parameters, optimizer state nor loss scale change on any of them.
     pub fn try_step<O: ModuleOptim, M: Module>(
         &mut self,
@@ -131,7 +131,7 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Counts gradients, which move the scale when the iteration ends. After an overflow too many it is over.
+    /// Counts gradients, which move the scale when the iteration ends. After one skip too many in a row it is over.
     fn count(&mut self, purpose: Purpose, found: &Finding) -> Result<(), AmpError> {
         let is_first = self.iteration.seen != Some(Evidence::Overflow);
         let recorded = (self.ledger).count(purpose, found, is_first);
@@ -258,7 +258,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::LossScaleExhausted`], [`AmpError::LossNotFinite`] or [`AmpError::TwoPrecisions`] if the gradients are an overflow too many, as
+    /// [`AmpError::LossScaleExhausted`], [`AmpError::LossNotFinite`] or [`AmpError::TwoPrecisions`] if that is one skip too many in a row, as
     /// [`try_step`](Self::try_step); they are counted as discarded.
     pub fn discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
         self.account().begin_call();

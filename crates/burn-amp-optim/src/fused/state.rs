@@ -78,7 +78,7 @@ impl Time {
 #[derive(Clone, Default)]
 pub(super) struct Slot(Arc<OnceLock<WithMaster<Tensors>>>);
 
-const HALFWAY: &str = "an earlier step has panicked: go on from the last record";
+const HALFWAY: &str = "an earlier step has panicked: resume from the last record";
 
 impl Slot {
     /// Does nothing where it is full.

@@ -95,7 +95,7 @@ settings! {
     #[serde(with = "crate::values::number::optional")]
     max_scale, with_max_scale: Option<f64> = None,
     /// How many overflows it takes to lower the scale: 1, the default, or N, which tolerates N - 1 overflows
-    /// first (their steps are skipped all the same). At least 1.
+    /// first (their steps are still skipped). At least 1.
     hysteresis, with_hysteresis: u32 = 1,
     /// Whether hysteresis resets at each finite step, as with DeepSpeed's setting of this name and Apex's
     /// `update_scale_hysteresis`. If not, the default, it resets when the scale grows, as in Megatron-LM.

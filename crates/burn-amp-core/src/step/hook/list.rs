@@ -11,7 +11,7 @@ use crate::{
     values::param_tensors::ParamTensors,
 };
 
-/// A [`Hook`] whose type is forgotten, and that can be cloned all the same.
+/// A [`Hook`] whose type is erased, and that can be cloned.
 trait AnyHook: Any + Hook {
     fn boxed(&self) -> Box<dyn AnyHook>;
 }

@@ -39,8 +39,7 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
     let model = ModelConfig::new().init(&device.clone().autodiff());
     let optim = AdamConfig::new().init();
     let lr = ConstantLr::new(config.learning_rate);
-    let learner = Learner::new(model, optim, lr);
-    let result = training.launch(learner);
+    let result = training.launch(Learner::new(model, optim, lr));
     if let Some(error) = result.error {
         return Err(error.to_string().into());
     }

@@ -43,8 +43,7 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
         .init()?;
     let adam = AdamConfig::new().with_weight_decay(Some(WeightDecayConfig::new(5e-5)));
     let model = model.init(&device.clone().autodiff());
-    let learner = Learner::new(model, adam.init(), lr);
-    let result = training.launch(learner);
+    let result = training.launch(Learner::new(model, adam.init(), lr));
     if let Some(error) = result.error {
         return Err(error.to_string().into());
     }

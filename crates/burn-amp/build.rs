@@ -13,10 +13,11 @@ fn main() {
     for text in texts {
         let (target, rest) = text.split_once(')').expect("a link ends");
         let is_picture = page.rfind('[').is_some_and(|at| page[..at].ends_with('!'));
-        let target = match target.contains("://") {
-            true => target.to_string(),
-            false if is_picture => picture(target),
-            false => format!("{FILES}{target}"),
+        let target = match (target.contains("://"), is_picture.then(|| picture(target))) {
+            (true, _) => target.to_string(),
+            (false, Some(Ok(address))) => address,
+            // A checkout may lack links or pictures, and has to build all the same.
+            (false, _) => format!("{FILES}{target}"),
         };
         write!(page, "]({target}){rest}").expect("a string takes all");
     }
@@ -25,16 +26,16 @@ fn main() {
 }
 
 /// A picture as a `data:` address, because docs.rs has no place for pictures.
-fn picture(path: &str) -> String {
+fn picture(path: &str) -> std::io::Result<String> {
     println!("cargo::rerun-if-changed={path}");
     let (_, kind) = path.rsplit_once('.').expect("a picture has an extension");
     let kind = kind.replace("svg", "svg+xml");
     let mut address = format!("data:image/{kind},");
-    for byte in fs::read(path).expect("the README's pictures are in the package") {
+    for byte in fs::read(path)? {
         match byte.is_ascii_alphanumeric() {
             true => address.push(byte.into()),
             false => write!(address, "%{byte:02X}").expect("a string takes all"),
         }
     }
-    address
+    Ok(address)
 }

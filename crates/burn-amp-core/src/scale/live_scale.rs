@@ -83,9 +83,9 @@ impl LiveScale {
         if !config.enabled {
             return Ok(());
         }
-        let inside = init >= MIN_SCALE.into();
+        let inside = init >= f64::from(MIN_SCALE);
         in_range("init_scale", init, inside, "at least 2^-126 in `autocast`")?;
-        let inside = min <= MAX_SCALE.into();
+        let inside = min <= f64::from(MAX_SCALE);
         in_range("min_scale", min, inside, "at most 2^126 in `autocast`")
     }
 

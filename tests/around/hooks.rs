@@ -215,8 +215,8 @@ fn too_many_rejections_name_the_hook_and_leave_no_trace_in_it() {
         .for_each(|length| run.step(norm(length)));
     let before = jump_of(&run).clone();
     let error = run.refused(norm(90.0));
-    let wording = "the jump rejected 3 steps in a row, the last because the norm is 90.0. Look at the inputs, the learning rate and the \
-         loss, or give it a higher threshold";
+    let wording = "the hook `jump` rejected 3 steps in a row, the last because the norm is 90.0. Look at the inputs, the learning rate and the \
+         loss, or raise the hook's threshold";
     is_error(&error, "AlwaysGuarded", [wording]);
     assert_eq!(*jump_of(&run), before);
     assert_eq!(run.counters().guarded(), 3);

@@ -195,7 +195,7 @@ fn dtypes_that_clash() {
     none(found, "(no parameter was read: the model was not attached");
     // A tensor that meets the input before the first layer.
     let found = clash(&|x| pair.0.forward(x - captured.clone()));
-    none(found, "read before it: an f32 tensor of the program");
+    none(found, "an f32 tensor of the program meets the input");
     // A thread of a pool that is not in the scope.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
     let pool = pool.unwrap();

@@ -137,7 +137,7 @@ fn where_nothing_is_recorded_dropout_is_warned_of() {
         let optim = ScaledOptimizer::new(adam(), &MixedPrecision::f16());
         CapturedStep::new(model, optim, of).unwrap();
     });
-    says(only(&lines), ["WARN", "because `1` draw random numbers"]);
+    says(only(&lines), ["WARN", "if `1` draw random numbers"]);
 }
 
 /// Whether the default device records steps.

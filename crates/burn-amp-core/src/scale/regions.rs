@@ -60,8 +60,9 @@ impl Regions {
 
     /// Of the parameters that were read in this iteration.
     pub(crate) fn readers_now(&self) -> HashMap<Arc<str>, Readers> {
-        let all = self.readers.clone().into_iter();
-        all.filter(|(_, readers)| readers.iteration == self.iteration)
+        let is_now = |(_, readers): &(_, &Readers)| readers.iteration == self.iteration;
+        let now = self.readers.iter().filter(is_now);
+        now.map(|(path, readers)| (path.clone(), readers.clone()))
             .collect()
     }
 

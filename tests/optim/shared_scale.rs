@@ -245,7 +245,7 @@ fn an_optimizer_whose_handle_opens_no_scope_is_warned_of_once() {
     one.optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp(100));
     let warning = warned(&mut one, &[true; 3]);
     says(only(&warning), ["no `autocast`", "`MixedPrecision`"]);
-    says(only(&warning), ["make one, and clone it"]);
+    says(only(&warning), ["give clones of one"]);
 
     // In bf16 too, although it has no scale. WGSL has no bf16.
     for (amp, count) in [(MixedPrecision::bf16(), 1), (MixedPrecision::f32(), 0)] {

@@ -357,9 +357,9 @@ impl GradScaler {
         self.opened = opened;
         if unused && !std::mem::replace(&mut self.warned_of_no_scope, true) {
             warn!(
-                "no `autocast` of this optimizer's `MixedPrecision` was entered since its last step, so the forward pass ran in f32 and no loss \
-                 scale was used: run it in `amp.autocast(input, |x| model.forward(x))`. If it is, the optimizer has another \
-                 `MixedPrecision` than the model: make one, and clone it"
+                "no `autocast` of this optimizer's `MixedPrecision` was entered since its last step, so the forward pass ran in f32, or with \
+                 another `MixedPrecision`: run it in `amp.autocast(input, |x| model.forward(x))`, in a Learner's model in the free `autocast`, \
+                 and give clones of one `MixedPrecision` to model and optimizer"
             );
         }
     }

@@ -259,7 +259,9 @@ impl Account {
             false => "the model's output is infinite or NaN",
         };
         let skip = purpose.skip();
-        warn!("{skip}: {what}, {skips} in a row; the loss scale stays");
+        warn!(
+            "{skip}: {what}, {skips} in a row; the loss scale stays. Look at the inputs of this step"
+        );
         Ok(())
     }
 

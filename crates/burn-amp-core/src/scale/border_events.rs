@@ -2,7 +2,7 @@
 //! explain skips. Knows no schedule, and no optimizer.
 
 use burn_amp_kernels::{EventStatus, UnreadEvent};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::{cell::RefCell, collections::HashSet, collections::VecDeque, ops::Range};
 
@@ -158,6 +158,8 @@ impl BorderEvent {
 #[derive(Debug, Default)]
 pub(crate) struct BorderEvents {
     events: Mutex<VecDeque<BorderEvent>>,
+    /// How many there ever were.
+    added: AtomicUsize,
     /// Those of other handles, whose scopes were opened on the same threads.
     neighbours: Mutex<Vec<Weak<Self>>>,
 }
@@ -168,8 +170,8 @@ thread_local! {
 }
 
 impl BorderEvents {
-    /// Adds one that was measured now; how many there are.
-    pub(crate) fn add(&self, place: EventPlace, event: UnreadEvent) -> usize {
+    /// Adds one that was measured now. Returns how many there are, and how many there ever were.
+    pub(crate) fn add(&self, place: EventPlace, event: UnreadEvent) -> [usize; 2] {
         let mut events = locked(&self.events);
         if events.len() == MAX_EVENTS {
             events.pop_front();
@@ -180,7 +182,7 @@ impl BorderEvents {
             measured: Measured::OnDevice(Box::new(event)),
             is_discarded: false,
         });
-        events.len()
+        [events.len(), self.added.fetch_add(1, Ordering::Relaxed) + 1]
     }
 
     /// Takes all of them out.

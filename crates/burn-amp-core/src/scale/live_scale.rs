@@ -21,8 +21,8 @@ use crate::{
 const MAX_SCALE: f32 = f32::from_bits(253 << 23); // 2^126
 const MIN_SCALE: f32 = f32::from_bits(1 << 23); // 2^-126
 
-/// Gradients that come to scopes and that no optimizer tests, before a warning.
-const UNTESTED: usize = 16;
+/// Gradients that come to scopes and that no optimizer tests, before a warning: where there is no optimizer, and where none has stepped.
+const UNTESTED: [usize; 2] = [16, 128];
 
 /// One schedule for all scopes and optimizers of a `MixedPrecision`.
 #[derive(Debug, Default)]
@@ -279,10 +279,13 @@ impl LiveScale {
 
     /// Remembers a gradient on its way back.
     pub(crate) fn add_event(&self, place: EventPlace, event: UnreadEvent) {
-        let count = self.events.add(place, event);
-        // All of them are still there if nobody tests any: once it is full, or where there was never an optimizer for it.
-        let is_tested = self.is_tested.load(Ordering::Relaxed);
-        let limit = if is_tested { MAX_EVENTS } else { UNTESTED };
+        let [count, added] = self.events.add(place, event);
+        // All of them are still there if nobody tests any.
+        let limit = match self.is_tested.load(Ordering::Relaxed) {
+            false => UNTESTED[0],
+            true if count == added => UNTESTED[1],
+            true => MAX_EVENTS,
+        };
         if count >= limit && !self.warned.swap(true, Ordering::Relaxed) {
             warn!(
                 "the gradients of {count} scopes were never tested: an overflow goes into the weights, and the loss scale stays at {}. Step with \

@@ -13,13 +13,13 @@ fn main() {
     for text in texts {
         let (target, rest) = text.split_once(')').expect("a link ends");
         let is_picture = page.rfind('[').is_some_and(|at| page[..at].ends_with('!'));
-        let target = match (target.contains("://"), is_picture.then(|| picture(target))) {
-            (true, _) => target.to_string(),
-            (false, Some(Ok(address))) => address,
-            // A checkout may lack links or pictures, and has to build all the same.
-            (false, _) => format!("{FILES}{target}"),
+        let address = match target {
+            target if target.contains("://") || target.starts_with('#') => target.to_string(),
+            // A checkout may lack pictures, and has to build.
+            path if is_picture => picture(path).unwrap_or_else(|_| format!("{FILES}{path}")),
+            path => format!("{FILES}{path}"),
         };
-        write!(page, "]({target}){rest}").expect("a string takes all");
+        write!(page, "]({address}){rest}").expect("a string takes all");
     }
     let folder = env::var("OUT_DIR").expect("cargo gives one");
     fs::write(Path::new(&folder).join("page.md"), page).expect("it can be written to");

@@ -127,8 +127,8 @@ pub enum AmpError {
 
     /// `backward` was called inside the closure of `autocast`.
     #[error(
-        "the gradient of `{parameter}` was computed inside `autocast`, where it lacks the loss scale, and so is too small by that factor: return the \
-         output from the closure, take the loss outside, and call `backward` there"
+        "the gradient of `{parameter}` was computed inside `autocast`, where it lacks the loss scale, and so is too small by that factor: \
+         return the output from the closure, take the loss outside, and call `backward` there"
     )]
     BackwardInside {
         /// The path of the first parameter whose gradient came.
@@ -440,8 +440,8 @@ fn clash(dtype: DType, parameter: Option<&str>, attached: bool) -> String {
     };
     format!(
         "inside `autocast`, which computes in {dtype:?} ({last}). A layer that holds f32 tensors of its own (BatchNorm, Lstm, Gru, positional \
-         encodings) goes into `in_f32(x, |x| layer.forward(x))`. A tensor that is captured or made inside goes into `amp.cast(tensor)`, in a model without `amp` `tensor.cast(x.dtype())`. Work on \
-         other threads goes into `Scope::enter`. A parameter that `Param::map` or `Param::set_require_grad` has returned needs \
+         encodings) goes into `in_f32(x, |x| layer.forward(x))`. A tensor that is captured or made inside goes into `amp.cast(tensor)`, \
+         in a model without `amp` `tensor.cast(x.dtype())`. Work on other threads goes into `Scope::enter`. A parameter that `Param::map` or `Param::set_require_grad` has returned needs \
          `amp.attach(model)` again"
     )
 }

@@ -40,9 +40,8 @@ use crate::{
 /// later call of the same method with another value takes its place. The threshold of a group and the name of a hook that were refused stay:
 /// build the optimizer again.
 ///
-/// Cloning waits for the steps that are [in flight](Self::step), and the clone has the state after them. Both
-/// share the loss scale of a [`MixedPrecision`](crate::MixedPrecision). Dropping an optimizer waits for its
-/// steps in flight, which count.
+/// Cloning waits for the steps that are [in flight](Self::step), and the clone has the state after them. Both share
+/// the loss scale of a [`MixedPrecision`](crate::MixedPrecision). Dropping an optimizer waits for its steps in flight, which count.
 pub struct ScaledOptimizer<O = ModuleOptimizer> {
     optim: O,
     scaler: GradScaler,

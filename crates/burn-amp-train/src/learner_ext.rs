@@ -197,15 +197,16 @@ pub trait LearnerExt {
         }
     }
 
-    /// Whether the run could go on to its end, to be asked after `launch`. Never waits for the device.
+    /// Whether the run could go on to its end, to be asked after `launch`: to `check`, the handle is that of a loop again. Never waits for
+    /// the device.
     ///
     /// More reliable than `LearningResult::error`, which Burn 0.22.1 clears at the end of a run with the dashboard.
     ///
     /// # Errors
     ///
     /// The error that has ended the run: the loss scale is exhausted, the loss is NaN, or a parameter cannot be stepped. It is
-    /// forgotten when a model that has not failed takes a step: a new model, or
-    /// one on which [`Module::train`](burn::module::Module::train) was called.
+    /// forgotten when a model that has not failed takes a step: a new model, or one on which
+    /// [`Module::train`](burn::module::Module::train) was called.
     fn run_result(&self) -> Result<(), AmpError> {
         self.handle().set_in_learner(false);
         run::state(self.handle()).error.clone().map_or(Ok(()), Err)

@@ -21,8 +21,10 @@ use crate::{
 const MAX_SCALE: f32 = f32::from_bits(253 << 23); // 2^126
 const MIN_SCALE: f32 = f32::from_bits(1 << 23); // 2^-126
 
-/// Gradients that come to scopes and that no optimizer tests, before a warning: where there is no optimizer, and where none has stepped.
-const UNTESTED: [usize; 2] = [16, 128];
+/// Gradients that come to scopes before a warning that nobody tests them, where there was never an optimizer.
+const WITHOUT_OPTIMIZER: usize = 16;
+/// The same, where there is one that has tested none: an accumulation may be as long.
+const WITHOUT_TEST: usize = 128;
 
 /// One schedule for all scopes and optimizers of a `MixedPrecision`.
 #[derive(Debug, Default)]
@@ -282,8 +284,8 @@ impl LiveScale {
         let [count, added] = self.events.add(place, event);
         // All of them are still there if nobody tests any.
         let limit = match self.is_tested.load(Ordering::Relaxed) {
-            false => UNTESTED[0],
-            true if count == added => UNTESTED[1],
+            false => WITHOUT_OPTIMIZER,
+            true if count == added => WITHOUT_TEST,
             true => MAX_EVENTS,
         };
         if count >= limit && !self.warned.swap(true, Ordering::Relaxed) {

@@ -444,7 +444,7 @@ mod tests {
             .unwrap();
         learner.fork(&device);
         for _ in 0..3 {
-            let output = learner.train_step(Tensor::ones([3, 4], &device));
+            let output = learner.train_step(Tensor::full([3, 4], 0.1, &device));
             learner.lr_step();
             learner.optimizer_step(output.grads);
         }

@@ -34,13 +34,9 @@ fn with_ema() -> ScaledOptimizer {
     sgd().with_ema(EmaConfig::new())
 }
 
-fn configured(rule: bool) -> Trial {
-    Trial::new(with_ema().with_accumulation(windows(2, rule)))
-}
-
 /// Two applied steps with averages, then one of two micro-batches.
 fn trained(rule: bool) -> Trial {
-    let mut run = configured(rule);
+    let mut run = Trial::new(with_ema().with_accumulation(windows(2, rule)));
     (1..6).for_each(|k| run.step([f64::from(k); 10]));
     assert_eq!((run.window(), run.optim.ema().unwrap().updates()), (1, 2));
     run

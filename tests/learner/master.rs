@@ -10,7 +10,8 @@ pub struct Half {
 
 impl Own for Half {
     fn output(&self, batch: Batch) -> ClassificationOutput {
-        let logits = self.net.forward(batch.features.clone().cast(DType::BF16));
+        let features = batch.features.clone().cast(self.net.head.weight.dtype());
+        let logits = self.net.forward(features);
         self.net.output(logits.cast(DType::F32), batch)
     }
 }
@@ -39,6 +40,17 @@ fn master_weights_train_bf16_parameters_in_a_learner() {
     assert_eq!(weight.val().dtype(), DType::BF16);
     assert!(values(&done.model) != values(&half()));
     assert!(done.last(4, "Accuracy") > 95.0);
+}
+
+/// It would train in f32.
+#[test]
+fn f32_parameters_without_autocast_end_the_run_at_its_first_step() {
+    let (run, folder, own) = (Run::of(1), temp_dir(), Half { net: net() });
+    let (amp, training) = (run.amp(), run.training(folder.path()));
+    let launched = amp.launch(training, Model { own }, AdamConfig::new().init(), lr());
+    let error = launched.map(drop).unwrap_err().error;
+    is_error(&error, "NoScope", ["the free `autocast`"]);
+    assert_eq!(amp.counters().steps(), 1);
 }
 
 /// Burn sums the gradients of micro-batches as they are: in bf16, most digits of a sum are lost.

@@ -45,9 +45,9 @@ fn one_thread_steps_for_all_workers() {
     }
 }
 
-/// Counts the steps that are applied.
+/// Counts the steps that are applied; its owners can be counted.
 #[derive(Clone, Debug)]
-struct Count(u64);
+struct Count(u64, Arc<()>);
 
 impl Hook for Count {
     fn name(&self) -> &str {
@@ -62,29 +62,19 @@ impl Hook for Count {
 /// They are on the other thread, too.
 #[test]
 fn hooks_are_as_the_last_step_has_left_them() {
-    let counting = with(|amp| pipelined(adam(amp).with_hook(Count(0))));
+    let counting = with(|amp| pipelined(adam(amp).with_hook(Count(0, Arc::default()))));
     let done = Run::of(2).poisoned([20]).launch_with(counting);
-    let count = done.model.hook::<Count>().unwrap().0;
-    assert_eq!((count, done.steps()), (10, (12, 2)));
+    let Count(count, _owners) = done.model.hook().unwrap();
+    assert_eq!((*count, done.steps()), (10, (12, 2)));
 }
 
 /// Its thread ends with the run, also where that has ended with a checkpoint.
 #[test]
 fn nothing_of_the_thread_is_left() {
-    #[derive(Clone, Debug)]
-    #[expect(dead_code)] // held, and not read
-    struct Held(Arc<()>);
-
-    impl Hook for Held {
-        fn name(&self) -> &str {
-            "held"
-        }
-    }
-
-    let held = Arc::new(());
-    let holding = with(|amp| pipelined(adam(amp).with_hook(Held(held.clone()))));
-    drop(Run::of(2).with_windows(6).launch_with(holding));
-    assert_eq!(Arc::strong_count(&held), 1);
+    let owners = Arc::new(());
+    let counting = with(|amp| pipelined(adam(amp).with_hook(Count(0, owners.clone()))));
+    drop(Run::of(2).with_windows(6).launch_with(counting));
+    assert_eq!(Arc::strong_count(&owners), 1);
 }
 
 /// They are validated, and trained on. A copy that was given others does not matter.

@@ -156,11 +156,11 @@ pub enum AmpError {
         message: String,
     },
 
-    /// A dry run opened no scope of the `MixedPrecision` that checked it.
+    /// A dry run, or a `Learner`'s first step, opened no scope of its `MixedPrecision`: it ran in f32.
     #[error(
-        "the loss was computed, in whole or in part, without `autocast` of this `MixedPrecision`: call \
-         `amp.autocast(input, |x| model.forward(x))` on this one or a clone of it. A free `autocast` opens a scope only in a model that a \
-         `Learner` trains: check such a model by `amp.check_in_learner(..)`"
+        "the loss was computed, in whole or in part, without `autocast` of this `MixedPrecision`: in a loop call \
+         `amp.autocast(input, |x| model.forward(x))` on this one or a clone of it; in a model that a `Learner` trains call the free `autocast`, and \
+         check it by `amp.check_in_learner(..)`"
     )]
     NoScope,
 

@@ -204,9 +204,9 @@ pub trait LearnerExt {
     ///
     /// # Errors
     ///
-    /// The error that has ended the run: the loss scale is exhausted, the loss is NaN, or a parameter cannot be stepped. It is
-    /// forgotten when a model that has not failed takes a step: a new model, or one on which
-    /// [`Module::train`](burn::module::Module::train) was called.
+    /// The error that has ended the run: the loss scale is exhausted, the loss is NaN, a parameter cannot be stepped, or the first step of a
+    /// model called no [`autocast`](burn_amp_core::autocast) ([`AmpError::NoScope`]). It is forgotten when a model that has not failed takes a
+    /// step: a new model, or one on which [`Module::train`](burn::module::Module::train) was called.
     fn run_result(&self) -> Result<(), AmpError> {
         self.handle().set_in_learner(false);
         run::state(self.handle()).error.clone().map_or(Ok(()), Err)

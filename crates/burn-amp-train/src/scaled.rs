@@ -184,7 +184,8 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
     type Input = M::Input;
     type Output = M::Output;
 
-    /// The model's own step, in its precision.
+    /// The model's own step, in its precision. A model that calls no [`autocast`](burn_amp_core::autocast) would train in f32: the first step ends
+    /// the run with [`NoScope`](burn_amp_core::AmpError::NoScope).
     fn step(&self, batch: M::Input) -> TrainOutput<M::Output> {
         if !self.failed {
             // Before the step that Burn asks the interrupter after: with accumulation, `optimize` comes later.
@@ -195,6 +196,10 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
         let newest = state.and_then(|state| state.current(&self.inner));
         let inner = newest.as_ref().unwrap_or(&self.inner);
         let mut output = self.amp.in_model(|| TrainStep::step(inner, batch));
+        if !self.steps.kind.mixed && self.amp.is_unused() {
+            // Where no interrupter is set, `run_result` has it.
+            let _ = run::fail(&self.amp, AmpError::NoScope);
+        }
         if self.steps.kind.mixed {
             // Burn's accumulation would sum them in half precision.
             output.grads = widened(output.grads, &self.inner);

@@ -362,8 +362,8 @@ mod tests {
     use burn_amp_core::{
         GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer, autocast, internal::READS,
     };
+    use burn_amp_optim::FusedAdam;
     use burn_amp_optim::internal::PASSES;
-    use burn_amp_optim::{Fused, FusedAdam};
     use burn_amp_pipeline::PipelinedOptimizer;
 
     #[derive(Module, Debug)]
@@ -394,14 +394,9 @@ mod tests {
     }
 
     fn net(device: &Device) -> Net {
-        let layer = || LinearConfig::new(4, 4).init(device);
-        Net {
-            layers: vec![layer(), layer(), layer()],
-        }
-    }
-
-    fn adam() -> FusedAdam {
-        Fused::new(AdamConfig::new())
+        let layer = |_| LinearConfig::new(4, 4).init(device);
+        let layers = (0..3).map(layer).collect();
+        Net { layers }
     }
 
     #[test]
@@ -409,7 +404,7 @@ mod tests {
         let device = Device::flex().autodiff();
         let config = GradScalerConfig::new().with_init_scale(1024.0);
         let amp = MixedPrecision::f16().with_scaler(config).unwrap();
-        let optim = ScaledOptimizer::new(adam(), &amp);
+        let optim = ScaledOptimizer::new(FusedAdam::new(AdamConfig::new()), &amp);
         let optim = optim.with_clipping(GradientClip::GlobalNorm(0.1));
         let mut learner = amp
             .learner(net(&device), optim, ConstantLr::new(0.01))
@@ -437,7 +432,7 @@ mod tests {
     fn a_pipeline_makes_one_pass() {
         let device = Device::flex().autodiff();
         let amp = MixedPrecision::f16();
-        let optim = ScaledOptimizer::new(adam(), &amp);
+        let optim = ScaledOptimizer::new(FusedAdam::new(AdamConfig::new()), &amp);
         let optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
         let mut learner = amp
             .learner(net(&device), optim, ConstantLr::new(0.1))

@@ -231,6 +231,12 @@ impl MixedPrecision {
         self.shared.in_learner.load(Ordering::Relaxed)
     }
 
+    /// Whether it is one of half precision that nothing has computed in so far.
+    #[doc(hidden)]
+    pub fn is_unused(&self) -> bool {
+        is_half(self.dtype().into()) && self.live().opened() == 0
+    }
+
     /// Whether gradients are multiplied inside a scope.
     #[doc(hidden)]
     pub fn is_scaled(&self) -> bool {

@@ -441,8 +441,8 @@ fn clash(dtype: DType, parameter: Option<&str>, attached: bool) -> String {
     format!(
         "inside `autocast`, which computes in {dtype:?} ({last}). A layer that holds f32 tensors of its own (BatchNorm, Lstm, Gru, positional \
          encodings) goes into `in_f32(x, |x| layer.forward(x))`. A tensor that is captured or made inside goes into `amp.cast(tensor)`, \
-         in a model without `amp` `tensor.cast(x.dtype())`. Work on other threads goes into `Scope::enter`. A parameter that `Param::map` or `Param::set_require_grad` has returned needs \
-         `amp.attach(model)` again"
+         in a model without `amp` `tensor.cast(x.dtype())`. Work on other threads goes into `Scope::enter`. A parameter that `Param::map` or \
+         `Param::set_require_grad` has returned needs `amp.attach(model)` again"
     )
 }
 

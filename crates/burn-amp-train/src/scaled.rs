@@ -196,13 +196,12 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
         let newest = state.and_then(|state| state.current(&self.inner));
         let inner = newest.as_ref().unwrap_or(&self.inner);
         let mut output = self.amp.in_model(|| TrainStep::step(inner, batch));
-        if !self.steps.kind.mixed && self.amp.is_unused() {
-            // Where no interrupter is set, `run_result` has it.
-            let _ = run::fail(&self.amp, AmpError::NoScope);
-        }
         if self.steps.kind.mixed {
             // Burn's accumulation would sum them in half precision.
             output.grads = widened(output.grads, &self.inner);
+        } else if self.amp.is_unused() {
+            // Where no interrupter is set, `run_result` has it.
+            let _ = run::fail(&self.amp, AmpError::NoScope);
         }
         output
     }

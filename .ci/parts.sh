@@ -1,0 +1,27 @@
+# What the scripts beside this file share. They source it in the repository's root.
+
+export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
+# What fails here fails again: random tests draw the same cases each time. Elsewhere they draw new ones.
+export PROPTEST_RNG_SEED=20261123
+
+part_name='' part_start=$SECONDS
+# Begins a part, and says how long the one before took.
+part() {
+  [ -z "$part_name" ] || echo "-- $part_name: $((SECONDS - part_start)) s"
+  part_name=${1-} part_start=$SECONDS
+  [ -z "$part_name" ] || echo "== $part_name"
+}
+
+# Installs Debian packages.
+install() {
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@" >/dev/null
+}
+
+if ! command -v cc >/dev/null; then
+  install gcc libc6-dev
+fi
+# A Vulkan driver that needs no GPU.
+if [ -z "$(ls /usr/share/vulkan/icd.d/lvp_icd*.json 2>/dev/null)" ]; then
+  install mesa-vulkan-drivers
+fi

@@ -2,6 +2,7 @@
 
 mod bench;
 mod compare;
+mod evidence;
 mod minimal;
 mod reference;
 mod show;

@@ -1,6 +1,6 @@
 //! Dry runs of a loss: how their scopes differ from those of a step, and what they find.
 
-use burn::tensor::{DType, FloatDType};
+use burn::tensor::{DType, FloatDType, Tensor};
 use burn_amp_kernels::{UnreadEvent, Watch};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -97,6 +97,10 @@ impl DryRun {
 
     /// A tensor leaves a scope of this handle. An output of a batch of one has two dimensions, a loss has one.
     pub(crate) fn leaves(&self, tensor: &AnyTensor, amp: &MixedPrecision, is_outside: bool) {
+        if let Some(observer) = self.observer.as_ref().filter(|_| is_outside) {
+            let output = tensor.clone().map(Tensor::inner).flat();
+            output.into_iter().for_each(|output| observer.left(output));
+        }
         if !tensor.is_tracked() {
             return;
         }

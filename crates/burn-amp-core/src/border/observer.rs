@@ -1,5 +1,6 @@
 //! What a crate above this one attaches to a `MixedPrecision`, to follow its steps. Knows nothing of it.
 
+use burn::tensor::Tensor;
 use std::any::Any;
 
 use crate::gradients::{GradientStatus, UnscaledGradients};
@@ -9,6 +10,9 @@ use crate::{error::AmpError, scale::loss_scale::StepOutcome};
 pub trait Observer: Any + Send + Sync {
     /// The gradients of a step were tested at this loss scale, and nothing was done with them yet.
     fn tested(&self, _grads: &UnscaledGradients, _loss_scale: f32) {}
+
+    /// In a dry run: a tensor leaves all scopes, flat, without its graph and in the dtype of the scope.
+    fn left(&self, _output: Tensor<1>) {}
 
     /// A call of `step` is over.
     fn stepped(&self, _step: Stepped<'_>) {}

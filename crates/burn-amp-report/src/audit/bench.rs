@@ -6,7 +6,8 @@ use burn_amp_core::observe::{self, DryRun, measure};
 use burn_amp_core::{AmpError, MixedPrecision};
 use std::sync::Arc;
 
-use super::compare::{Figures, rms};
+use super::compare::Figures;
+use super::evidence::{explain, of_forward, of_range};
 use super::reference::{Noise, Reference};
 use super::show::{passed, reproduction, value};
 use super::{Audit, Compared, Run, Trace, Trial, Verdict, minimal::minimal, trace::Visit};
@@ -104,7 +105,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             }
         };
         let mut audit = self.judged(&reference, present, verdict);
-        if matches!(&audit.verdict, Verdict::Backend { parameters, .. } if !parameters.is_empty()) {
+        if matches!(&audit.verdict, Verdict::Backend { .. }) {
             audit.reproduction = Some(reproduction(&reference, &runs[1], &audit.device)?);
         }
         audit.show(&reference, &runs)?;
@@ -161,6 +162,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
 
     fn not_finite(&self, reference: &Reference) -> Result<Verdict, AmpError> {
         let visits = reference.trial.visits.iter();
+        let visits = visits.filter(|visit| !visit.is_output);
         let visits = visits.filter_map(|visit| Some((&visit.name, visit.value.as_ref()?)));
         let parameters = observe::values(self.model, None);
         let parameters = parameters.iter().map(|found| (&found.path, &found.values));
@@ -185,6 +187,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         }
         let off = reference.off(now, Some(high));
         if off.is_empty() && !reference.is_forward_off(now) {
+            self.note = self.note.or(of_forward(reference, now)?);
             return Ok(dead(reference));
         }
         let overflows = now.overflows();
@@ -206,12 +209,15 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             if let Some(right) = others.find(|run| reference.is_right(run, None)) {
                 let healing = right.trial.loss_scale;
                 let is_above = healing < present;
+                self.note = self.note.or(of_forward(reference, now)?);
                 return Ok(of_range(is_above, Some(healing), parameters, Vec::new()));
             }
         }
         let best = (last.as_ref()).map_or(present, |tried| tried.trial.loss_scale);
         let in_f32 = self.layers_for_f32(reference, &now.trial.visits, &[present, best])?;
-        explain(reference, runs, last.as_ref(), parameters, in_f32)
+        let (verdict, note) = explain(reference, runs, last.as_ref(), parameters, in_f32)?;
+        self.note = self.note.or(note);
+        Ok(verdict)
     }
 
     /// The last run of a search for another scale at which all is right: it is, if one was found.
@@ -285,81 +291,6 @@ fn dead(reference: &Reference) -> Verdict {
         false => Verdict::Dead {
             parameters: reference.paths(&dead),
         },
-    }
-}
-
-/// Gradients above the range of f16 or below it, and the scale that helps, if one does.
-fn of_range(
-    is_above: bool,
-    scale: Option<f64>,
-    parameters: Vec<String>,
-    in_f32: Vec<String>,
-) -> Verdict {
-    match is_above {
-        true => Verdict::BackwardOverflow {
-            lower_to: scale,
-            parameters,
-            in_f32,
-        },
-        false => Verdict::Underflow {
-            raise_to: scale,
-            parameters,
-            in_f32,
-        },
-    }
-}
-
-/// Why no scale helps.
-fn explain(
-    reference: &Reference,
-    runs: &[Compared],
-    best: Option<&Compared>,
-    parameters: Vec<String>,
-    in_f32: Vec<String>,
-) -> Result<Verdict, AmpError> {
-    let now = &runs[1];
-    let values = passed(reference, now, value)?;
-    let first = |test: &dyn Fn(&usize, &Figures) -> bool| {
-        let found = values.iter().find(|(index, figures)| test(index, figures));
-        found.map(|(index, _)| now.trial.visits[*index].name.clone())
-    };
-    let is_infinite = |_: &usize, figures: &Figures| figures.non_finite > 0;
-    let is_off = |index: &usize, figures: &Figures| {
-        let limit = Noise::limit(&reference.noise.values, *index);
-        is_infinite(index, figures) || figures.error.is_some_and(|error| error > limit)
-    };
-    let infinite = first(&is_infinite);
-    if !now.trial.loss.is_finite() {
-        let at = infinite;
-        return Ok(Verdict::ForwardOverflow { at, in_f32 });
-    }
-    let at = first(&is_off);
-    if reference.is_forward_off(now) || at.is_some() {
-        let lacks_range = match runs.get(3) {
-            // bf16 has the range of f32, and f16 more digits: where the other is right, this one lacked one of them.
-            Some(other) => reference.is_right(other, None),
-            None => {
-                let visits = reference.trial.visits.iter();
-                let values = visits.filter_map(|visit| visit.value.as_ref());
-                measure(values)?.iter().any(|status| status.max_abs > 255.0)
-            }
-        };
-        return Ok(match lacks_range || infinite.is_some() {
-            true => Verdict::ForwardOverflow { at, in_f32 },
-            false => Verdict::Backend { parameters, in_f32 },
-        });
-    }
-    let tried = best.unwrap_or(now);
-    let off = reference.off(tried, None);
-    if off.iter().any(|index| tried.figures[*index].non_finite > 0) {
-        return Ok(of_range(true, None, parameters, in_f32));
-    }
-    // What is lost is below the range of f16 at the highest scale that the others allow.
-    let is_tiny =
-        |index: &usize| rms(&reference.statuses[*index]) * tried.trial.loss_scale < 2f64.powi(-16);
-    match tried.trial.dtype == FloatDType::F16 && !off.is_empty() && off.iter().all(is_tiny) {
-        true => Ok(of_range(false, None, reference.paths(&off), in_f32)),
-        false => Ok(Verdict::Backend { parameters, in_f32 }),
     }
 }
 

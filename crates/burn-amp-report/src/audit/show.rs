@@ -72,6 +72,9 @@ pub(super) fn layers(reference: &Reference, runs: &[Compared]) -> Result<Vec<Lay
     let now = &runs[1].trial.visits;
     let layer = |(index, (value, gradient)): (usize, (Option<Passed>, Option<Passed>))| {
         let visit = now.get(index);
+        if visits[index].is_output {
+            return None;
+        }
         Some(Layer {
             name: visits[index].name.clone(),
             dtype: visit.map_or("?".to_string(), |visit| dtype_name(visit.dtype)),

@@ -20,7 +20,7 @@ pub(super) struct Visits {
     names: Names,
 }
 
-/// A probe that was passed.
+/// A probe that was passed, or the end of a scope.
 pub(crate) struct Visit {
     /// The name, with a number from the second time on.
     pub(crate) name: String,
@@ -28,6 +28,8 @@ pub(crate) struct Visit {
     pub(crate) layer: String,
     /// Whether the audit can run it in f32.
     pub(crate) is_layer: bool,
+    /// Whether it is no probe, but leaves `autocast`.
+    pub(crate) is_output: bool,
     pub(crate) dtype: DType,
     /// What its gradient is multiplied by.
     pub(crate) scale: f64,
@@ -61,6 +63,7 @@ impl Trace {
             name: visits.names.next(name),
             layer: name.to_string(),
             is_layer,
+            is_output: false,
             dtype: x.dtype(),
             scale: scale_here(x.dtype()),
             shape: x.dims().to_vec(),
@@ -96,4 +99,23 @@ impl Trace {
     }
 }
 
-impl Observer for Trace {}
+impl Observer for Trace {
+    fn left(&self, output: Tensor<1>) {
+        if !self.keeps {
+            return;
+        }
+        let name = "output of autocast".to_string();
+        locked(&self.visits).list.push(Visit {
+            layer: name.clone(),
+            name,
+            is_layer: false,
+            is_output: true,
+            dtype: output.dtype(),
+            scale: 1.0,
+            shape: output.dims().to_vec(),
+            value: Some(output),
+            gradient: None,
+            leaf: None,
+        });
+    }
+}

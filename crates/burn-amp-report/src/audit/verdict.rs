@@ -19,25 +19,27 @@ pub enum Verdict {
         /// Layers that are enough to run in f32 where no scale helps; empty if none of those that are [`probed`](crate::probed()) are.
         in_f32: Vec<String>,
     },
-    /// Gradients become infinite on the way back, with a finite forward pass.
+    /// Gradients become infinite on the way back, or no loss scale makes them those of f32, although the forward pass is right.
     BackwardOverflow {
         /// A loss scale, tried, at which they do not; none if no scale helps.
         lower_to: Option<f64>,
-        /// The parameters with the most values that are not finite.
+        /// The parameters whose gradients are off, the worst first.
         parameters: Vec<String>,
         /// As of `Underflow`.
         in_f32: Vec<String>,
     },
-    /// Values of the forward pass leave the range of the half precision, or are lost in it. No loss scale helps.
+    /// Values of the forward pass, or the loss, are not those of f32: they leave the range of the half precision, or lose their digits in it. No
+    /// loss scale helps.
     ForwardOverflow {
         /// The first probe at which it shows; none where nothing is probed before it.
         at: Option<String>,
         /// As of `Underflow`.
         in_f32: Vec<String>,
     },
-    /// Gradients are finite and wrong at every scale, and neither range nor rounding explains it: most likely a bug of the backend.
+    /// Gradients are finite and wrong at every scale although the forward pass is right, and they are the same in f16 and in bf16. Range would
+    /// spare bf16, and rounding would differ: most likely a bug of the backend. Never given where a device has only one of the two.
     Backend {
-        /// The parameters that are off the most; none if nothing is but the loss.
+        /// The parameters that are off the most.
         parameters: Vec<String>,
         /// As of `Underflow`: layers to run in f32 until it is fixed.
         in_f32: Vec<String>,
@@ -97,22 +99,6 @@ fn moved(how: &str, scale: Option<f64>, none: String) -> String {
     })
 }
 
-/// What is wrong at every scale: gradients, or the loss alone.
-fn wrong(parameters: &[String], in_f32: &[String]) -> String {
-    let named = names(parameters);
-    let (what, how) = match parameters {
-        [] => ("the loss is finite and not that".to_string(), ""),
-        _ => (
-            format!("gradients of {named} are finite and not those"),
-            ": reproduce it with `reproduce.json`",
-        ),
-    };
-    format!(
-        "wrong at every scale: {what} of f32, and neither range nor rounding explains it. Most likely the backend has a bug{how}. {}",
-        island(in_f32)
-    )
-}
-
 /// Where values begin that are not finite in f32 either.
 fn beginning(parameter: Option<&str>, at: Option<&str>) -> String {
     match (parameter, at) {
@@ -140,14 +126,30 @@ impl fmt::Display for Verdict {
                 parameters,
                 in_f32,
             } => {
-                let what = moved("Lower", *lower_to, island(in_f32));
-                write!(f, "overflow in backward: gradients of {} are not finite. {what}", names(parameters))
+                let names = names(parameters);
+                let none = format!(
+                    "At no loss scale are they those of f32, although the forward pass is: a backward pass exceeds the range of half precision, or \
+                     loses its digits there. {}",
+                    island(in_f32)
+                );
+                let what = moved("Lower", *lower_to, none);
+                write!(f, "overflow in backward: gradients of {names} are not finite, or off. {what}")
             }
             Self::ForwardOverflow { at, in_f32 } => {
                 let first = at.as_ref().map_or(String::new(), |at| format!(", first at `{at}`"));
-                write!(f, "overflow in forward{first}: no loss scale helps. {}", island(in_f32))
+                write!(
+                    f,
+                    "range or rounding in forward{first}: values exceed half precision, or lose their digits there, and no loss scale helps. {}",
+                    island(in_f32)
+                )
             }
-            Self::Backend { parameters, in_f32 } => f.write_str(&wrong(parameters, in_f32)),
+            Self::Backend { parameters, in_f32 } => write!(
+                f,
+                "wrong at every scale: gradients of {} are the same in f16 and bf16, and not those of f32, although the forward pass is \
+                 right. Neither range nor rounding explains that. Most likely the backend has a bug: reproduce it with `reproduce.json`. {}",
+                names(parameters),
+                island(in_f32)
+            ),
             Self::NotFinite { parameter, at } => {
                 let what = beginning(parameter.as_deref(), at.as_deref());
                 write!(f, "not finite in f32 either: half precision is not the cause. {what}")

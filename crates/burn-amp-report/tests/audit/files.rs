@@ -70,7 +70,7 @@ fn a_fault_of_the_backend_comes_with_values() {
 
     // An audit that finds nothing of the kind leaves none of it.
     let loss_alone = faults::another_loss();
-    says(&loss_alone, ["the loss is finite and not that of f32"]);
+    says(&loss_alone, ["and the loss amplifies it"]);
     loss_alone.save(folder.path()).unwrap();
     assert!(!folder.path().join("reproduce.json").exists());
 }

@@ -4,3 +4,4 @@ mod faults;
 mod files;
 mod healthy;
 mod network;
+mod verdicts;

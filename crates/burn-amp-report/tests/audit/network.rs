@@ -49,11 +49,11 @@ pub type Between = fn(Tensor<2>) -> Tensor<2>;
 /// Audits the network with something between its layers, on a loss of its output.
 pub fn audit_with(
     amp: &MixedPrecision,
-    between: Between,
-    loss: fn(Tensor<2>) -> Tensor<1>,
+    between: impl Fn(Tensor<2>) -> Tensor<2>,
+    loss: impl Fn(Tensor<2>) -> Tensor<1>,
 ) -> Audit {
     let model = Network::new().apply_reparameterization(amp.clone());
-    let forward = |m: &Network| amp.autocast(batch(), |x| m.forward(x, between));
+    let forward = |m: &Network| amp.autocast(batch(), |x| m.forward(x, &between));
     audit(&model, amp, |m| loss(forward(m))).unwrap()
 }
 

@@ -44,10 +44,12 @@ const MAX_SHAPES: usize = 4;
 /// let mut train = CapturedStep::new(model, optim, |model: &Linear, (x, y): (Tensor<2>, Tensor<2>)| {
 ///     (amp.autocast(x, |x| model.forward(x)) - y).square().mean()
 /// })?;
+/// let inner = device.clone().inner();             // batches made on the autodiff device cost memory with each replay
 /// for _ in 0..10 {
-///     let x = Tensor::random([8, 4], Distribution::Default, &device);
-///     let y = Tensor::zeros([8, 2], &device);
-///     let loss = train.step(1e-3, (x, y))?;       // a tensor, which nobody has read
+///     let x = Tensor::random([8, 4], Distribution::Default, &inner);
+///     let y = Tensor::zeros([8, 2], &inner);
+///     let batch = (Tensor::from_inner(x), Tensor::from_inner(y));
+///     let loss = train.step(1e-3, batch)?;        // a tensor, which nobody has read
 ///     # let _ = loss;
 /// }
 /// let (model, optim) = train.into_parts();        // to go on without, to validate, or to save

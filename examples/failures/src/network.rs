@@ -79,7 +79,7 @@ impl Network {
         match self.failure {
             // Each of them makes gradients smaller.
             Failure::Underflow => (0..3).fold(x, |x, _| sigmoid(x * 0.05)),
-            // Stands for a kernel whose backward pass returns zeros in half precision, as a backend's once did (tracel-ai/burn#5162).
+            // Stands for a kernel whose backward pass returns zeros in half precision, a symptom in tracel-ai/burn#5162.
             Failure::Backend if x.dtype() != DType::F32 => {
                 x.clone().detach() + (x.clone() - x.detach()) * 0.0
             }

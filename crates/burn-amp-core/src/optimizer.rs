@@ -36,9 +36,9 @@ use crate::{
 /// [`with_hook`](Self::with_hook) add to a step. The order is: accumulate, unscale, test, judge
 /// (the hooks), clip, update the scale, step or skip, show the parameters to the hooks.
 ///
-/// These methods wait for the steps that are [in flight](Self::step), and do not fail. If a setting here or of a fused optimizer inside is out of its range, every step returns an error and changes nothing. A
-/// later call of the same method with another value takes its place. The threshold of a group and the name of a hook that were refused stay:
-/// build the optimizer again.
+/// These methods wait for the steps that are [in flight](Self::step), and do not fail. A setting that is out of its range, here or in a fused
+/// optimizer inside, is an error of every step, which changes nothing. Calling the method again with a valid value clears the error, except for
+/// thresholds of groups and names of hooks: build the optimizer again.
 ///
 /// Cloning waits for the steps that are [in flight](Self::step), and the clone has the state after them. Both share
 /// the loss scale of a [`MixedPrecision`](crate::MixedPrecision). Dropping an optimizer waits for its steps in flight, which count.
@@ -226,7 +226,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Scales the loss and collects the gradients of `module`; see [`GradScaler::backward`].
     ///
-    /// Gradients that were unscaled and dropped before this call count for the loss scale that is used.
+    /// Gradients that were unscaled and dropped before this call update the loss scale now, before it is used.
     ///
     /// # Panics
     ///

@@ -28,8 +28,8 @@ pub(crate) use trace::Trace;
 use trace::Visit;
 pub use verdict::Verdict;
 
-/// Runs one loss and its backward pass in f32, in the half precision of `amp` at three loss scales and in the other one where the device
-/// has it, compares them, and says what is wrong. Of an `amp` in f32, f16 is judged.
+/// Runs one loss and its backward pass in f32, in the dtype of `amp` (at 1/4, 1 and 4 times the loss scale), and in the other 16-bit dtype if the
+/// device has it; compares them, and says what is wrong. Of an `amp` in f32, f16 is judged.
 ///
 /// `loss` computes a loss as the training loop does, on a typical batch, with [`autocast`](MixedPrecision::autocast) of `amp` or a clone of it
 /// inside (or in the model, for a `Learner`). It runs five times with the same weights; the scales are the present one, and those two binades

@@ -177,7 +177,7 @@ pub trait LearnerExt {
         status
     }
 
-    /// Adds the metrics of this crate to a training of Burn's, and ends a run that cannot go on, in Burn's way.
+    /// Adds the metrics of this crate to a training of Burn's, and stops a failed run through Burn's `Interrupter`.
     ///
     /// The metrics: loss scale, skipped steps, gradient norm, share of zero gradients ([`loss_scale_metric`](Self::loss_scale_metric) and the like). There are none
     /// without a scaler, as in f32 and bf16, where nothing is measured. The end: through the run's interrupter. Set one of
@@ -197,8 +197,8 @@ pub trait LearnerExt {
         }
     }
 
-    /// Whether the run could go on to its end, to be asked after `launch`: to `check`, the handle is that of a loop again. Never waits for
-    /// the device.
+    /// The error that stopped the run, if any. Call it after `launch`: it also makes the handle ready for use outside a `Learner`, as by `check`.
+    /// Never waits for the device.
     ///
     /// More reliable than `LearningResult::error`, which Burn 0.22.1 clears at the end of a run with the dashboard.
     ///

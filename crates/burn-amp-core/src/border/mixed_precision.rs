@@ -23,9 +23,8 @@ use crate::{
 /// else. What leaves a scope is f32 and unscaled. [`ScaledOptimizer`](crate::ScaledOptimizer) tests the gradients and moves the
 /// scale.
 ///
-/// A handle: clones share one loss scale. Make one for a program, and give clones of it to its models and optimizers.
-/// `Module::materialize` removes it again. Burn allows one reparameterization for each parameter: attach low-rank adapters before it,
-/// over a frozen base; their factors are cast then, and the base by the adapter.
+/// Cheap to clone, and clones share one loss scale: make one for a program, and give clones to its models and optimizers. Attach low-rank
+/// adapters *before* it, with the base frozen. `Module::materialize` detaches it.
 ///
 /// ```
 /// use burn::{
@@ -84,7 +83,7 @@ impl MixedPrecision {
         Self::new(FloatDType::BF16)
     }
 
-    /// Compute in f32: the model as it is. To turn half precision off in one place.
+    /// Everything in f32, unchanged: turns half precision off from one place.
     pub fn f32() -> Self {
         Self::new(FloatDType::F32)
     }

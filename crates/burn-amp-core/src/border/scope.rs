@@ -451,8 +451,7 @@ pub fn in_f32<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) -> R
     region.run(input, forward)
 }
 
-/// Runs a region of a half-precision model with a scale of its own: multiplies gradients by a factor in the region, beside the loss scale, and takes that
-/// back on the way out.
+/// An extra gradient scale for one region of a half-precision model, on top of the loss scale; it is removed where gradients leave the region.
 ///
 /// For networks whose gradients span more than half precision holds, so that no loss scale serves all layers. `by` is a
 /// [`Rescale`]: a power of two, or a factor with a name that moves by itself. Takes and returns what [`in_f32`] does. The forward pass is unchanged.

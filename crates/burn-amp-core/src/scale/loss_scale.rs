@@ -168,7 +168,7 @@ impl LossScale {
         self.growth_tracker
     }
 
-    /// Which overflow, counted from the next one, makes the scale back off: 1 means the next.
+    /// Overflows left until the scale backs off: 1 means that the next one lowers it.
     pub fn hysteresis_tracker(&self) -> u32 {
         self.hysteresis_tracker
     }

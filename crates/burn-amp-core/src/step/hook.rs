@@ -1,5 +1,5 @@
-//! Hooks: what a program adds to the steps of a [`ScaledOptimizer`](crate::ScaledOptimizer). Those of this crate
-//! use nothing else than what stands here.
+//! Hooks: what a program adds to the steps of a [`ScaledOptimizer`](crate::ScaledOptimizer). The hooks
+//! of this crate use this public interface only.
 //!
 //! ```
 //! use burn::{nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};

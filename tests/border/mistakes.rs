@@ -171,3 +171,110 @@ fn a_bad_loss_beside_another_training_is_named() {
     }
     assert_eq!(run.counters().bad_losses(), 3);
 }
+
+/// What one of two mistakes says: `step` takes a step with the gain and its handle.
+fn warned_of_two_scales(name: &str, step: impl FnOnce(Gain, &MixedPrecision)) {
+    let Some(said) = said_in_child(module_path!(), name) else {
+        let amp = f16(two(9));
+        return step(gain(&amp), &amp);
+    };
+    says(
+        &said,
+        [
+            "a `GradScaler` has scaled the loss",
+            "overflow",
+            "`ScaledOptimizer::new(optim, &amp)`",
+        ],
+    );
+}
+
+#[test]
+fn a_scaler_of_its_own_around_the_optimizer_is_warned_of() {
+    warned_of_two_scales(
+        "a_scaler_of_its_own_around_the_optimizer_is_warned_of",
+        |gain, amp| {
+            let scaler = at_scale(two(9)).init().unwrap();
+            let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
+            let loss = amp.autocast(ones(), |x| gain.forward(x)).sum();
+            let grads = optim.backward(loss, &gain);
+            optim.step(0.1, gain, grads);
+        },
+    );
+}
+
+#[test]
+fn a_scaler_of_its_own_beside_the_optimizer_is_warned_of() {
+    warned_of_two_scales(
+        "a_scaler_of_its_own_beside_the_optimizer_is_warned_of",
+        |gain, amp| {
+            let scaler = at_scale(two(9)).init().unwrap();
+            let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), amp);
+            let loss = scaler.scale(amp.autocast(ones(), |x| gain.forward(x)).sum());
+            let grads = backward(loss, &gain);
+            optim.step(0.1, gain, grads);
+        },
+    );
+}
+
+/// Each with a model and a scale of its own, in turn on one thread.
+#[test]
+fn two_trainings_of_which_each_scales_once_are_not_warned_of() {
+    let name = "two_trainings_of_which_each_scales_once_are_not_warned_of";
+    let Some(said) = said_in_child(module_path!(), name) else {
+        let amp = f16(two(9));
+        let mut run = Player::new(gain(&amp), &amp);
+        let mut other = Gain::new(&[2.0, 2.0]);
+        let scaler = at_scale(two(9)).init().unwrap();
+        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
+        for _ in 0..3 {
+            let output = run.amp.autocast(ones(), |x| run.model.forward(x));
+            run.train(0.1, output.sum());
+            let grads = optim.backward(other.forward(ones()).sum(), &other);
+            other = optim.step(0.1, other, grads);
+        }
+        return;
+    };
+    assert!(!said.contains("GradScaler"), "{said}");
+}
+
+/// By hand, beyond what the loss scale can make good.
+#[test]
+fn overflows_that_go_on_name_what_may_cause_them() {
+    let amp = f16_under(at_scale(two(9)).with_max_consecutive_skips(Some(8)));
+    let mut run = Player::new(gain(&amp), &amp);
+    let mut error = None;
+    let lines = captured(Level::Warn, || {
+        for _ in 0..9 {
+            let output = run.amp.autocast(ones(), |x| run.model.forward(x));
+            let loss = output.sum() * 1e30;
+            error = run.try_step(0.1, run.gradients(loss)).err();
+        }
+    });
+    let causes = lines.iter().filter(|line| line.contains("scaled twice"));
+    assert_eq!(causes.count(), 1, "{lines:?}");
+    let exhausted = error.expect("nothing helps");
+    for cause in [
+        "an operation inside `autocast` overflows: put it into `in_f32`",
+        "multiplied by a scale of your own",
+        "second `GradScaler`",
+    ] {
+        says(&exhausted, [cause]);
+    }
+}
+
+/// Where Burn refuses two dtypes, the message says which mistake it may be.
+#[test]
+fn a_clash_names_f64_inputs_and_targets() {
+    let amp = f16(two(9));
+    let gain = gain(&amp);
+    if device().supports_dtype(DType::F64) {
+        let wide = ones().cast(FloatDType::F64);
+        let error = amp.try_autocast(wide, |x| gain.forward(x)).map(drop);
+        says(&error.unwrap_err(), ["f64 as it is", "as f32"]);
+    }
+    let target = ones();
+    let error = amp.try_autocast(ones(), |x| (gain.forward(x) - target).square());
+    let error = error.map(drop).unwrap_err();
+    says(&error, ["A target", "take the loss outside"]);
+    assert!(!error.to_string().contains("f64"), "{error}");
+}

@@ -24,8 +24,9 @@ pub enum AmpError {
     /// The step was counted as skipped. Parameters, optimizer state and loss scale are as they were.
     #[error(
         "loss scale exhausted: gradients still overflow at loss scale {} after {skips} skipped steps in a row; \
-         the first parameter whose gradient overflows is `{parameter}`. Inputs, loss or parameters may hold an infinity \
-         or a NaN already, or the learning rate may be too high",
+         the first parameter whose gradient overflows is `{parameter}`. Possible causes: an operation inside `autocast` overflows: put it into \
+         `in_f32`; the loss is multiplied by a scale of your own, or by a second `GradScaler`, beside that of `autocast`; inputs, loss or \
+         parameters hold an infinity or a NaN; the learning rate is too high",
         short((*scale).into())
     )]
     LossScaleExhausted {
@@ -144,7 +145,11 @@ pub enum AmpError {
     TwoPrecisions,
 
     /// Burn refused to combine two dtypes inside a scope, or outside in a dry run.
-    #[error("two dtypes meet {}. Burn says: {message}", clash(*dtype, parameter.as_deref(), *attached))]
+    #[error(
+        "two dtypes meet {}. {}Burn says: {message}",
+        clash(*dtype, parameter.as_deref(), *attached),
+        if message.contains("F64") { "`autocast` leaves f64 as it is: pass such an input as f32, `input.cast(FloatDType::F32)`. " } else { "" }
+    )]
     DTypeClash {
         /// The dtype of the scope; f32 outside of all scopes.
         dtype: DType,
@@ -441,7 +446,7 @@ fn clash(dtype: DType, parameter: Option<&str>, attached: bool) -> String {
     format!(
         "inside `autocast`, which computes in {dtype:?} ({last}). A layer that holds f32 tensors of its own (BatchNorm, Lstm, Gru, positional \
          encodings) goes into `in_f32(x, |x| layer.forward(x))`. A tensor that is captured or made inside goes into `amp.cast(tensor)`, \
-         in a model without `amp` `tensor.cast(x.dtype())`. Work on other threads goes into `Scope::enter`. A parameter that `Param::map` or \
+         in a model without `amp` `tensor.cast(x.dtype())`. A target, or a weight of the loss: take the loss outside. Work on other threads goes into `Scope::enter`. A parameter that `Param::map` or \
          `Param::set_require_grad` has returned needs `amp.attach(model)` again"
     )
 }

@@ -29,6 +29,7 @@
 
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use burn_amp_kernels::DeviceScale;
+use std::cell::Cell;
 use std::sync::{Arc, MutexGuard, Once};
 
 mod accumulate;
@@ -57,6 +58,22 @@ use crate::{
     scale::live_scale::LiveScale, scaler::ledger::Ledger, scaler::loss_watch::LossWatch,
     values::dtype::is_half,
 };
+
+thread_local! {
+    /// Whether a scaler of its own has scaled a loss on this thread, whose gradients nobody has tested since.
+    static SCALES_LOSSES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Says once that gradients are multiplied by two loss scales.
+fn warn_of_two_scales() {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        warn!(
+            "a `GradScaler` has scaled the loss, and `autocast` of a `MixedPrecision` in f16 scales gradients too: multiplied by both, they \
+             overflow. Call `backward` on the loss as it is, and build the optimizer with `ScaledOptimizer::new(optim, &amp)`"
+        );
+    });
+}
 
 impl GradScalerConfig {
     /// Checks the settings and builds the scaler.
@@ -178,6 +195,9 @@ impl GradScaler {
         }
         let (scaled, seen) = multiply_losses(loss, scale);
         self.watch.see(seen);
+        if self.ledger.amp.is_none() {
+            SCALES_LOSSES.set(true);
+        }
         scaled
     }
 
@@ -305,6 +325,10 @@ impl GradScaler {
                 return Ok(UnscaledGradients::new(grads, found(), false));
             }
             StepGradients::Scaled(ScaledGradients { params, scale }) => {
+                let is_own = self.ledger.amp.is_none();
+                if is_own && SCALES_LOSSES.take() && entries.has_scopes {
+                    warn_of_two_scales();
+                }
                 // As PyTorch.
                 let inverse = f64::from((1.0 / f64::from(scale)) as f32);
                 let edge = self.schedule().edge();
@@ -352,6 +376,9 @@ impl GradScaler {
         let Some(amp) = &self.ledger.amp else {
             return;
         };
+        if SCALES_LOSSES.take() && amp.is_scaled() {
+            warn_of_two_scales();
+        }
         let opened = self.ledger.live.opened();
         let unused = opened == self.opened && is_half(amp.dtype().into());
         self.opened = opened;

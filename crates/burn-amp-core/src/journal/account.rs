@@ -8,6 +8,11 @@ use crate::scale::finding::{Finding, Rejection};
 use crate::scale::loss_scale::{Evidence, LossScale, SkipCause, StepOutcome};
 use crate::{gradients::status::GradientStatus, journal::step_counters::StepCounters};
 
+/// Where so many steps in a row overflow, the causes are named, once in a row.
+const MANY_SKIPS: u64 = 6;
+const CAUSES: &str = ". If it goes on: an operation inside `autocast` overflows (put it into `in_f32`), or \
+                      the loss is scaled twice (multiplied by hand, or by a second `GradScaler`)";
+
 /// What gradients were for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -290,7 +295,8 @@ impl Account {
         if seen == Evidence::Overflow {
             let skips = self.counters.consecutive_skips();
             if skips > 2 {
-                warn!("{skips} overflows in a row at loss scale {from}");
+                let causes = if skips == MANY_SKIPS { CAUSES } else { "" };
+                warn!("{skips} overflows in a row at loss scale {from}{causes}");
             }
             log_skip([before, after], purpose, overflows);
         } else if before != after {

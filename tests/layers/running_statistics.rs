@@ -196,6 +196,32 @@ fn a_scaler_alone_repairs_them_too() {
     assert_eq!((scaler.counters().skipped(), good), (1, repaired));
 }
 
+/// Nobody's forward pass changes a mask, nor what was trained before; what is infinite in them is to be so. Beside them, statistics are repaired.
+#[test]
+fn a_frozen_parameter_is_no_statistic() {
+    let infinite = || Param::from_tensor(Tensor::<1>::full([2], f32::NEG_INFINITY, &flex()));
+    let mask = infinite().set_require_grad(false);
+    let mut model = (norm(), mask, infinite());
+    let mut scaler = default_scaler();
+    let mut optim = SgdConfig::new().init();
+    no_warning(|| {
+        let [good, repaired] = [1.0, f32::INFINITY].map(|factor| {
+            let masked = input() * factor + model.1.val().exp().reshape([1, 2, 1]);
+            let loss = model.0.forward(masked).square().mean();
+            let grads = scaler.backward(loss, &model);
+            let grads = scaler.unscale(grads, &model).unwrap();
+            model = scaler.step(&mut optim, 0.1, model.clone(), grads);
+            scaler.update().unwrap();
+            model.2 = model.2.clone().set_require_grad(false);
+            statistics(&model.0)
+        });
+        assert_eq!((scaler.counters().skipped(), good), (1, repaired));
+    });
+    for frozen in [&model.1, &model.2] {
+        assert_eq!(values(frozen.val()), [f32::NEG_INFINITY; 2]);
+    }
+}
+
 /// Burn shares them between clones, and maps them in place: keep them where a clone goes on.
 #[test]
 fn converting_a_clone_converts_the_original() {

@@ -401,13 +401,14 @@ impl GradScaler {
         grads
     }
 
-    /// Before a step, or a micro-batch, of a module that has these buffers.
+    /// Before a step, or a micro-batch, of a module in which these values are not trained.
     #[doc(hidden)]
-    pub fn begin_step(&mut self, found: Statistics) {
-        self.buffers.before_step(match self.is_enabled() {
+    pub fn begin_step<M: Module>(&mut self, module: &M, found: Statistics) {
+        let found = match self.is_enabled() {
             true => found,
             false => Statistics::default(),
-        });
+        };
+        self.buffers.before_step(module, found);
     }
 
     /// After it. Waits for the device only where something was skipped.

@@ -492,7 +492,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             }
         }
         if self.window.sent == 0 {
-            self.scaler.begin_step(statistics);
+            self.scaler.begin_step(module, statistics);
         }
         self.calls += 1;
         Ok(())

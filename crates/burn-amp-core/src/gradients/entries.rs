@@ -84,7 +84,7 @@ pub struct Entries {
     pub(crate) adapted: Option<String>,
     /// Whether a `MixedPrecision` is attached to a parameter.
     pub(crate) has_scopes: bool,
-    /// What no optimizer steps.
+    /// What no optimizer steps: running statistics, and frozen parameters.
     pub buffers: Statistics,
 }
 
@@ -148,7 +148,7 @@ impl Entries {
         if let Some(sums) = sums {
             check_sums(sums, &parameters)?;
         }
-        found.buffers = Statistics::of(parameters);
+        found.buffers = Statistics::untrained(parameters);
         Ok(found)
     }
 }

@@ -3,11 +3,16 @@
 //! A forward pass that overflows leaves NaN in them, and no later one takes it away: `0.9 * NaN` is NaN. A step that is
 //! skipped for the overflow does not take it back by itself, because the optimizer knows nothing of them.
 
-use burn::module::{Module, ParamId};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{DType, Tensor};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
 
 use crate::values::{ParamTensor, ParamTensors, Parameter, parameters, replaced};
-use crate::{gradients::pass::Pass, scale::live_scale::LiveScale, scale::loss_scale::StepOutcome};
+use crate::{
+    gradients::pass::Pass, lock::locked, scale::live_scale::LiveScale,
+    scale::loss_scale::StepOutcome,
+};
 
 /// What PyTorch calls buffers, of the modules of one optimizer: an overflow in the forward pass leaves NaN in them, and a skip does not take
 /// it back by itself.
@@ -23,6 +28,8 @@ pub(crate) struct Buffers {
     are_suspicious: bool,
     /// The skips of all optimizers of the scale after which they were looked at.
     skips: u64,
+    /// Which values that are not trained are running statistics: those that were asked about.
+    known: Arc<Mutex<HashMap<ParamId, bool>>>,
 }
 
 impl Buffers {
@@ -34,8 +41,9 @@ impl Buffers {
         }
     }
 
-    /// Before a step, or a micro-batch, of a module that has these.
-    pub fn before_step(&mut self, found: Statistics) {
+    /// Before a step, or a micro-batch, of a module that has these beside frozen parameters.
+    pub(crate) fn before_step<M: Module>(&mut self, module: &M, found: Statistics) {
+        let found = self.running(module, found);
         // Those that are new, as they were before the last forward pass.
         for Parameter { id, value, .. } in found.0.iter().cloned() {
             self.good.entry(id).or_insert_with(|| value.into());
@@ -73,15 +81,32 @@ impl Buffers {
         }
         match (is_good, self.is_behind) {
             (true, true) => self.good.extend(self.at_step.values()),
-            (true, false) => self.good.extend(updated(module).values()),
+            (true, false) => self.good.extend(self.updated(module).values()),
             (false, _) => {}
         }
+    }
+
+    /// Those of a module among values that are not trained. Walks over the module where one is new.
+    pub(crate) fn running<M: Module>(&self, module: &M, mut found: Statistics) -> Statistics {
+        let mut known = locked(&self.known);
+        if found.0.iter().any(|found| !known.contains_key(&found.id)) {
+            let running = ids_of_running(module);
+            known.extend((found.0.iter()).map(|found| (found.id, running.contains(&found.id))));
+        }
+        (found.0).retain(|found| known.get(&found.id) == Some(&true));
+        found
+    }
+
+    /// Those of a module with what forward passes have added on all threads and nobody has read yet: Burn takes that in in `valid`.
+    fn updated<M: Module>(&self, module: &M) -> Statistics {
+        drop(module.valid());
+        self.running(module, Statistics::untrained(parameters(module)))
     }
 
     /// Replaces values that are not finite by good ones, one by one; finite ones stay. Clones of a module share them. Waits for each device, if
     /// there are any.
     fn repair<M: Module>(&self, module: &M) {
-        let broken = updated(module).not_finite();
+        let broken = self.updated(module).not_finite();
         if broken.is_empty() {
             return;
         }
@@ -94,7 +119,7 @@ impl Buffers {
             Some((*id, good.cast(value.dtype()).map(repair).into()))
         });
         put(module, repaired.collect());
-        let left = updated(module).not_finite();
+        let left = self.updated(module).not_finite();
         match left.is_empty() {
             true => log::info!(
                 "running statistics were not finite after a forward pass, and were set back to those of the last good step: {}",
@@ -120,20 +145,29 @@ impl Buffers {
 
 /// Runs forward passes that leave no trace in the running statistics of a module.
 pub(crate) fn unchanged<M: Module, R>(module: &M, forward: impl FnOnce() -> R) -> R {
-    let before = updated(module).values().collect();
+    let before = Buffers::default().updated(module).values().collect();
     let result = forward();
     put(module, before);
     result
 }
 
-/// The running statistics of a module. Burn does not distinguish them from frozen parameters, which do no harm here.
+/// Values of a module that are not trained: running statistics, and frozen parameters until [`Buffers::running`] has told them apart.
 #[derive(Clone, Debug, Default)]
 pub struct Statistics(Vec<Parameter>);
 
-/// Those of a module with what forward passes have added on all threads and nobody has read yet: Burn takes that in in `valid`.
-fn updated<M: Module>(module: &M) -> Statistics {
-    drop(module.valid());
-    Statistics::of(parameters(module))
+/// The ids of what keeps its id in a copy that has another for each parameter: Burn's visitors see no difference between a frozen parameter and
+/// a running statistic, but of what a mapper returns, a running statistic takes the value alone.
+fn ids_of_running<M: Module>(module: &M) -> HashSet<ParamId> {
+    struct Renamed;
+
+    impl ModuleMapper for Renamed {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            Param::initialized(ParamId::new(), param.base())
+        }
+    }
+
+    let renamed = parameters(&module.clone().map(&mut Renamed));
+    renamed.into_iter().map(|kept| kept.id).collect()
 }
 
 /// Gives a module, and its clones, these running statistics.
@@ -148,7 +182,7 @@ fn put<M: Module>(module: &M, values: ParamTensors) {
 
 impl Statistics {
     /// Nothing can be attached to a running statistic: what has an attachment is a frozen parameter.
-    pub(crate) fn of(mut parameters: Vec<Parameter>) -> Self {
+    pub(crate) fn untrained(mut parameters: Vec<Parameter>) -> Self {
         let floats = [DType::F16, DType::BF16, DType::F32, DType::F64];
         parameters.retain(|parameter| {
             let is_float = floats.contains(&parameter.value.dtype());
@@ -196,10 +230,7 @@ mod tests {
     };
     use std::cell::Cell;
 
-    use super::Statistics;
-    use crate::{
-        GradScalerConfig, MixedPrecision, ScaledOptimizer, values::module_path::parameters,
-    };
+    use crate::{GradScalerConfig, ScaledOptimizer};
 
     thread_local! {
         /// How often this thread has waited for a device.
@@ -238,18 +269,29 @@ mod tests {
     }
 
     #[test]
-    fn frozen_parameters_of_a_mixed_precision_are_none() {
+    fn frozen_parameters_are_not_read() {
         let device = Device::flex().autodiff();
-        let model: Linear = LinearConfig::new(4, 2).init(&device).freeze();
-        assert_eq!(Statistics::of(parameters(&model)).0.len(), 2);
-        let model = model.apply_reparameterization(MixedPrecision::f16());
-        assert!(Statistics::of(parameters(&model)).is_empty());
-        let norm: BatchNorm = BatchNormConfig::new(2).init(&device);
-        let norm = norm
-            .freeze()
-            .apply_reparameterization(MixedPrecision::f16());
-        let found = Statistics::of(parameters(&norm)).0;
-        let paths: Vec<_> = found.iter().map(|found| found.path.as_str()).collect();
-        assert_eq!(paths, ["running_mean", "running_var"]);
+        let scaler = GradScalerConfig::new().init().unwrap();
+        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
+        let linear = || -> Linear { LinearConfig::new(4, 4).init(&device) };
+        let norm = || -> BatchNorm { BatchNormConfig::new(4).init(&device) };
+        let mut model = ((linear().freeze(), None), linear());
+        // A layer of the frozen part has running statistics, then.
+        for (factor, reads) in [(1.0, 0), (f32::INFINITY, 0), (f32::INFINITY, 2)] {
+            let input = Tensor::<2>::ones([3, 4], &device) * factor;
+            let hidden = model.0.0.forward(input);
+            let hidden = match &model.0.1 {
+                Some(norm) => BatchNorm::forward(norm, hidden),
+                None => hidden,
+            };
+            let grads = optim.backward(model.1.forward(hidden).sum(), &model);
+            READS.set(0);
+            model = optim.step(0.1, model, grads);
+            assert_eq!(READS.get(), reads, "{factor}");
+            if factor.is_infinite() {
+                model.0.1 = Some(norm());
+            }
+        }
+        assert_eq!(optim.scaler().counters().skipped(), 2);
     }
 }

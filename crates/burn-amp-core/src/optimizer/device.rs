@@ -312,7 +312,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ) -> Result<(Vec<Entry>, Option<BorderEvent>, TensorList), AmpError> {
         // What is refused is refused by the step that waits.
         let entries = Entries::find(parameters(module), Some(grads), None, Some(lr))?;
-        if !entries.buffers.is_empty() {
+        let buffers = self.scaler.buffers.running(module, entries.buffers);
+        if !buffers.is_empty() {
             let what =
                 "the model has running statistics (BatchNorm's), which a skipped step must test";
             return Err(refused(what));

@@ -67,7 +67,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let losses = window.map(|window| window.state.losses).unwrap_or_default();
         let loss = losses.and(self.options.loss).mean();
         let tests_micro_batches = window.is_some_and(|window| window.config.skip_micro_batch);
-        self.scaler.begin_step(std::mem::take(&mut entries.buffers));
+        (self.scaler).begin_step(module, std::mem::take(&mut entries.buffers));
         let decided = self.test(module, grads, entries, loss);
         let outcome = self.scaler.last_outcome();
         if let Some(window) = &mut self.options.window

@@ -71,7 +71,7 @@ impl GradScaler {
             Entries::find(parameters(&module), Some(grads.params()), None, Some(&lr))
         });
         let decided = entries.and_then(|entries| {
-            self.begin_step(entries.buffers);
+            self.begin_step(&module, entries.buffers);
             let decided = self.count_step(optim, grads, None);
             self.leave_step(&module, false);
             decided

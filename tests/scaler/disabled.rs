@@ -20,6 +20,31 @@ fn other_settings_are_not_looked_at() {
     MixedPrecision::f16().with_scaler(config).unwrap();
 }
 
+/// As they are when they are asked for, and whatever is found, they are stepped with.
+#[test]
+fn a_program_that_asks_gets_a_measure() {
+    let mut run = ByHand::of(Pair::new([0.0; 10], &flex(), DType::F32), disabled());
+    let grads = run.unscaled(ONES);
+    let doubled = grads.clone().mul_scalar(2.0);
+    let sum = doubled.clone() + grads.clone();
+    for (grads, factor) in [(&grads, 1.0), (&doubled, 2.0), (&sum, 3.0)] {
+        let status = grads.status();
+        assert!((status.norm() - factor * 10f64.sqrt()).abs() < 1e-6);
+        assert_eq!(status.max_abs(), factor);
+    }
+    let bad = run.unscaled(BAD);
+    assert!(bad.has_overflow() && (grads.clone() + bad.clone()).has_overflow());
+    assert_eq!(bad.status().overflow_parameter(), Some("bias"));
+    // Asked again after a change.
+    let mut changed = grads;
+    assert!(!changed.has_overflow());
+    *changed.params_mut() = run.model.plain(BAD);
+    assert!(changed.has_overflow());
+    run.take(bad).unwrap();
+    assert_eq!(run.counters().stepped(), 1);
+    assert!(run.model.values().iter().any(|value| !value.is_finite()));
+}
+
 #[test]
 fn gradients_pass_in_every_dtype() {
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
@@ -30,10 +55,11 @@ fn gradients_pass_in_every_dtype() {
         let grads = run.unscaled(ONES);
         let weight = grads.get::<2>(run.model.weight.id).unwrap();
         assert_eq!(weight.dtype(), dtype);
-        // Only their number is known: nothing was measured.
+        // Measured because it is asked for; those of the last step were not.
         let status = grads.status();
-        assert_eq!((status.gradients(), status.elements()), (2, 0));
-        assert!(!status.has_overflow());
+        assert_eq!((status.gradients(), status.elements()), (2, 10));
+        assert_eq!((status.max_abs(), status.has_overflow()), (1.0, false));
+        assert!(run.scaler.last_status().is_none());
         run.take(grads).unwrap();
         assert_eq!(run.model.values(), [-1.0; 10], "{dtype:?}");
     }

@@ -18,7 +18,8 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::{GradientsParams, MultiGradientsParams};
 use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{TensorStatus, UnsupportedDType};
-use std::{collections::HashMap, ops::Add, sync::Arc};
+use std::sync::{Arc, OnceLock};
+use std::{collections::HashMap, ops::Add};
 
 use crate::values::any_tensor::{put_gradient, take_gradient};
 use crate::values::{AnyTensor, Parameter, parameters, with_rank, working_dtype};
@@ -76,6 +77,8 @@ pub struct UnscaledGradients {
     params: GradientsParams,
     pub(crate) entries: Vec<Entry>,
     pub(crate) status: Box<GradientStatus>,
+    /// What is in gradients that nobody has tested, once somebody asks.
+    asked: OnceLock<Box<(Vec<Entry>, GradientStatus)>>,
     /// Whether what was found in each gradient is known: they were measured, and not changed since.
     pub(crate) is_measured: bool,
     /// Whether an overflow skips the step: not with a disabled scaler, whatever was measured.
@@ -102,6 +105,7 @@ impl UnscaledGradients {
             params,
             entries,
             status: Box::new(status),
+            asked: OnceLock::new(),
             is_measured: tested,
             tested,
             finding,
@@ -126,16 +130,39 @@ impl UnscaledGradients {
     /// status that of the gradients as they are. An error if a program has put in one of another shape, too.
     pub(crate) fn measured(&mut self) -> Result<Vec<TensorStatus>, AmpError> {
         if !self.is_measured {
-            (self.entries.iter_mut()).try_for_each(|entry| entry.check(&self.params))?;
-            measure(&self.params, &mut self.entries, None, Vec::new())?;
+            let (entries, status) = match self.asked.take() {
+                Some(asked) => *asked,
+                None => self.measure()?,
+            };
+            self.entries = entries;
             *self.status = GradientStatus {
                 above: self.finding.measures.above,
-                ..summarize(&self.entries)
+                ..status
             };
             self.find_overflow();
             self.is_measured = true;
         }
         Ok(self.entries.iter().map(|entry| entry.status).collect())
+    }
+
+    /// What is in each gradient, and in all of them. Waits for the device.
+    fn measure(&self) -> Result<(Vec<Entry>, GradientStatus), AmpError> {
+        let mut entries = self.entries.clone();
+        (entries.iter_mut()).try_for_each(|entry| entry.check(&self.params))?;
+        measure(&self.params, &mut entries, None, Vec::new())?;
+        let status = summarize(&entries);
+        Ok((entries, status))
+    }
+
+    /// What was found in them is that of other gradients from here on.
+    fn forget_measures(&mut self) {
+        self.is_measured = false;
+        self.asked.take();
+    }
+
+    /// Whether their step is skipped for an overflow: not with a disabled scaler, whatever is in them.
+    pub(crate) fn skips(&self) -> bool {
+        self.finding.overflow.is_some()
     }
 
     /// After the status has changed.
@@ -153,7 +180,7 @@ impl UnscaledGradients {
         positions: &[usize],
         factor: f32,
     ) -> Result<(), UnsupportedDType> {
-        self.is_measured = false;
+        self.forget_measures();
         let mut pass = Pass::default();
         for position in positions {
             let entry = &self.entries[*position];
@@ -169,15 +196,27 @@ impl UnscaledGradients {
     }
 
     /// What the unscaling pass has found. Changes made to the gradients since are not in it, until [`clip`](Self::clip)
-    /// measures them; of a disabled scaler there is only their number before.
+    /// measures them.
+    ///
+    /// A disabled scaler has measured nothing: the first call here measures the gradients as they are then, in one pass, and waits for the device.
+    /// Where that fails (the device cannot compute in their dtype), only their number is known, and the log says so.
     pub fn status(&self) -> &GradientStatus {
-        &self.status
+        if self.tested || self.is_measured || self.status.elements > 0 {
+            return &self.status;
+        }
+        let asked = self.asked.get_or_init(|| {
+            Box::new(self.measure().unwrap_or_else(|error| {
+                warn!("gradients cannot be measured: {error}");
+                (self.entries.clone(), GradientStatus::clone(&self.status))
+            }))
+        });
+        &asked.1
     }
 
-    /// Whether a gradient holds an infinity or a NaN, so that the step will be skipped. Never with a disabled scaler,
-    /// which skips nothing.
+    /// Whether a gradient holds an infinity or a NaN: then the step will be skipped, but for a disabled scaler, which skips nothing. Measures as
+    /// [`status`](Self::status) does.
     pub fn has_overflow(&self) -> bool {
-        self.finding.overflow.is_some()
+        self.skips() || (!self.tested && self.status().has_overflow())
     }
 
     /// Burn's own container of the unscaled gradients.
@@ -189,7 +228,7 @@ impl UnscaledGradients {
     /// [`GradScaler::step`](crate::GradScaler::step) leaves out those of a parameter that had none. What is put in is tested
     /// only by [`clip`](Self::clip).
     pub fn params_mut(&mut self) -> &mut GradientsParams {
-        self.is_measured = false;
+        self.forget_measures();
         &mut self.params
     }
 
@@ -236,7 +275,7 @@ impl UnscaledGradients {
 
     /// Replaces gradients by what `change` makes of them and their positions.
     pub(crate) fn map_each(mut self, change: impl Fn(usize, AnyTensor) -> AnyTensor) -> Self {
-        self.is_measured = false;
+        self.forget_measures();
         for (position, entry) in self.entries.iter().enumerate() {
             entry.change(&mut self.params, |grad| change(position, grad));
         }
@@ -268,7 +307,7 @@ impl UnscaledGradients {
     ///
     /// What the mapper returns is tested only by [`clip`](Self::clip).
     pub fn map<F: ModuleMapper>(mut self, mapper: &mut F) -> Self {
-        self.is_measured = false;
+        self.forget_measures();
         for entry in &self.entries {
             with_rank!(entry.rank(), D => {
                 if let Some(grad) = self.params.remove::<D>(entry.id) {
@@ -314,6 +353,7 @@ impl UnscaledGradients {
                 None => self.entries.push(entry),
             }
         }
+        self.asked.take();
         match std::mem::take(&mut self.is_measured) && other.is_measured {
             true => {
                 let clipped = std::mem::take(&mut *self.status);
@@ -358,6 +398,7 @@ impl Clone for UnscaledGradients {
             params,
             entries: self.entries.clone(),
             status: self.status.clone(),
+            asked: self.asked.clone(),
             is_measured: self.is_measured,
             tested: self.tested,
             finding: self.finding.clone(),

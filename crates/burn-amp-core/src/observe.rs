@@ -44,7 +44,7 @@ pub fn histogram(grads: &UnscaledGradients) -> Result<ExponentHistogram, AmpErro
 /// Whether the gradient of the loss is the cause of an overflow, and no loss scale; and then whether the model's output was finite.
 pub fn is_loss_the_cause(grads: &UnscaledGradients) -> Option<bool> {
     match grads.finding.cause {
-        SkipCause::Loss { output_finite } if grads.has_overflow() => Some(output_finite),
+        SkipCause::Loss { output_finite } if grads.skips() => Some(output_finite),
         _ => None,
     }
 }

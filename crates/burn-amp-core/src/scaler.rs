@@ -283,9 +283,9 @@ impl GradScaler {
     /// is that of an unscaled f32 step, bit for bit, except where it is subnormal.
     ///
     /// Gradients of parameters that are not in `module` are dropped, as Burn's optimizers ignore them.
-    /// Disabled: gradients pass as they are, and the status has only their number.
+    /// Disabled: gradients pass as they are, and [`status`](UnscaledGradients::status) measures them where it is asked.
     ///
-    /// Waits for the device: one small transfer for all gradients (one for each device, if there are several).
+    /// Waits for the device, unless disabled: one small transfer for all gradients (one for each device, if there are several).
     ///
     /// # Errors
     ///
@@ -393,7 +393,7 @@ impl GradScaler {
 
     /// Adds the cause of a skip, if the gradients overflow.
     fn explained(&self, mut grads: UnscaledGradients) -> UnscaledGradients {
-        match grads.has_overflow() {
+        match grads.skips() {
             true => grads.finding.cause = self.live().cause_of_skip(grads.overflows()),
             false => self.live().read_wanted(),
         }
@@ -502,15 +502,15 @@ impl GradScaler {
     /// Keeps the status for those who ask for it later.
     pub(crate) fn remember(&mut self, grads: &UnscaledGradients) {
         // A disabled scaler knows something only where clipping has measured.
-        let known = self.is_enabled() || grads.status().elements() > 0;
-        self.account().status = known.then(|| grads.status().clone());
+        let known = self.is_enabled() || grads.status.elements > 0;
+        self.account().status = known.then(|| GradientStatus::clone(&grads.status));
     }
 
     /// Before gradients are counted.
     pub(crate) fn look_at(&mut self, grads: &UnscaledGradients) {
         // Micro-batches were checked one by one, beside their losses.
         if self.is_enabled() && !grads.finding.is_resolved {
-            if !grads.has_overflow() {
+            if !grads.skips() {
                 self.live().read_measures();
             }
             let scale = self.schedule().scale();

@@ -46,6 +46,30 @@ fn with_a_scaler_the_update_is_one_for_all() {
     assert_eq!(run.counters().discarded(), 1);
 }
 
+/// The book's recipe: what is too long is thrown away, in every precision.
+#[test]
+fn by_the_norm() {
+    let f16 = f16_under(at_scale(8.0));
+    for amp in [f16, MixedPrecision::bf16(), MixedPrecision::f32()] {
+        let mut run = Trial::at_border(&amp);
+        for factor in [1.0, 1000.0, 1.0] {
+            let output = amp.autocast((), |()| run.model.bias.val());
+            let grads = run.backward((output * factor).sum());
+            let grads = run.optim.unscale(grads, &run.model).unwrap();
+            match grads.status().norm() > 100.0 {
+                true => run.optim.discard(grads).unwrap(),
+                false => run.take(grads),
+            }
+        }
+        let counters = run.counters();
+        assert_eq!(
+            (counters.stepped(), counters.discarded()),
+            (2, 1),
+            "{amp:?}"
+        );
+    }
+}
+
 #[test]
 fn counts_are_in_the_record_and_older_ones_lack_them() {
     let mut run = Trial::new(sgd());

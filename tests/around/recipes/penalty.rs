@@ -71,6 +71,20 @@ fn the_norm_of_the_parameters_gradient() {
     }
 }
 
+/// The recipe of the book, with the handle's own scaler, tested or not: of a square the difference is exact at any radius.
+#[test]
+fn in_every_precision() {
+    for (amp, off) in [
+        (f16_under(at_scale(1024.0)), 0.02),
+        (MixedPrecision::bf16(), 0.2),
+        (MixedPrecision::f32(), 1e-3),
+    ] {
+        for share in shares(run(amp.clone(), &amp), 0.5) {
+            assert!((share - 1.0).abs() < off, "{amp:?}: {share} of the penalty");
+        }
+    }
+}
+
 /// In f16 a small radius drowns: parameters round to themselves, and what is left is noise, multiplied by `weight / radius`.
 #[test]
 fn in_half_precision_the_radius_must_not_be_small() {

@@ -197,7 +197,7 @@ impl UnscaledGradients {
         later: bool,
     ) -> Result<(Self, Factors), AmpError> {
         let mut factors = Factors::new();
-        if self.has_overflow() {
+        if self.skips() {
             return Ok((self, factors));
         }
         let statuses = self.measured()?;

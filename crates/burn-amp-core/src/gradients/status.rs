@@ -28,8 +28,7 @@ impl GradientStatus {
         self.gradients
     }
 
-    /// The number of values that were looked at: 0 if there are no gradients, or if the scaler is disabled and they were not
-    /// clipped.
+    /// The number of values that were looked at: 0 if there are no gradients.
     pub fn elements(&self) -> u64 {
         self.elements
     }

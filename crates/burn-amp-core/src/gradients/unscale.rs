@@ -175,6 +175,32 @@ mod tests {
         assert_eq!(count, 1);
     }
 
+    #[test]
+    fn without_a_scale_only_what_is_asked_for_waits() {
+        let device = Device::flex().autodiff();
+        let model: Linear = LinearConfig::new(4, 2).init(&device);
+        let scaler = GradScalerConfig::new().with_enabled(false);
+        let scaler = scaler.init().unwrap();
+        let loss = model.forward(Tensor::<2>::ones([3, 4], &device)).sum();
+        let (count, grads) = reads(|| {
+            let grads = scaler.backward(loss, &model);
+            scaler.unscale(grads, &model).unwrap()
+        });
+        assert_eq!(count, 0);
+        let asked = |grads: &UnscaledGradients| {
+            reads(|| {
+                assert!(grads.status().norm() > 0.0 && !grads.has_overflow());
+                grads.clone()
+            })
+        };
+        assert_eq!([asked(&grads).0, asked(&grads).0], [1, 0]);
+        // What was asked is not measured again.
+        let clip = GradientClip::GlobalNorm(0.5);
+        let (count, clipped) = reads(|| grads.clone().clip(&clip).unwrap());
+        assert_eq!((count, asked(&clipped).0), (0, 0));
+        assert_eq!(asked(&grads.mul_scalar(2.0)).0, 1);
+    }
+
     /// Rejects steps whose norm is at least this.
     #[derive(Clone, Debug)]
     struct Below(f64);

@@ -106,18 +106,18 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         // A window is empty now: it accumulates no longer, whatever comes of its gradients.
         self.scaler.account().outcome = None;
         let mut judged = None;
-        if !grads.has_overflow() && !grads.entries.is_empty() {
+        if !grads.skips() && !grads.entries.is_empty() {
             let of_module = || distinct_parameters(module);
             judged = (options.hooks).judge(Some(&mut grads), loss, &of_module)?;
         }
         // A hook may have found an overflow.
-        let judged = judged.filter(|_| !grads.has_overflow());
+        let judged = judged.filter(|_| !grads.skips());
         let (hooks, factor, rejected) =
             judged.unwrap_or_else(|| (options.hooks.clone(), 1.0, None));
         let mut factors = Factors::new();
         // A loss that is not finite may come of a forward pass that has spoilt the buffers.
         let spoilt = rejected.is_some()
-            && (loss.is_some_and(|loss| !loss.is_finite()) || !grads.status().norm().is_finite());
+            && (loss.is_some_and(|loss| !loss.is_finite()) || !grads.status.norm.is_finite());
         if rejected.is_none() && (factor < 1.0 || !options.clip.is_empty()) {
             let later = self.optim.takes_factors();
             (grads, factors) = grads.clip_by(&options.clip, factor, later)?;
@@ -144,7 +144,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         match grads {
             // An overflow comes again and again unless the scale moves.
             StepGradients::Unscaled(grads)
-                if !grads.has_overflow() && self.options.window.as_ref().is_some_and(frozen) =>
+                if !grads.skips() && self.options.window.as_ref().is_some_and(frozen) =>
             {
                 self.scaler.pending.take(&grads.pending);
                 self.scaler.discard(grads.into_params())

@@ -103,7 +103,7 @@ impl GradScaler {
             // Rounding to a half-precision dtype comes after the sum.
             let grads = self.test(grads, entries, false)?;
             self.end_micro_batch(&grads)?;
-            if grads.has_overflow() {
+            if grads.skips() {
                 return Ok(false);
             }
             window.add(grads.into_tested(), found, 1.0);
@@ -212,7 +212,7 @@ impl GradScaler {
     /// Moves the loss scale by one micro-batch: the test of a step, and its update.
     fn end_micro_batch(&mut self, grads: &UnscaledGradients) -> Result<(), AmpError> {
         self.look_at(grads);
-        if grads.has_overflow() {
+        if grads.skips() {
             self.buffers.suspect();
         }
         let ended = (self.ledger).end(Purpose::MicroBatch, &grads.finding);

@@ -103,7 +103,7 @@ impl GradScaler {
             now.flatten()
                 .map_or(entry.gradient, |gradient| gradient.dtype())
         })?;
-        let is_applied = !grads.has_overflow() && rejected.is_none();
+        let is_applied = !grads.skips() && rejected.is_none();
         self.count_for(&grads, rejected, optimizer)?;
         Ok(is_applied.then(|| grads.into_tested()))
     }
@@ -267,7 +267,7 @@ impl GradScaler {
             StepGradients::Unscaled(grads) => Some(grads),
             _ => None,
         };
-        if (tested.as_ref()).is_none_or(UnscaledGradients::has_overflow) {
+        if (tested.as_ref()).is_none_or(UnscaledGradients::skips) {
             self.buffers.suspect();
         }
         self.live().events.discard();

@@ -167,7 +167,7 @@ impl Proposed<'_> {
             return None;
         }
         // An overflow that nobody had seen yet is no hook's.
-        (!grads.has_overflow()).then(|| grads.status())
+        (!grads.skips()).then(|| grads.status())
     }
 
     /// The loss that [`set_loss`](crate::ScaledOptimizer::set_loss) was given, or the mean of those of an accumulation window; none if it was

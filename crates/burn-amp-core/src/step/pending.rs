@@ -63,10 +63,10 @@ impl Pending for PendingStep {
         }
         let mut grads = UnscaledGradients::new(GradientsParams::new(), entries, true);
         let arrived = events.iter().any(BorderEvent::has_arrived);
-        if grads.has_overflow() {
+        if grads.skips() {
             grads.finding.cause = live.cause_among(events, grads.overflows());
         }
-        self.resolution.resolve(!grads.has_overflow());
+        self.resolution.resolve(!grads.skips());
         if !self.clip.is_empty() {
             // The device has done it: what is left is to say so.
             let clipped = grads.clip_by(&self.clip, 1.0, true);

@@ -237,6 +237,56 @@ fn records_hold_the_regions() {
     }
 }
 
+/// A window that is flushed before its run goes on moves what it has opened.
+#[test]
+fn a_record_of_an_open_window_that_is_flushed_at_once() {
+    let eager = at_scale(two(4)).with_growth_interval(1);
+    let eager = Rescale::dynamic("a").with_scaler(eager).unwrap();
+    let step = |run: &mut Run| take(run, -10, one(eager.clone()));
+    let flush = |run: &mut Run| run.model = run.optim.flush(1e-30, run.model.clone());
+    let model = net();
+    let windowed = || {
+        let mut run = Player::new(model.clone(), &f16(two(10)));
+        run.optim = run.optim.with_accumulation(3);
+        run
+    };
+    let (mut straight, mut resumed) = (windowed(), windowed());
+    (0..2).for_each(|_| _ = step(&mut straight));
+    let bytes = straight.optim.into_bytes().unwrap();
+    resumed.optim.from_bytes(bytes).unwrap();
+    no_warning(|| [&mut straight, &mut resumed].into_iter().for_each(flush));
+    assert_eq!(regions(&straight), "a 5");
+    let [straight, resumed] = [straight, resumed].map(|mut run| {
+        let seen: Vec<String> = (0..4).map(|_| step(&mut run)).collect();
+        (seen, regions(&run))
+    });
+    assert_eq!(straight, resumed);
+}
+
+/// Gradients of zero say nothing of a factor, whether its rule looks at them or counts.
+#[test]
+fn zeros_move_no_factor() {
+    let eager = |schedule| {
+        let config = at_scale(two(4)).with_growth_interval(1);
+        let config = config.with_schedule(schedule);
+        Rescale::dynamic("a").with_scaler(config).unwrap()
+    };
+    let log_max = Schedule::log_max();
+    for schedule in [
+        Schedule::GrowthInterval,
+        Schedule::adaptive_interval(),
+        log_max,
+    ] {
+        let mut run = run();
+        take(&mut run, -20, one(eager(schedule)));
+        let before = regions(&run);
+        for _ in 0..60 {
+            let zero = output(&run, one(eager(schedule))).sum() * 0.0;
+            assert_eq!(step_on(&mut run, zero), format!("+10: {before}"));
+        }
+    }
+}
+
 /// Where the scale cannot go lower, a factor still can.
 #[test]
 fn an_overflow_in_a_region_is_not_one_at_the_floor() {

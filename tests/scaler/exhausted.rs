@@ -56,6 +56,33 @@ fn where_a_run_of_overflows_ends() {
     says(&exhausted(1024.0, 1), [message]);
 }
 
+/// Gradients of zero have raised it, as in PyTorch; skips count from where it has worked.
+#[test]
+fn a_scale_far_above_where_it_has_worked_falls() {
+    let config = config().with_growth_interval(1);
+    let mut run = ByHand::new(config);
+    run.iterate(ONES);
+    (0..80).for_each(|_| _ = run.iterate([0.0; 10]));
+    let top = f64::from(run.scale()).log2();
+    assert_eq!(top, 91.0);
+    // One growth above 1024 is where every schedule tries.
+    (0..80).for_each(|_| _ = run.iterate(BAD));
+    assert_eq!(run.counters().consecutive_skips(), 80);
+    assert_eq!(run.scale(), 2048.0);
+    (0..50).for_each(|_| _ = run.iterate(BAD));
+    let scale = 2f32.powi(11 - 50);
+    assert_eq!(run.step(BAD).unwrap_err(), exhausted(scale, 131));
+    // At a floor above it there is nowhere to fall to.
+    let floor = config
+        .with_min_scale(Some(1024.0))
+        .with_backoff_factor(0.75);
+    let mut run = ByHand::new(floor.with_max_consecutive_skips(Some(9)));
+    run.iterate(ONES);
+    run.scaler.set_loss_scale(8192.0).unwrap();
+    let ends = |run: &mut ByHand| run.step(BAD).and_then(|()| run.scaler.update()).is_err();
+    assert_eq!((0..100).find(|_| ends(&mut run)), Some(14));
+}
+
 /// Overflowing steps are skipped on and on; a static scale stays where it is whatever comes, a dynamic one at the floor of f32.
 #[test]
 fn without_a_limit_it_goes_on() {

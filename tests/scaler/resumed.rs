@@ -124,6 +124,47 @@ fn bounds_and_a_static_scale_are_the_programs() {
     }
 }
 
+/// A run in f32 has no scale to go on from, nor one in bf16; and they take none.
+#[test]
+fn a_run_that_scaled_nothing_leaves_no_scale() {
+    let record = |amp: &MixedPrecision| {
+        let mut run = Trial::at_border(amp);
+        run.take(run.model.plain(ONES));
+        run.optim.to_record()
+    };
+    let [f32, bf16] = [MixedPrecision::f32(), MixedPrecision::bf16()];
+    let off = at_scale(8.0).with_enabled(false).init().unwrap();
+    let off = ScaledOptimizer::new(SgdConfig::new().init(), off).to_record();
+    for record in [record(&f32), record(&bf16), off] {
+        each(at_scale(1024.0), &record, |scaler| {
+            assert_eq!((scaler.loss_scale(), scaler.growth_tracker()), (1024.0, 0));
+            assert_eq!(
+                scaler.counters().steps(),
+                record.counters().unwrap().steps()
+            );
+        });
+    }
+    for amp in [f32, bf16] {
+        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+        let fresh = optim.scaler().schedule();
+        optim.load_record(saved()).unwrap();
+        assert_eq!((optim.scaler().schedule(), amp.loss_scale()), (fresh, 1.0));
+        assert_eq!(optim.scaler().counters().steps(), 3);
+    }
+    // Settings that nothing used are no difference.
+    let loads = |config: GradScalerConfig, record: AmpRecord| {
+        let mut scaler = config.init().unwrap();
+        captured(Level::Warn, || scaler.load_record(record).unwrap())
+    };
+    let messages = loads(at_scale(1024.0), record(&MixedPrecision::f32()));
+    let message = only(&messages);
+    says(
+        message,
+        ["are used: `enabled` is true here and false there."],
+    );
+    assert!(!message.contains("The loss scale is"), "{message}");
+}
+
 /// A run that has ended for too many skips goes on where a setting was edited, for whatever reason it ended: its next scale.
 #[test]
 fn after_exhaustion_the_configuration_is_edited() {

@@ -41,6 +41,30 @@ fn an_overflow_backs_off_under_every_schedule_and_a_scale_set_by_hand_is_its_own
     }
 }
 
+/// They say nothing of the scale; PyTorch counts them, and so does its schedule.
+#[test]
+fn zeros_do_not_raise_the_scale() {
+    for schedule in ours() {
+        let config = config(schedule).with_growth_interval(2);
+        let mut run = ByHand::new(config);
+        let first = show(&mut run, 1e-3);
+        let zeros = (0..60).map(|_| show(&mut run, 0.0)).last().unwrap();
+        let is_counted = schedule == Schedule::GrowthInterval;
+        assert_eq!(zeros > first, is_counted, "{schedule:?}: {first}, {zeros}");
+        let next = (0..4).map(|_| show(&mut run, 1e-3)).last().unwrap();
+        assert!(next > zeros, "{schedule:?}: {zeros}, {next}");
+    }
+    // Outcomes alone are counted by all schedules that count.
+    let adaptive = config(Schedule::adaptive_interval()).with_growth_interval(1);
+    let mut scale = adaptive.schedule().unwrap();
+    let zero = GradientStatus::default().with_max_abs(0.0);
+    for seen in [zero.clone(), zero.with_values(100, 0)] {
+        scale = scale.adjust((StepOutcome::Stepped, &seen));
+        assert_eq!(scale.scale(), 65536.0);
+    }
+    assert_eq!(scale.adjust(StepOutcome::Stepped).scale(), 131072.0);
+}
+
 /// A gradient of an activation that overflows at a lower scale than those of the parameters: no schedule sees it before.
 #[test]
 fn what_the_measures_do_not_show_costs_no_more_skips_than_with_pytorchs_rule() {

@@ -108,14 +108,21 @@ impl GradientStatus {
     }
 
     /// The status of gradients whose largest magnitude is `max_abs`: to try a schedule without gradients, by
-    /// [`LossScale::adjust`](crate::LossScale::adjust).
+    /// [`LossScale::adjust`](crate::LossScale::adjust). With 0, all of them are zero.
     pub fn with_max_abs(mut self, max_abs: f64) -> Self {
         self.max_abs = max_abs;
+        if max_abs == 0.0 {
+            self.elements = self.elements.max(1);
+            self.zeros = self.elements;
+        }
         self
     }
 
     /// The status of so many values, of which `above` are near the top of f16; to the same end.
     pub fn with_values(mut self, elements: u64, above: u64) -> Self {
+        if self.is_all_zero() {
+            self.zeros = elements;
+        }
         (self.elements, self.above) = (elements, above);
         self
     }
@@ -125,6 +132,7 @@ impl GradientStatus {
         Measures {
             max_abs: self.max_abs,
             elements: self.elements,
+            zeros: self.zeros,
             above: self.above,
             norm: self.norm,
             outer_factor: 1.0,

@@ -66,6 +66,10 @@ pub(crate) struct Account {
     warned_of_zeros: bool,
     /// Gradients in a row that were discarded and that nobody has tested.
     untested: u32,
+    /// The loss scale at which gradients were finite last, and not all zero.
+    worked_at: Option<f32>,
+    /// Of the skips in a row, those at scales far above that.
+    skips_above: u64,
 }
 
 impl Account {
@@ -115,7 +119,7 @@ impl Account {
             },
             (None, Some(rejection)) => self.record_rejected(schedule, rejection),
             (None, None) => {
-                self.record_finite(purpose, found);
+                self.record_finite(purpose, found, schedule);
                 Ok(())
             }
         }
@@ -132,6 +136,7 @@ impl Account {
     /// Skips are counted in a row anew.
     pub(crate) fn end_row(&mut self) {
         self.counters.consecutive_skips = 0;
+        self.skips_above = 0;
     }
 
     /// Counts gradients that are thrown away untested, and warns of many in a row: if they overflow, the next ones will too.
@@ -179,7 +184,7 @@ impl Account {
         self.outcome = Some(outcome);
     }
 
-    fn record_finite(&mut self, purpose: Purpose, found: &Finding) {
+    fn record_finite(&mut self, purpose: Purpose, found: &Finding, schedule: &LossScale) {
         if purpose == Purpose::Step && found.is_resolved {
             self.counters.skipped_windows = 0;
         }
@@ -195,6 +200,16 @@ impl Account {
             return;
         }
         self.counters.bad_losses_in_a_row = 0;
+        if !found.measures.are_all_zero() {
+            self.worked_at = Some(schedule.scale());
+        }
+    }
+
+    /// Whether a scale is more than one growth above the last at which gradients were finite, and can still fall to it.
+    fn is_above(&self, schedule: &LossScale) -> bool {
+        let growth = schedule.config().growth_factor;
+        let is_above = |worked: f32| f64::from(schedule.scale()) > f64::from(worked) * growth;
+        self.worked_at.is_some_and(is_above) && !schedule.is_at_floor()
     }
 
     /// A step that was rejected does not move the loss scale.
@@ -238,12 +253,15 @@ impl Account {
         // Two optimizers that overflow in one iteration are one reason to back off, not two.
         if is_first {
             self.counters.consecutive_skips += 1;
+            self.skips_above += u64::from(self.is_above(schedule));
         }
         let skips = self.counters.consecutive_skips;
         if is_at_floor {
             return Err(exhausted(skips));
         }
-        limit(schedule, skips, || exhausted(skips))
+        limit(schedule, skips.saturating_sub(self.skips_above), || {
+            exhausted(skips)
+        })
     }
 
     fn record_bad_loss(

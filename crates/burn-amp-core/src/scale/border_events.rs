@@ -146,6 +146,10 @@ impl BorderEvent {
         let measures = Measures {
             max_abs: status.max_abs / factor,
             elements: status.elements,
+            zeros: match status.max_abs == 0.0 && status.gradient_finite {
+                true => status.elements,
+                false => 0,
+            },
             above: 0,
             norm: status.norm / factor,
             outer_factor: region.outer_factor,

@@ -260,7 +260,7 @@ impl LiveScale {
         if let Some(seen) = finite {
             self.advance(state, seen);
         }
-        self.regions().end_iteration(finite.is_some());
+        self.regions().end_iteration(finite);
         self.events.clear();
     }
 
@@ -367,7 +367,7 @@ impl LiveScale {
                 regions.see(&region.name, measures);
             }
         }
-        regions.states()
+        regions.states_in_window()
     }
 
     /// The events of a micro-batch, for the window that keeps them until its test. Those of other optimizers may be among them.

@@ -176,7 +176,8 @@ impl LossScale {
     /// The state after one more iteration: a deterministic function of this state and of what the iteration has shown.
     ///
     /// Takes a [`StepOutcome`], or that and the [`GradientStatus`](crate::GradientStatus) of the gradients: `(outcome, &status)`.
-    /// Without a status, a finite step leaves the scale as it is under schedules that look at the gradients; counts and a warm-up go on.
+    /// Without a status, a finite step leaves the scale as it is under schedules that look at the gradients; counts and a warm-up go on. Gradients that
+    /// are all zero let no scale rise, and count for nothing, but under PyTorch's schedule and OpenSeq2Seq's.
     ///
     /// [`Stepped`](StepOutcome::Stepped) counts as finite, [`Skipped`](StepOutcome::Skipped) and
     /// [`Dropped`](StepOutcome::Dropped) as an overflow; the others change nothing. A static scale never changes. Never fails
@@ -188,8 +189,9 @@ impl LossScale {
             return self;
         };
         let overflow = seen == Evidence::Overflow;
+        let is_evidence = !seen.is_all_zero() || self.counts_zeros();
         let mut counts = self.words();
-        let is_due = counts.count(overflow);
+        let is_due = is_evidence && counts.count(overflow);
         if is_due && !overflow {
             self.lift_ceiling();
         }
@@ -208,6 +210,9 @@ impl LossScale {
                 self.clamped(scale)
             }
         };
+        if !is_evidence {
+            self.scale = self.scale.min(before);
+        }
         match next {
             NextScale::Counted if overflow && is_due && !self.state.is_counted() => {
                 self.ceiling = Some(self.scale);
@@ -220,6 +225,13 @@ impl LossScale {
             _ => {}
         }
         self.counted(&counts)
+    }
+
+    /// Whether gradients that are all zero count as any that are finite: as in PyTorch, and in OpenSeq2Seq.
+    fn counts_zeros(&self) -> bool {
+        let schedule = self.config.schedule;
+        let is_original = matches!(schedule, Schedule::OpenSeq2SeqLogMax { .. });
+        self.state.is_nothing() || (is_original && !self.has_own_rule())
     }
 
     fn counted(mut self, counts: &ScaleState) -> Self {
@@ -373,10 +385,20 @@ impl LossScale {
         self.with_scale("scale", scale)
     }
 
-    /// What this program makes of a stored state: with the settings of that, or with its own. The error says why its rule refuses it.
+    /// Whether nothing is multiplied by it: where nothing is scaled, and in bf16, where it stays at 1. It has no state then.
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.config.enabled || (!self.config.dynamic && self.scale == 1.0)
+    }
+
+    /// What this program makes of a stored state: with the settings of that, or with its own. An idle one has nothing to go on with. The error
+    /// says why its rule refuses it.
     pub(crate) fn resumed(self, stored: &Self, with_settings: bool) -> Result<Self, String> {
         if !with_settings {
-            return self.continuing(stored);
+            let starts = !self.config.enabled || (self.config.dynamic && stored.is_idle());
+            return match starts {
+                true => Ok(self.restarted()),
+                false => self.continuing(stored),
+            };
         }
         let mut stored = stored.clone();
         stored.config.enabled = self.config.enabled;

@@ -106,14 +106,18 @@ impl Regions {
         !names.is_empty() && names.iter().all(can)
     }
 
-    /// Ends an iteration: after a finite one the factors of the regions that were opened in it move.
-    pub(crate) fn end_iteration(&mut self, is_finite: bool) {
+    /// Ends an iteration: after a finite one the factors of the regions that were opened in it move. A region that is not shown what comes to it
+    /// takes gradients that are all zero for no evidence.
+    pub(crate) fn end_iteration(&mut self, finite: Option<Evidence>) {
         self.iteration += 1;
+        let (is_finite, is_zero) = (finite.is_some(), finite.is_some_and(Evidence::is_all_zero));
         for (name, region) in &mut self.by_name {
-            if is_finite && region.opened {
+            let is_blind = !region.stored.schedule.needs_measures();
+            if is_finite && region.opened && !(is_blind && is_zero) {
                 region.count_finite(name);
             }
-            if region.settings.is_none() && !std::mem::replace(&mut region.warned, true) {
+            let is_waiting = region.settings.is_none() && !region.opened;
+            if is_waiting && !std::mem::replace(&mut region.warned, true) {
                 warn!(
                     "region `{name}` comes from a record, and the first step after it was loaded has not opened it: its factor waits, here and in \
                      records, until a region of this name is opened"
@@ -138,6 +142,17 @@ impl Regions {
     /// An open window is thrown away.
     pub(crate) fn forget_window(&mut self) {
         (self.by_name.values_mut()).for_each(|region| region.stored.seen = None);
+    }
+
+    /// As [`states`](Self::states), in an open window, which has opened some of them.
+    pub(crate) fn states_in_window(&self) -> BTreeMap<String, RegionState> {
+        let mut states = self.states();
+        for (name, region) in &self.by_name {
+            if let Some(state) = states.get_mut(&**name) {
+                state.opened = region.opened;
+            }
+        }
+        states
     }
 
     /// What each of them multiplies gradients by, for a record.
@@ -208,6 +223,9 @@ pub(crate) struct RegionState {
     /// What has come to it in an open window.
     #[serde(skip_serializing_if = "number::is_default")]
     pub(crate) seen: Option<Measures>,
+    /// Whether an open window has opened it: the window's step moves it.
+    #[serde(skip_serializing_if = "number::is_default")]
+    opened: bool,
 }
 
 #[derive(Deserialize)]
@@ -216,6 +234,8 @@ struct Stored {
     schedule: LossScale,
     #[serde(default)]
     seen: Option<Measures>,
+    #[serde(default)]
+    opened: bool,
     /// In records of earlier versions.
     #[serde(default)]
     factor: Option<f32>,
@@ -223,12 +243,16 @@ struct Stored {
 
 impl From<Stored> for RegionState {
     fn from(stored: Stored) -> Self {
-        let Stored { schedule, seen, .. } = stored;
+        let (seen, opened, schedule) = (stored.seen, stored.opened, stored.schedule);
         let schedule = match stored.factor {
             Some(factor) => schedule.below_as_ceiling(earlier::BOUNDED_RULE, factor),
             None => schedule,
         };
-        Self { schedule, seen }
+        Self {
+            schedule,
+            seen,
+            opened,
+        }
     }
 }
 
@@ -261,7 +285,7 @@ impl MovingRegion {
         Self {
             stored: RegionState {
                 schedule: named.schedule.clone(),
-                seen: None,
+                ..RegionState::default()
             },
             settings: Some(named.clone()),
             ..Self::default()
@@ -270,8 +294,10 @@ impl MovingRegion {
 
     /// One that a record has brought, with its settings or without.
     fn of(stored: &RegionState, keeps_settings: bool) -> Self {
+        let mut stored = stored.clone();
         Self {
-            stored: stored.clone(),
+            opened: std::mem::take(&mut stored.opened),
+            stored,
             keeps_settings,
             ..Self::default()
         }
@@ -343,7 +369,7 @@ impl MovingRegion {
     /// Takes in a finite step in which it was opened.
     fn count_finite(&mut self, name: &str) {
         let before = self.factor();
-        let RegionState { schedule, seen } = &mut self.stored;
+        let RegionState { schedule, seen, .. } = &mut self.stored;
         *schedule = schedule.clone().advance(Evidence::Finite(*seen));
         let after = self.factor();
         if before != after {

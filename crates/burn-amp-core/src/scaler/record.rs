@@ -85,7 +85,7 @@ impl ScalerState {
         let differences = differences(here, stored);
         if !differences.is_empty() {
             let (before, after) = (stored.scale(), resumed.scale());
-            let moved = match before == after {
+            let moved = match before == after || stored.is_idle() || resumed.is_idle() {
                 true => String::new(),
                 false => format!(
                     " The loss scale is {}, where the record has {}.",
@@ -116,6 +116,7 @@ fn differences(here: &LossScale, stored: &LossScale) -> Vec<String> {
         }
         fields
     };
+    let is_used = here.config().enabled && stored.config().enabled;
     let (here, stored) = (fields(here), fields(stored));
     let words = |value: &Value| match value {
         Value::Null => "none".to_string(),
@@ -126,6 +127,7 @@ fn differences(here: &LossScale, stored: &LossScale) -> Vec<String> {
         format!("`{name}` is {here} here and {there} there")
     };
     let fields = here.as_object().into_iter().flatten();
+    let fields = fields.filter(|(name, _)| is_used || *name == "enabled");
     let others = fields.filter(|(name, value)| stored[*name] != **value);
     others.map(difference).collect()
 }

@@ -102,7 +102,8 @@ settings! {
     consecutive_hysteresis, with_consecutive_hysteresis: bool = false,
     /// How many steps in a row may be skipped, micro-batches dropped, or windows of finite micro-batches skipped because their
     /// sum overflows: one more ends the run. Losses that are not finite, and steps that hooks reject, have the same limit, each with its own count.
-    /// None: no limit. Default 50.
+    /// Overflows at scales more than one growth above the last at which gradients were finite (and not all zero) do not count: the scale falls to that
+    /// first. None: no limit. Default 50.
     max_consecutive_skips, with_max_consecutive_skips: Option<u32> = Some(50),
     /// Which rule moves the scale; default [`Schedule::GrowthInterval`], PyTorch's.
     schedule, with_schedule: Schedule = Schedule::GrowthInterval,

@@ -45,6 +45,9 @@ pub struct Measures {
     pub max_abs: f64,
     /// The number of values.
     pub elements: u64,
+    /// The number of values that are zero; for the factor of a region, all of them or 0.
+    #[serde(skip_serializing_if = "crate::values::number::is_default")]
+    pub zeros: u64,
     /// The number of values whose scaled magnitude is [`Rule::count_from`](crate::schedule::Rule::count_from) or more; 0 where that is none.
     pub above: u64,
     /// The L2 norm over the finite values.
@@ -61,6 +64,7 @@ impl Default for Measures {
         Self {
             max_abs: 0.0,
             elements: 0,
+            zeros: 0,
             above: 0,
             norm: 0.0,
             outer_factor: 1.0,
@@ -69,11 +73,17 @@ impl Default for Measures {
 }
 
 impl Measures {
+    /// Whether there are values, and each of them is zero: no evidence of a scale.
+    pub fn are_all_zero(&self) -> bool {
+        self.elements > 0 && self.zeros >= self.elements
+    }
+
     /// Those of several gradients as one.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             max_abs: self.max_abs.max(other.max_abs),
             elements: self.elements.saturating_add(other.elements),
+            zeros: self.zeros.saturating_add(other.zeros),
             above: self.above.saturating_add(other.above),
             norm: self.norm.hypot(other.norm),
             outer_factor: self.outer_factor.max(other.outer_factor),

@@ -62,7 +62,8 @@ pub trait Rule: Debug + Send + Sync + 'static {
 
     /// Takes in what an iteration has shown, in which `scale` was used, and says what it wants of the scale next.
     ///
-    /// Called once an iteration, with what the gradients of all its optimizers have shown. Also called on a copy, to look ahead. Not called for a static scale,
+    /// Called once an iteration, with what the gradients of all its optimizers have shown. After gradients that are all zero nothing is counted, and a
+    /// scale that is higher than before is not taken. Also called on a copy, to look ahead. Not called for a static scale,
     /// nor where the scale is not the cause of a skip, nor for the factor of a region that was not opened.
     fn advance(&mut self, scale: f32, evidence: Evidence) -> NextScale;
 
@@ -104,6 +105,11 @@ impl Evidence {
             }
             _ => Self::Overflow,
         }
+    }
+
+    /// Whether all gradients were zero: no scale is too low for them, and none is known not to be too high.
+    pub(crate) fn is_all_zero(self) -> bool {
+        matches!(self, Self::Finite(Some(measures)) if measures.are_all_zero())
     }
 
     pub(crate) fn outcome(self) -> StepOutcome {

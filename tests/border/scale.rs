@@ -7,7 +7,7 @@ fn run(amp: &MixedPrecision, factor: f32) -> Player<Gain> {
 }
 
 /// The gain's output, times `weight`.
-fn loss(run: &Player<Gain>, weight: f64) -> Tensor<1> {
+fn loss<O: ModuleOptim>(run: &Player<Gain, O>, weight: f64) -> Tensor<1> {
     (run.amp).autocast(vector(&[1.0]), |x| run.model.forward(x)) * weight
 }
 
@@ -77,18 +77,73 @@ fn each_backward_pass_has_the_scale_of_its_own_forward() {
     assert_eq!(gradient_of(&run, second), [two(-36) as f32]);
 }
 
-/// bf16 and f32 need no scale: none is there, and nothing is tested.
+/// f32 is not tested by itself, and bf16 not where it is turned off.
 #[test]
-fn without_scaling_unless_asked() {
-    let mut dtypes = halves();
-    dtypes.retain(|dtype| *dtype != FloatDType::F16);
-    for dtype in dtypes.into_iter().chain([FloatDType::F32]) {
-        let mut run = run(&MixedPrecision::new(dtype), 2.0);
+fn untested_in_f32_or_where_it_is_turned_off() {
+    let off = GradScalerConfig::new().with_enabled(false);
+    let halves = halves().into_iter().map(|dtype| {
+        let half = MixedPrecision::new(dtype).with_scaler(off);
+        half.unwrap()
+    });
+    for amp in halves.chain([MixedPrecision::f32()]) {
+        let mut run = run(&amp, 2.0);
         assert_eq!(run.scale(), 1.0);
         assert!(!run.optim.scaler().is_enabled());
         run.train(0.1, loss(&run, f64::INFINITY));
         assert!(!numbers(&run.model)[0].is_finite());
     }
+}
+
+/// One bad batch leaves no trace in parameters and moments: the run goes on as if it had not been. Host and device decide alike; it is counted and
+/// logged, and a run that only skips ends.
+#[test]
+fn bf16_is_tested_and_not_scaled() {
+    fn train<O: ModuleOptim>(optim: O, factors: &[f64]) -> (Player<Gain, O>, [u64; 4]) {
+        let amp = MixedPrecision::bf16();
+        let mut run = Player::with(optim, Gain::new(&[0.1]), &amp);
+        run.optim = run.optim.with_ema(EmaConfig::new());
+        for factor in factors {
+            run.train(0.01, loss(&run, *factor));
+        }
+        run.optim.synchronize().unwrap();
+        assert_eq!((amp.loss_scale(), amp.is_scaled()), (1.0, false));
+        let (counters, ema) = (amp.counters(), run.optim.ema().unwrap().updates());
+        let counts = [
+            counters.steps(),
+            counters.skipped(),
+            counters.bad_losses(),
+            ema,
+        ];
+        (run, counts)
+    }
+    if !halves().contains(&FloatDType::BF16) {
+        return;
+    }
+    let fused = || FusedAdam::new(AdamConfig::new());
+    let (bad, good) = ([0.5, f64::INFINITY, 0.25, f64::NAN, 0.5], [0.5, 0.25, 0.5]);
+    let logged = captured(Level::Warn, || {
+        let (run, counts) = train(AdamConfig::new().init(), &bad);
+        assert_eq!(counts, [5, 2, 2, 3]);
+        let (other, _) = train(AdamConfig::new().init(), &good);
+        assert_eq!(numbers(&run.model), numbers(&other.model));
+        let (run, counts) = train(fused(), &bad);
+        assert_eq!(counts, [5, 2, 2, 3]);
+        let (other, _) = train(fused(), &good);
+        assert_eq!(numbers(&run.model), numbers(&other.model));
+    });
+    assert_eq!(logged.len(), 4, "{logged:?}");
+    says(&logged[0], ["step skipped", "infinite or NaN"]);
+
+    let mut run = run(&MixedPrecision::bf16(), 0.1);
+    let ends = |run: &mut Player<Gain>| run.try_step(0.1, run.gradients(loss(run, f64::NAN)));
+    let end = (0..60).find_map(|step| Some((step, ends(&mut run).err()?)));
+    let (step, error) = end.unwrap();
+    assert_eq!(step, 50);
+    is_error(
+        &error,
+        "LossNotFinite",
+        ["51 ", "The loss scale is not the cause"],
+    );
 }
 
 /// A constant scale of 1 tests and skips: parameters stay, to the bit, and nothing moves.
@@ -107,12 +162,7 @@ fn tested_where_asked() {
             assert_eq!(numbers(&run.model), before);
         }
         let error = run.try_step(0.1, nan(&run)).unwrap_err();
-        // f32 has no border that could show the cause.
-        let variant = match dtype {
-            FloatDType::F32 => "LossScaleExhausted",
-            _ => "LossNotFinite",
-        };
-        is_error(&error, variant, ["3 "]);
+        is_error(&error, "LossNotFinite", ["3 "]);
         assert_eq!((run.scale(), run.counters().skipped()), (1.0, 3));
     }
 }

@@ -25,7 +25,7 @@ use state::GuardState;
 /// [`max_consecutive_skips`](burn_amp_core::GradScalerConfig::max_consecutive_skips) steps rejected in a row end the run.
 ///
 /// The norm is the L2 norm of all unscaled gradients before clipping, which the test of the gradients has found: no further pass,
-/// and no further wait. (Without a loss scale, in f32 and bf16, nothing tests gradients: then the guard measures them, in one pass
+/// and no further wait. (In f32 nothing tests gradients: then the guard measures them, in one pass
 /// and one wait, as clipping does.) The loss is what [`ScaledOptimizer::set_loss`](burn_amp_core::ScaledOptimizer::set_loss) was given; a guard that
 /// is given none looks at the norm alone.
 ///

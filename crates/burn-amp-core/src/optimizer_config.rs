@@ -51,7 +51,7 @@ settings! {
     ScaledOptimizerConfig:
     /// In what scopes compute; default f16. Of no effect where parameters are in half precision themselves.
     precision, with_precision: FloatDType = FloatDType::F16,
-    /// The loss scale; default none: that of the precision, which is PyTorch's for f16, and no scale for the others.
+    /// The loss scale; default none: that of the precision, which is PyTorch's for f16, stays at 1 for bf16, and is off for f32.
     scaler, with_scaler: Option<GradScalerConfig> = None,
     /// How the gradients of all parameters are clipped; default none.
     clip, with_clip: Option<GradientClip> = None,

@@ -516,7 +516,9 @@ impl GradScaler {
             let scale = self.schedule().scale();
             let arrived =
                 || self.watch.any(|loss| loss != 0.0) || self.live().events.take_arrived();
-            (self.account()).warn_of_zeros(grads.status(), scale, arrived);
+            if !self.live().is_idle() {
+                (self.account()).warn_of_zeros(grads.status(), scale, arrived);
+            }
             self.watch.check(grads.status());
         }
         self.remember(grads);

@@ -75,7 +75,7 @@ impl FlightRecorder {
     }
 
     /// Counts gradients by exponent at every n-th step, for the heat map of `burn-amp-report`; 0 for never. One pass over the gradients and one wait for
-    /// the device at such a step. Not without a scaler, as in bf16, where gradients are not looked at.
+    /// the device at such a step. Not where gradients are not tested, as in f32.
     pub fn with_exponents_every(self, steps: u32) -> Self {
         locked(&self.ring.state).count_every = steps;
         self

@@ -180,16 +180,19 @@ pub trait LearnerExt {
     /// Adds the metrics of this crate to a training of Burn's, and stops a failed run through Burn's `Interrupter`.
     ///
     /// The metrics: loss scale, skipped steps, gradient norm, share of zero gradients ([`loss_scale_metric`](Self::loss_scale_metric) and the like). There are none
-    /// without a scaler, as in f32 and bf16, where nothing is measured. The end: through the run's interrupter. Set one of
+    /// where gradients are not tested, as in f32, and no loss scale in bf16. The end: through the run's interrupter. Set one of
     /// your own (`with_interrupter`) before this call.
     ///
     /// `training` is any `SupervisedTraining`, configured in full or in part.
     fn training<M: LearnerModel>(&self, training: SupervisedTraining<M>) -> SupervisedTraining<M> {
         self.handle().set_in_learner(true);
         run::state(self.handle()).interrupter = Some(training.interrupter());
-        match self.handle().is_scaled() {
+        let training = match self.handle().is_scaled() {
+            true => training.metric_train_numeric(self.loss_scale_metric()),
+            false => training,
+        };
+        match self.handle().is_tested() {
             true => training
-                .metric_train_numeric(self.loss_scale_metric())
                 .metric_train_numeric(self.skipped_steps_metric())
                 .metric_train_numeric(self.gradient_norm_metric())
                 .metric_train_numeric(self.zero_gradients_metric()),

@@ -77,23 +77,37 @@ impl MixedPrecision {
         Self::new(FloatDType::F16)
     }
 
-    /// Compute in bf16: 8 significant bits, the range of f32. Without loss scale, and gradients are not tested, unless
-    /// [`with_scaler`](Self::with_scaler) asks for it.
+    /// Compute in bf16: 8 significant bits, the range of f32, which needs no loss scale. Its scale stays at 1, and multiplies nothing.
+    ///
+    /// Gradients are tested as in f16: a step whose gradients are infinite or NaN is skipped, counted and logged, and more in a row than
+    /// [`max_consecutive_skips`](GradScalerConfig::max_consecutive_skips) end the run. Turned off by [`enabled`](GradScalerConfig::enabled):
+    ///
+    /// ```
+    /// use burn_amp::{GradScalerConfig, MixedPrecision};
+    ///
+    /// let untested = MixedPrecision::bf16().with_scaler(GradScalerConfig::new().with_enabled(false))?;
+    /// # let _ = untested;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
     pub fn bf16() -> Self {
         Self::new(FloatDType::BF16)
     }
 
-    /// Everything in f32, unchanged: turns half precision off from one place.
+    /// Everything in f32, unchanged, and gradients are not tested: turns half precision off from one place.
     pub fn f32() -> Self {
         Self::new(FloatDType::F32)
     }
 
-    /// Compute in `dtype`: f16 with a dynamic loss scale, others without.
+    /// Compute in `dtype`: as [`f16`](Self::f16), [`bf16`](Self::bf16) and [`f32`](Self::f32), and in others as in f32.
     ///
     /// f64 parameters stay f64 in all of them.
     pub fn new(dtype: FloatDType) -> Self {
-        let enabled = dtype == FloatDType::F16;
-        let config = GradScalerConfig::new().with_enabled(enabled);
+        let config = GradScalerConfig::new();
+        let config = match dtype {
+            FloatDType::F16 => config,
+            FloatDType::BF16 => config.with_init_scale(1.0).with_dynamic(false),
+            _ => config.with_enabled(false),
+        };
         let schedule = config.schedule().expect("the defaults are valid");
         Self::with_live(dtype, LiveScale::new(schedule))
     }
@@ -127,10 +141,10 @@ impl MixedPrecision {
     /// use burn_amp::{GradScalerConfig, MixedPrecision};
     ///
     /// let amp = MixedPrecision::f16().with_scaler(GradScalerConfig::new().with_growth_interval(500))?;
-    /// // bf16 needs no scale; this one skips steps whose gradients are not finite.
-    /// let bf16 = MixedPrecision::bf16()
+    /// // f32 needs no scale; this one skips steps whose gradients are not finite, as bf16 does by itself.
+    /// let f32 = MixedPrecision::f32()
     ///     .with_scaler(GradScalerConfig::new().with_init_scale(1.0).with_dynamic(false))?;
-    /// # let _ = (amp, bf16);
+    /// # let _ = (amp, f32);
     /// # Ok::<(), burn_amp::AmpError>(())
     /// ```
     ///
@@ -239,7 +253,14 @@ impl MixedPrecision {
     /// Whether gradients are multiplied inside a scope.
     #[doc(hidden)]
     pub fn is_scaled(&self) -> bool {
-        self.shared.enabled && self.shared.dtype != FloatDType::F32
+        let is_idle = || self.dtype() == FloatDType::BF16 && self.live().is_idle();
+        self.shared.enabled && self.shared.dtype != FloatDType::F32 && !is_idle()
+    }
+
+    /// Whether optimizers test gradients, and skip steps.
+    #[doc(hidden)]
+    pub fn is_tested(&self) -> bool {
+        self.shared.enabled
     }
 
     /// What gradients are multiplied by in the next scope.

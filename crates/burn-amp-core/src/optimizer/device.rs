@@ -265,7 +265,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             ),
             (
                 !self.scaler.is_enabled(),
-                "it has no loss scale that could skip a step on the device: in bf16 and f32, set one that stays at 1, by \
+                "it has no loss scale that could skip a step on the device: in f32, set one that stays at 1, by \
                 `amp.with_scaler(GradScalerConfig::new().with_init_scale(1.0).with_dynamic(false))`",
             ),
             (

@@ -110,6 +110,10 @@ impl LiveScale {
         live
     }
 
+    fn is_of_scopes(&self) -> bool {
+        self.range == [MIN_SCALE, MAX_SCALE]
+    }
+
     /// A scale of its own, in the same state, that no scope uses.
     pub(crate) fn detached(&self) -> Self {
         let detached = Self::with(self.schedule(), self.range);
@@ -125,6 +129,11 @@ impl LiveScale {
 
     pub(crate) fn schedule(&self) -> LossScale {
         locked(&self.state).schedule.clone()
+    }
+
+    /// Whether the scale multiplies nothing; see [`LossScale::is_idle`].
+    pub(crate) fn is_idle(&self) -> bool {
+        locked(&self.state).schedule.is_idle()
     }
 
     /// The settings of the schedule.
@@ -298,7 +307,7 @@ impl LiveScale {
     }
 
     /// The cause of a skip: the forward pass, or the first event in the order of the backward pass, or else the
-    /// regions of the `overflows`, the parameters whose gradients overflow. Waits for the device.
+    /// regions of the `overflows`, the parameters whose gradients overflow; but no scale that scopes do not apply. Waits for the device.
     pub(crate) fn cause_of_skip<'a>(&self, overflows: impl Iterator<Item = &'a str>) -> SkipCause {
         let events = self.events.take_for_skip();
         let before = locked(&self.state).iteration.cause;
@@ -319,6 +328,10 @@ impl LiveScale {
         let mut state = locked(&self.state);
         let (cause, regions) = match first {
             Some((cause, region)) => (cause, region.into_iter().collect()),
+            None if self.is_of_scopes() && state.schedule.is_idle() => {
+                let output_finite = true;
+                (SkipCause::Loss { output_finite }, Vec::new())
+            }
             None => (SkipCause::Scale, self.regions().of_parameters(overflows)),
         };
         state.iteration.cause = Some(cause);

@@ -79,8 +79,8 @@ settings! {
     backoff_factor, with_backoff_factor: f64 = 0.5,
     /// How many finite steps in a row make the scale grow. At least 1; default 2000.
     growth_interval, with_growth_interval: u32 = 2000,
-    /// Whether to scale at all; default true. If not, nothing is scaled and no step is skipped for an overflow. Gradients are measured only
-    /// for clipping and hooks.
+    /// Whether to scale, and to test gradients; default true. If not, nothing is scaled and no step is skipped for an overflow. Gradients are measured
+    /// only where clipping, hooks or the program ask. DeepSpeed's `check_grad_overflow` in bf16.
     enabled, with_enabled: bool = true,
     /// Whether the scale moves; default true. If not, it stays at `init_scale`, or where `calibrate` or a setter has put it; overflowing steps are still skipped.
     dynamic, with_dynamic: bool = true,

@@ -83,13 +83,15 @@ fn optimizers_that_wait_are_refused() {
     let windowed = optim.with_accumulation(AccumulationConfig::new(2));
     says(&refusal(&model, plain, of).unwrap(), ["not a fused one"]);
     says(&refusal(&model, windowed, of).unwrap(), ["accumulates"]);
-    // Without a loss scale nothing is skipped; one that stays will do.
+    // Without a loss scale nothing is skipped; one that stays will do, and bf16 has one.
     let still = GradScalerConfig::new().with_init_scale(1.0);
     let amp = MixedPrecision::f32();
     let on = |amp: &MixedPrecision| ScaledOptimizer::new(adam(), amp);
     says(&refusal(&model, on(&amp), of).unwrap(), ["no loss scale"]);
-    let amp = amp.with_scaler(still.with_dynamic(false)).unwrap();
-    assert_eq!(refusal(&model, on(&amp), of), None);
+    let still = amp.with_scaler(still.with_dynamic(false)).unwrap();
+    for amp in [still, MixedPrecision::bf16()] {
+        assert_eq!(refusal(&model, on(&amp), of), None);
+    }
 }
 
 #[test]

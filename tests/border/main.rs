@@ -1,5 +1,6 @@
 //! The border of half precision: scopes, what crosses them, and the loss scale that gradients carry inside.
 
+mod beside_f32;
 mod calibrate;
 mod identity;
 mod inputs;
@@ -15,3 +16,4 @@ mod skip_cause;
 mod span;
 mod support;
 mod threads;
+mod two_dtypes;

@@ -1,11 +1,13 @@
 //! A dry run for a new program: [`MixedPrecision::check`].
 
+mod beside_f32;
 pub(crate) mod calibrate;
 
-use burn::tensor::{DType, Tensor};
+use beside_f32::{Forward, attempt, warn_of_zero_gradients};
+use burn::tensor::{DType, FloatDType, Tensor};
 use burn::{module::Module, optim::GradientsParams};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::{cell::Cell, sync::Arc};
+use std::sync::Arc;
 
 use crate::border::{DryRun, DryRunNotes, MixedPrecision, scope};
 use crate::error::AmpError;
@@ -20,6 +22,10 @@ const SMALL: f32 = 1e-30;
 const MOVED: f64 = 1.0 / 16.0;
 /// How far they may move with the loss scale, where half precision holds them.
 const STEADY: f64 = 1.0 / 64.0;
+/// What is zero at a scale this far above is zero at each.
+const HIGHER: f64 = 1024.0;
+/// Of the devices' random numbers.
+const SEED: u64 = 0x5ca1e;
 
 /// What the factors of regions become in a run.
 type RegionFactors = fn(f64) -> f64;
@@ -27,17 +33,18 @@ const OWN: RegionFactors = |factor| factor;
 const HALF: RegionFactors = |factor| factor / 2.0;
 const ONE: RegionFactors = |_| 1.0;
 
-/// The gradients with this loss scale at the border, this factor of the loss, and these factors of regions.
-type Run<'a> = dyn FnMut(f64, f64, RegionFactors) -> Result<GradientsParams, AmpError> + 'a;
-
 impl MixedPrecision {
     /// Checks a new program before it trains: runs the loss and its backward pass, and looks for mistakes.
     ///
-    /// `loss` computes a loss as the training loop does, with [`autocast`](Self::autocast) inside. It runs twice or
+    /// `loss` computes a loss as the training loop does, with [`autocast`](Self::autocast) inside. It runs three times or
     /// more. The gradients with the loss scale at the border are compared, bit for bit, with those of a loss that is scaled by
     /// hand: a difference shows a tensor that enters or leaves a scope without being scaled (cast by hand, captured, carried out).
     /// With regions that are [`rescaled`](crate::rescaled) it runs three times more, with half their factors and without them, and compares how
     /// large gradients are. A leak is not seen where half precision loses the gradients without the factors, and is small with them.
+    ///
+    /// The loss is compared with that in f32, where all scopes compute in f32: it is refused if it differs by more than 1/64 and what leaves the scopes by more
+    /// than 1/4 in norm, which no rounding does. If the loss is random, as with dropout, it may differ as two draws in f32 do. A loss that differs although
+    /// what leaves the scopes does not is warned of, and so is a layer whose input is all zero in half precision and not in f32.
     ///
     /// A free [`autocast`](crate::autocast) opens a scope here if it does so in the training: once this handle is in a `Learner`.
     /// Running statistics are restored before this returns. Seeds the device's random numbers. Waits for the device.
@@ -72,11 +79,13 @@ impl MixedPrecision {
     ///
     /// # Errors
     ///
-    /// [`AmpError::BorderLeak`], which names the parameter with the most bits that differ. [`AmpError::DTypeClash`] and the
+    /// [`AmpError::BorderLeak`], which names the parameter with the most bits that differ. [`AmpError::FarFromF32`] as above. [`AmpError::DTypeClash`] and the
     /// other errors of [`try_autocast`](Self::try_autocast). [`AmpError::NoScope`] if no scope of this was opened,
     /// [`AmpError::HalfPrecisionLoss`] for a loss in half precision, and for one that is taken inside `autocast`: a vector of one value that
-    /// leaves it. [`AmpError::TwoPrecisions`] if gradients pass through scopes of another handle too. [`AmpError::GradientsNotFinite`] if they overflow at every
-    /// scale, [`AmpError::NoGradients`] if there is none, the loss was computed without autodiff, or all are zero.
+    /// leaves it. [`AmpError::HalfPrecisionParameter`] if the gradient of a parameter is narrower than the parameter, which met half precision without a cast.
+    /// [`AmpError::TwoPrecisions`] if gradients pass through scopes of another handle too. [`AmpError::GradientsNotFinite`] if they overflow at every
+    /// scale, [`AmpError::NoGradients`] if there is none, the loss was computed without autodiff, or all are zero. What [`check_device`](Self::check_device)
+    /// returns for a device of the model.
     ///
     /// # Panics
     ///
@@ -84,44 +93,43 @@ impl MixedPrecision {
     pub fn check<M: Module, const D: usize>(
         &self,
         model: &M,
-        mut loss: impl FnMut(&M) -> Tensor<D>,
+        loss: impl FnMut(&M) -> Tensor<D>,
     ) -> Result<GradientStatus, AmpError> {
+        self.check_devices(self.dtype(), model)?;
         // A power of two, so that it can be taken out again without rounding.
         let scale = match self.is_scaled() {
             true => f64::from(self.loss_scale().max(1.0)).log2().floor().exp2(),
             false => 65536.0,
         };
-        let has_regions = Cell::new(false);
-        let mut run = |at_border: f64, by_hand: f64, region: RegionFactors| {
-            let dry = Arc::new(DryRun {
-                region,
-                seed: Some(0x5ca1e),
-                in_learner: self.is_in_learner(),
-                ..DryRun::at(at_border)
-            });
-            let value = dry_loss(self, &dry, model, &mut loss)?;
-            let grads = value.mul_scalar(by_hand).backward();
-            let notes = dry.take();
-            has_regions.set(has_regions.get() || notes.has_regions);
-            self.check_notes(&notes)?;
-            Ok(GradientsParams::from_grads(grads, model))
+        let mut runs = Runs {
+            amp: self,
+            model,
+            loss,
+            half: None,
+            has_regions: false,
         };
-        let (scale, grads, status) = finite(&mut run, scale, OWN, model)?;
+        let (scale, grads, status) = runs.finite(scale, OWN)?;
         let gradients = status.gradients();
-        if gradients == 0 || status.is_all_zero() {
+        if gradients == 0 {
             return Err(AmpError::NoGradients { gradients });
         }
-        let by_hand = run(1.0, scale, OWN)?;
         let entries = Entries::of(&grads, model)?.gradients;
+        check_dtypes(&entries)?;
+        let half = runs.half.clone().expect("the first run was kept");
+        runs.compare_with_f32(&half, &entries, &grads, scale)?;
+        if status.is_all_zero() {
+            return Err(AmpError::NoGradients { gradients });
+        }
+        let by_hand = runs.gradients(1.0, scale, OWN)?;
         let found = match leak(&entries, &grads, &by_hand, scale) {
-            None if has_regions.get() => leak_of_regions(&mut run, &entries, &grads, scale, model)?,
+            None if runs.has_regions => runs.leak_of_regions(&entries, &grads, scale)?,
             found => found,
         };
         let Some(leak) = found else {
             return Ok(status);
         };
         // A device that adds in another order each time proves nothing.
-        let again = run(scale, 1.0, OWN)?;
+        let again = runs.gradients(scale, 1.0, OWN)?;
         if self::leak(&entries, &grads, &again, 1.0).is_some() {
             warn!(
                 "the same loss gives different gradients each time, so tensors that enter or leave `autocast` without the loss scale cannot be found"
@@ -145,6 +153,151 @@ impl MixedPrecision {
             true => Err(AmpError::TwoPrecisions),
             false => Ok(()),
         }
+    }
+}
+
+/// The runs of a check.
+struct Runs<'a, M, F> {
+    amp: &'a MixedPrecision,
+    model: &'a M,
+    loss: F,
+    /// What the first of them has given.
+    half: Option<Forward>,
+    /// Whether a region with a factor was opened.
+    has_regions: bool,
+}
+
+impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Runs<'_, M, F> {
+    /// The gradients with this loss scale at the border, this factor of the loss, and these factors of regions.
+    fn gradients(
+        &mut self,
+        at_border: f64,
+        by_hand: f64,
+        region: RegionFactors,
+    ) -> Result<GradientsParams, AmpError> {
+        let keeps_values = self.half.is_none();
+        let (value, mut notes) = self.forward(DryRun {
+            region,
+            keeps_values,
+            ..DryRun::at(at_border)
+        })?;
+        if keeps_values {
+            self.half = Some(Forward::of(&value, &mut notes));
+        }
+        let grads = value.mul_scalar(by_hand).backward();
+        self.has_regions |= notes.has_regions;
+        self.amp.check_notes(&notes)?;
+        Ok(GradientsParams::from_grads(grads, self.model))
+    }
+
+    fn forward(&mut self, dry: DryRun) -> Result<(Tensor<D>, DryRunNotes), AmpError> {
+        let dry = Arc::new(DryRun {
+            in_learner: self.amp.is_in_learner(),
+            seed: dry.seed.or(Some(SEED)),
+            ..dry
+        });
+        let value = dry_loss(self.amp, &dry, self.model, &mut self.loss)?;
+        Ok((value, dry.take()))
+    }
+
+    /// The loss in f32, with the random numbers of this draw; none where it cannot be computed.
+    fn in_f32(&mut self, draw: u64) -> Option<(Tensor<D>, Forward)> {
+        attempt(|| {
+            let (value, mut notes) = self.forward(DryRun {
+                dtype: Some(FloatDType::F32),
+                judged: Some(self.amp.clone()),
+                seed: Some(SEED + draw),
+                keeps_values: true,
+                ..DryRun::at(1.0)
+            })?;
+            let forward = Forward::of(&value, &mut notes);
+            Ok((value, forward))
+        })
+    }
+
+    /// Refuses a loss that is far from that in f32, and warns of what is zero in half precision alone.
+    fn compare_with_f32(
+        &mut self,
+        half: &Forward,
+        entries: &[Entry],
+        grads: &GradientsParams,
+        scale: f64,
+    ) -> Result<(), AmpError> {
+        let dtype = self.amp.dtype().into();
+        let in_f32 = is_half(dtype).then(|| self.in_f32(0)).flatten();
+        let Some((value, full)) = in_f32 else {
+            return Ok(());
+        };
+        half.warn_of_zeros(&full, dtype);
+        let full_grads = GradientsParams::from_grads(value.backward(), self.model);
+        let higher = || self.gradients(scale * HIGHER, 1.0, OWN);
+        warn_of_zero_gradients(entries, [grads, &full_grads], dtype, higher)?;
+        half.refuse_far(&full, dtype, |draw| Some(self.in_f32(draw)?.1))
+    }
+
+    /// Finite gradients at this loss scale, or at the highest below.
+    fn finite(
+        &mut self,
+        mut scale: f64,
+        region: RegionFactors,
+    ) -> Result<(f64, GradientsParams, GradientStatus), AmpError> {
+        let lowest = (scale * 2f64.powi(-MAX_HALVINGS)).max(2f64.powi(-25));
+        loop {
+            let grads = self.gradients(scale, 1.0, region)?;
+            let status = inspect(&grads, self.model)?;
+            let Some(parameter) = status.overflow_parameter() else {
+                return Ok((scale, grads, status));
+            };
+            if scale <= lowest {
+                return Err(AmpError::GradientsNotFinite {
+                    parameter: parameter.to_string(),
+                });
+            }
+            scale /= 2.0;
+        }
+    }
+
+    /// As [`leak`], of gradients with other factors of regions, which round at other places: how much of them is in `grads`.
+    fn leak_of_regions(
+        &mut self,
+        entries: &[Entry],
+        grads: &GradientsParams,
+        scale: f64,
+    ) -> Result<Option<AmpError>, AmpError> {
+        let half = self.gradients(scale, 1.0, HALF)?;
+        // Of a large factor, a half shows next to nothing. Without it all of a leak is there, where half precision holds the gradients.
+        let without = match self.finite(scale, ONE) {
+            Ok((scale, without, _)) => Some((without, self.gradients(scale / 16.0, 1.0, ONE)?)),
+            Err(AmpError::GradientsNotFinite { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let moved = |first: &GradientsParams, second: &GradientsParams, entry: &Entry| {
+            let difference = Difference::of(first, second, 1.0, entry)?;
+            Some((difference.moved?, difference))
+        };
+        Ok(worst_of(entries, |entry| {
+            let held = without.as_ref().filter(|(without, lower)| {
+                moved(without, lower, entry).is_some_and(|(moved, _)| moved <= STEADY)
+            });
+            let others = [Some(&half), held.map(|(without, _)| without)];
+            let moves =
+                (others.into_iter().flatten()).filter_map(|other| moved(grads, other, entry));
+            let most = moves.max_by(|a, b| a.0.total_cmp(&b.0));
+            most.filter(|(moved, _)| *moved > MOVED)
+        }))
+    }
+}
+
+/// Refuses gradients that are narrower than their parameters.
+fn check_dtypes(entries: &[Entry]) -> Result<(), AmpError> {
+    let is_narrow = |entry: &&Entry| entry.gradient.size() < entry.parameter.size();
+    match entries.iter().find(is_narrow) {
+        None => Ok(()),
+        Some(entry) => Err(AmpError::HalfPrecisionParameter {
+            parameter: entry.path.clone(),
+            parameter_dtype: entry.parameter,
+            gradient_dtype: entry.gradient,
+        }),
     }
 }
 
@@ -255,57 +408,4 @@ fn leak(
         let share = difference.differ as f64 / difference.values as f64;
         (share > 0.0).then_some((share, difference))
     })
-}
-
-/// Finite gradients at this loss scale, or at the highest below.
-fn finite<M: Module>(
-    run: &mut Run<'_>,
-    mut scale: f64,
-    region: RegionFactors,
-    model: &M,
-) -> Result<(f64, GradientsParams, GradientStatus), AmpError> {
-    let lowest = (scale * 2f64.powi(-MAX_HALVINGS)).max(2f64.powi(-25));
-    loop {
-        let grads = run(scale, 1.0, region)?;
-        let status = inspect(&grads, model)?;
-        let Some(parameter) = status.overflow_parameter() else {
-            return Ok((scale, grads, status));
-        };
-        if scale <= lowest {
-            return Err(AmpError::GradientsNotFinite {
-                parameter: parameter.to_string(),
-            });
-        }
-        scale /= 2.0;
-    }
-}
-
-/// As [`leak`], of gradients with other factors of regions, which round at other places: how much of them is in `grads`.
-fn leak_of_regions<M: Module>(
-    run: &mut Run<'_>,
-    entries: &[Entry],
-    grads: &GradientsParams,
-    scale: f64,
-    model: &M,
-) -> Result<Option<AmpError>, AmpError> {
-    let half = run(scale, 1.0, HALF)?;
-    // Of a large factor, a half shows next to nothing. Without it all of a leak is there, where half precision holds the gradients.
-    let without = match finite(run, scale, ONE, model) {
-        Ok((scale, without, _)) => Some((without, run(scale / 16.0, 1.0, ONE)?)),
-        Err(AmpError::GradientsNotFinite { .. }) => None,
-        Err(error) => return Err(error),
-    };
-    let moved = |first: &GradientsParams, second: &GradientsParams, entry: &Entry| {
-        let difference = Difference::of(first, second, 1.0, entry)?;
-        Some((difference.moved?, difference))
-    };
-    Ok(worst_of(entries, |entry| {
-        let held = without.as_ref().filter(|(without, lower)| {
-            moved(without, lower, entry).is_some_and(|(moved, _)| moved <= STEADY)
-        });
-        let others = [Some(&half), held.map(|(without, _)| without)];
-        let moves = (others.into_iter().flatten()).filter_map(|other| moved(grads, other, entry));
-        let most = moves.max_by(|a, b| a.0.total_cmp(&b.0));
-        most.filter(|(moved, _)| *moved > MOVED)
-    }))
 }

@@ -126,6 +126,22 @@ pub enum AmpError {
         dtype: DType,
     },
 
+    /// What came out of a scope requires gradients, and nothing that does has come in: no parameter of the scope's handle, and no input.
+    ///
+    /// So it comes from a tensor that the scope has not cast, whose gradient would be off by the loss scale. On a device that does not refuse two dtypes the
+    /// value is garbage, too.
+    #[error(
+        "`autocast` returns a {dtype:?} tensor that requires gradients, but no parameter of this `MixedPrecision` that does was read inside: {}. A tensor of your own \
+         that requires gradients goes in as an input, or by `amp.cast(tensor)`",
+        not_attached(*attached)
+    )]
+    NotAttached {
+        /// The tensor's dtype.
+        dtype: DType,
+        /// Whether a model was attached to the `MixedPrecision`.
+        attached: bool,
+    },
+
     /// `backward` was called inside the closure of `autocast`.
     #[error(
         "the gradient of `{parameter}` was computed inside `autocast`, where it lacks the loss scale, and so is too small by that factor: \
@@ -188,6 +204,24 @@ pub enum AmpError {
         parameter: String,
     },
 
+    /// A dry run found a loss that is far from the same loss in f32, and so are the tensors that leave `autocast`.
+    #[error(
+        "the loss is {} in {dtype:?} and {} in f32, and what leaves `autocast` is {} off: an operation inside overflows or rounds too coarsely for its numbers \
+         (a norm, a square or a sum by hand), which goes into `in_f32`, or two dtypes meet on a device that does not refuse them: a tensor that is captured or \
+         made inside goes through `amp.cast(tensor)`, a layer that holds f32 tensors into `in_f32`, a model through `amp.attach(model)`",
+        short(*half), short(*full), share(*outputs)
+    )]
+    FarFromF32 {
+        /// The half precision.
+        dtype: DType,
+        /// The loss in half precision.
+        half: f64,
+        /// The loss in f32.
+        full: f64,
+        /// How far what leaves the scopes is from the same in f32: the norm of the difference over the norm in f32.
+        outputs: f64,
+    },
+
     /// A dry run found only gradients of zero, or none.
     #[error(
         "{}: the loss does not depend on the parameters, the model is not on an autodiff device, or its parameters are frozen (attach low-rank \
@@ -226,13 +260,18 @@ pub enum AmpError {
         name: String,
     },
 
-    /// The optimizer takes gradients in the parameter's dtype only, and the unscaled gradient is wider.
+    /// The optimizer takes gradients in the parameter's dtype only, and the unscaled gradient is of another. In a dry run: a parameter's gradient is
+    /// narrower than the parameter.
     ///
     /// Nothing was changed.
     #[error(
-        "parameter `{parameter}` is {parameter_dtype:?} but its unscaled gradient is {gradient_dtype:?}, which the optimizer cannot \
-         combine: keep the parameter in f32 and compute in half precision with `MixedPrecision`, keep f32 copies of it with \
-         `MasterWeights`, or round gradients to the parameter's dtype with `parameter_dtype_gradients`"
+        "parameter `{parameter}` is {parameter_dtype:?} but its unscaled gradient is {gradient_dtype:?}{}",
+        match gradient_dtype.size() < parameter_dtype.size() {
+            true => format!(": it met half precision without the cast of `autocast`, because {}", not_attached(true)),
+            false => ", which the optimizer cannot combine: keep the parameter in f32 and compute in half precision with `MixedPrecision`, keep f32 \
+                      copies of it with `MasterWeights`, or round gradients to the parameter's dtype with `parameter_dtype_gradients`"
+                .to_string(),
+        }
     )]
     HalfPrecisionParameter {
         /// The path of the parameter.
@@ -362,6 +401,19 @@ pub enum AmpError {
         /// Dtypes to train in there, the narrowest first.
         instead: Vec<DType>,
     },
+
+    /// A device does not refuse two dtypes in one operation, so that mistakes which are an error elsewhere train there, on garbage.
+    #[error(
+        "Burn refuses no operation on {dtype:?} and F32 on {device}: it computes garbage there without a word, where a mask is captured or a layer holds \
+         f32 tensors. Turn on Burn's feature `fusion`, which refuses such operations: burn-amp's features `cuda`, `rocm`, `wgpu`, `vulkan`, `metal`, `webgpu` \
+         and `cpu` do so, `cubecl` does not. To train without it, call `MixedPrecision::allow_unchecked_dtypes`, and run `amp.check` on each new model"
+    )]
+    UncheckedDTypes {
+        /// The half precision.
+        dtype: DType,
+        /// The device, as Burn names it.
+        device: String,
+    },
 }
 
 /// Of a conversion that cannot fail.
@@ -436,12 +488,11 @@ fn clash(dtype: DType, parameter: Option<&str>, attached: bool) -> String {
     }
     let last = match (parameter, attached) {
         (Some(path), _) => format!("the parameter read last is `{path}`"),
-        (None, true) => "no parameter was read before it: this model was not attached by `amp.attach(model)`, has another `MixedPrecision`, or \
-                         runs on another thread; or an f32 tensor of the program meets the input"
-            .to_string(),
-        (None, false) => "no parameter was read: the model was not attached to this `MixedPrecision`, or runs on another thread. Attach it with \
-                          `amp.prepare(model, optim)` or `amp.attach(model)`"
-            .to_string(),
+        (None, true) => format!(
+            "no parameter was read before it: {}; or an f32 tensor of the program meets the input",
+            not_attached(true)
+        ),
+        (None, false) => format!("no parameter was read: {}", not_attached(false)),
     };
     format!(
         "inside `autocast`, which computes in {dtype:?} ({last}). A layer that holds f32 tensors of its own (BatchNorm, Lstm, Gru, positional \
@@ -449,6 +500,27 @@ fn clash(dtype: DType, parameter: Option<&str>, attached: bool) -> String {
          in a model without `amp` `tensor.cast(x.dtype())`. A target, or a weight of the loss: take the loss outside. Work on other threads goes into `Scope::enter`. A parameter that `Param::map` or \
          `Param::set_require_grad` has returned needs `amp.attach(model)` again"
     )
+}
+
+/// Why a scope has read no parameter; whether its handle has some.
+fn not_attached(attached: bool) -> &'static str {
+    match attached {
+        true => {
+            "this model was not attached by `amp.attach(model)`, has another `MixedPrecision`, or runs on another thread"
+        }
+        false => {
+            "the model was not attached to this `MixedPrecision`, or runs on another thread. Attach it with `amp.prepare(model, optim)` or \
+             `amp.attach(model)`"
+        }
+    }
+}
+
+/// A share in words.
+fn share(value: f64) -> String {
+    match value.is_finite() {
+        true => format!("{:.0} %", value * 100.0),
+        false => "infinitely".to_string(),
+    }
 }
 
 /// Whether a setting is inside its range, which the caller has looked at.

@@ -56,7 +56,7 @@ pub fn audit<M: Module, const D: usize>(
     // The first is judged: that of the program.
     let mut formats = [FloatDType::F16, FloatDType::BF16];
     formats.sort_by_key(|dtype| *dtype != amp.dtype());
-    MixedPrecision::new(formats[0]).check_devices(model)?;
+    amp.check_devices(formats[0], model)?;
     let mut bench = Bench {
         model,
         amp,

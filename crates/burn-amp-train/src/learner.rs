@@ -22,7 +22,7 @@ pub(super) fn learner<M: LearnerModel>(
     lr_scheduler: ModuleLrScheduler,
 ) -> Result<Learner<Scaled<M>>, AmpError> {
     check_plain::<M>()?;
-    amp.check_devices(&model)?;
+    amp.check_devices(amp.dtype(), &model)?;
     let LearnerOptimizer(parts) = optim;
     let parts = parts?;
     let parameters = parameters(&model);

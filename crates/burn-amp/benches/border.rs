@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! cargo bench -p burn-amp --bench border            # Flex
-//! BURN_DEVICE=wgpu cargo bench -p burn-amp --bench border --features wgpu,fusion
+//! BURN_DEVICE=wgpu cargo bench -p burn-amp --bench border --features wgpu
 //! ```
 //!
 //! All ways take turns in one run. Times are medians over the rounds, and ratios are medians of the rounds' ratios.

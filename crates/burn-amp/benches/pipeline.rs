@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo bench -p burn-amp --bench pipeline                                             # Flex, one core for each side
-//! BURN_DEVICE=wgpu cargo bench -p burn-amp --bench pipeline --features wgpu,fusion     # computes there, steps on Flex
+//! BURN_DEVICE=wgpu cargo bench -p burn-amp --bench pipeline --features wgpu     # computes there, steps on Flex
 //! ```
 //!
 //! The larger of computation and optimizer is the least that a pipelined step can take. Times are medians over the rounds. Memory is the

@@ -5,7 +5,7 @@
 //! ```sh
 //! cargo bench -p burn-amp --bench step               # Flex; 12 GB of memory
 //! cargo bench -p burn-amp --bench step -- --quick    # GPT-2 at a third of its width
-//! BURN_DEVICE=wgpu cargo bench -p burn-amp --bench step --features wgpu,fusion
+//! BURN_DEVICE=wgpu cargo bench -p burn-amp --bench step --features wgpu
 //! ```
 //!
 //! All ways take turns in one run. Times are medians over the rounds, and ratios are medians of the rounds' ratios. Gradients are held from

@@ -2,8 +2,8 @@
 //!
 //! ```sh
 //! cargo bench -p gpt --bench training                                              # Flex, a tiny network: seconds
-//! BURN_DEVICE=wgpu cargo bench -p gpt --bench training --features wgpu,fusion
-//! BURN_DEVICE=cuda cargo bench -p gpt --bench training --features cuda,fusion -- --size gpt2
+//! BURN_DEVICE=wgpu cargo bench -p gpt --bench training --features wgpu
+//! BURN_DEVICE=cuda cargo bench -p gpt --bench training --features cuda -- --size gpt2
 //! ```
 //!
 //! All train with Adam on the same tokens. Only `f16-scaled` has a loss scale: its optimizer tests all gradients, and reads the result. The

@@ -22,6 +22,8 @@ pub struct DryRun {
     pub in_f32: BTreeSet<String>,
     /// Whether gradients are measured at the casts.
     pub is_measured: bool,
+    /// Whether what leaves scopes and named regions is kept.
+    pub keeps_values: bool,
     /// Whether a bare `autocast` opens scopes, as in a `Learner`.
     pub in_learner: bool,
     /// In place of that of the `MixedPrecision`.
@@ -45,6 +47,8 @@ pub struct DryRunNotes {
     pub(crate) has_regions: bool,
     /// Out of whose scopes tensors came that require gradients.
     pub(crate) handles: Vec<MixedPrecision>,
+    /// What has left scopes, and regions by their names, without its graph.
+    pub(crate) values: Vec<(Option<Arc<str>>, AnyTensor)>,
     passed: Vec<Passed>,
 }
 
@@ -67,6 +71,7 @@ impl DryRun {
             judged: None,
             in_f32: BTreeSet::new(),
             is_measured: false,
+            keeps_values: false,
             in_learner: true,
             observer: None,
             seed: None,
@@ -109,6 +114,14 @@ impl DryRun {
         notes.is_loss_inside |= is_outside && is_one && is_half(tensor.dtype());
         if !notes.handles.iter().any(|known| known.is(amp)) {
             notes.handles.push(amp.clone());
+        }
+    }
+
+    /// Keeps a tensor that leaves a scope, or a region of this name.
+    pub(crate) fn keep(&self, region: Option<Arc<str>>, tensor: &AnyTensor) {
+        if self.keeps_values {
+            let value = tensor.clone().map(Tensor::inner);
+            locked(&self.notes).values.push((region, value));
         }
     }
 

@@ -1,6 +1,6 @@
 use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_amp_kernels::UnsupportedDType;
+use burn_amp_kernels::{UnsupportedDType, refuses_two_dtypes};
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -61,6 +61,10 @@ struct Shared {
     in_learner: AtomicBool,
     /// Whether a model was attached.
     attached: AtomicBool,
+    /// Whether it computes on devices that do not refuse two dtypes.
+    allows_unchecked: bool,
+    /// Devices that tensors have come from, and that are fine.
+    devices: Mutex<Vec<Device>>,
 }
 
 /// Whether the program has made one in half precision.
@@ -109,10 +113,10 @@ impl MixedPrecision {
             _ => config.with_enabled(false),
         };
         let schedule = config.schedule().expect("the defaults are valid");
-        Self::with_live(dtype, LiveScale::new(schedule))
+        Self::with_live(dtype, LiveScale::new(schedule), false)
     }
 
-    fn with_live(dtype: FloatDType, live: LiveScale) -> Self {
+    fn with_live(dtype: FloatDType, live: LiveScale, allows_unchecked: bool) -> Self {
         if is_half(dtype.into()) {
             HALF_EXISTS.store(true, Ordering::Relaxed);
         }
@@ -126,13 +130,20 @@ impl MixedPrecision {
                 observer: Mutex::default(),
                 in_learner: AtomicBool::new(false),
                 attached: AtomicBool::new(false),
+                allows_unchecked,
+                devices: Mutex::default(),
             }),
         }
     }
 
     /// A handle with a loss scale of its own, in the same state.
     pub(crate) fn for_worker(&self) -> Self {
-        Self::with_live(self.shared.dtype, self.live().detached())
+        self.with_scale(self.live().detached())
+    }
+
+    /// A handle with this loss scale, and all else as here.
+    fn with_scale(&self, live: LiveScale) -> Self {
+        Self::with_live(self.shared.dtype, live, self.shared.allows_unchecked)
     }
 
     /// The same precision with other settings of the loss scale, as a new handle: call it before clones are made.
@@ -165,8 +176,23 @@ impl MixedPrecision {
     pub fn with_schedule(self, schedule: LossScale) -> Result<Self, AmpError> {
         let schedule = schedule.check_rule()?;
         LiveScale::check(schedule.config())?;
-        let live = LiveScale::new(schedule);
-        Ok(Self::with_live(self.shared.dtype, live))
+        Ok(self.with_scale(LiveScale::new(schedule)))
+    }
+
+    /// The same precision on devices that do not refuse two dtypes in one operation, as a new handle: call it before clones are made.
+    ///
+    /// In Burn 0.22.1 those are CubeCL devices without Burn's feature `fusion`. There a float tensor that a closure captures or makes in f32, and a layer
+    /// that holds one, meet half precision without a panic: what comes out is garbage, and may train. Run [`check`](Self::check) on each new model, which
+    /// compares the loss with that in f32.
+    ///
+    /// ```
+    /// use burn_amp::MixedPrecision;
+    ///
+    /// let amp = MixedPrecision::f16().allow_unchecked_dtypes();
+    /// # let _ = amp;
+    /// ```
+    pub fn allow_unchecked_dtypes(self) -> Self {
+        Self::with_live(self.shared.dtype, self.live().detached(), true)
     }
 
     /// The dtype of tensors inside a scope.
@@ -193,7 +219,9 @@ impl MixedPrecision {
             .collect()
     }
 
-    /// Checks that a device can compute in this dtype: WGSL has no bf16, and f16 on devices with `shader-f16`.
+    /// Checks that a device can compute in this dtype: WGSL has no bf16, and f16 on devices with `shader-f16`. And that Burn refuses two dtypes in one
+    /// operation there, on which the messages of [`autocast`](Self::autocast) rest: a device of CubeCL's without fusion is asked, by a sum of two values, once in
+    /// a process for each dtype. Does not wait for the device.
     ///
     /// Call it before [`attach`](Self::attach) or [`prepare`](Self::prepare), which panic where this returns an error.
     ///
@@ -207,20 +235,42 @@ impl MixedPrecision {
     ///
     /// # Errors
     ///
-    /// [`AmpError::UnsupportedDType`], which names the device and the dtypes that it has.
+    /// [`AmpError::UnsupportedDType`], which names the device and the dtypes that it has. [`AmpError::UncheckedDTypes`] if it does not refuse two dtypes,
+    /// unless [`allow_unchecked_dtypes`](Self::allow_unchecked_dtypes) was called.
     pub fn check_device(&self, device: &Device) -> Result<(), AmpError> {
-        let dtype = DType::from(self.shared.dtype);
-        match device.supports_dtype(dtype) {
+        self.check_device_in(self.shared.dtype, device)
+    }
+
+    /// As [`check_device`](Self::check_device), of another dtype.
+    fn check_device_in(&self, dtype: FloatDType, device: &Device) -> Result<(), AmpError> {
+        let half = DType::from(dtype);
+        if !device.supports_dtype(half) {
+            return Err(UnsupportedDType::new(device, half).into());
+        }
+        match self.shared.allows_unchecked || refuses_two_dtypes(device, dtype) {
             true => Ok(()),
-            false => Err(UnsupportedDType::new(device, dtype).into()),
+            false => Err(AmpError::UncheckedDTypes {
+                dtype: half,
+                device: format!("{:?}", device.clone().inner()),
+            }),
         }
     }
 
-    /// As [`check_device`](Self::check_device), for all devices of a model.
+    /// As [`check_device`](Self::check_device), of another dtype and for all devices of a model.
     #[doc(hidden)]
-    pub fn check_devices<M: Module>(&self, model: &M) -> Result<(), AmpError> {
+    pub fn check_devices<M: Module>(&self, dtype: FloatDType, model: &M) -> Result<(), AmpError> {
         let mut devices = model.devices().into_iter();
-        devices.try_for_each(|device| self.check_device(&device))
+        devices.try_for_each(|device| self.check_device_in(dtype, &device))
+    }
+
+    /// As [`check_device`](Self::check_device), of a device that a tensor comes from: once for each.
+    pub(crate) fn meets(&self, device: Device) -> Result<(), AmpError> {
+        if locked(&self.shared.devices).contains(&device) {
+            return Ok(());
+        }
+        self.check_device(&device)?;
+        locked(&self.shared.devices).push(device);
+        Ok(())
     }
 
     /// Whether both are clones of one handle.

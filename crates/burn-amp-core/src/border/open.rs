@@ -37,6 +37,8 @@ pub(crate) struct ScopeNotes {
     pub(crate) refused: Option<AmpError>,
     /// The parameter that was read last, to say where a dtype clashed.
     pub(crate) last_read: Option<Arc<str>>,
+    /// Whether a tensor that requires gradients has come in, parameters included.
+    pub(crate) has_gradients: bool,
     /// Whether the closure has returned.
     pub(crate) is_closed: bool,
     /// Of the enclosing scope, to which its results go back in half precision.
@@ -179,6 +181,11 @@ impl Open {
             // On its way back its gradient would be rounded to half precision without the scale.
             self.refuse(AmpError::HalfPrecisionInput { dtype });
         }
+        // That of a model which was not attached was asked by nobody.
+        if let Err(error) = self.amp.meets(tensor.device()) {
+            self.refuse(error);
+        }
+        self.note(&tensor);
         self.cross(&Side::OUTSIDE, &self.side, tensor, None)
     }
 
@@ -190,8 +197,18 @@ impl Open {
         watch: Option<&Watch>,
     ) -> AnyTensor {
         match from.holds(tensor.dtype()) {
-            true => self.cross(from, &self.side, tensor, watch),
+            true => {
+                self.note(&tensor);
+                self.cross(from, &self.side, tensor, watch)
+            }
             false => self.take_in(tensor),
+        }
+    }
+
+    /// Notes what a tensor that comes in brings with it.
+    pub(crate) fn note(&self, tensor: &AnyTensor) {
+        if tensor.is_tracked() {
+            locked(&self.notes).has_gradients = true;
         }
     }
 
@@ -205,6 +222,7 @@ impl Open {
 
     /// Takes a parameter in. While the closure runs, its gradient comes from a `backward` inside, which lacks the loss scale.
     pub(crate) fn take_parameter(&self, path: &Arc<str>, base: AnyTensor) -> AnyTensor {
+        self.note(&base);
         let is_scaled = self.side.scale != 1.0 || self.side.device_step.is_some();
         let watch = (base.is_tracked() && is_scaled).then(|| {
             let (notes, path) = (self.notes.clone(), path.clone());
@@ -228,6 +246,11 @@ impl Open {
                 self.refuse(AmpError::CapturedOutput { dtype });
             }
             return tensor.cast(FloatDType::F32);
+        }
+        // A gradient that comes from nowhere is of a parameter that was not cast.
+        if is_half(dtype) && tensor.is_tracked() && !locked(&self.notes).has_gradients {
+            let attached = self.amp.is_attached();
+            self.refuse(AmpError::NotAttached { dtype, attached });
         }
         if let Some(dry) = &self.dry {
             dry.leaves(&tensor, &self.amp, to.is_outside());

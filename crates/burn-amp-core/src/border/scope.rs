@@ -231,7 +231,9 @@ impl MixedPrecision {
     ///
     /// [`AmpError::HalfPrecisionInput`] if a half-precision tensor that requires gradients comes in from outside,
     /// [`AmpError::HalfPrecisionLeaf`] if such a parameter is read, [`AmpError::CapturedOutput`] if an f32 tensor that
-    /// requires gradients is returned, [`AmpError::DTypeClash`] if Burn panics because of two dtypes inside,
+    /// requires gradients is returned, [`AmpError::NotAttached`] if what is returned requires gradients although nothing that does has come in,
+    /// [`AmpError::DTypeClash`] if Burn panics because of two dtypes inside,
+    /// [`AmpError::UnsupportedDType`] and [`AmpError::UncheckedDTypes`] as [`check_device`](Self::check_device),
     /// [`AmpError::BackwardInside`] if `forward` itself calls `backward` and the loss scale is not 1. [`AmpError::InvalidValue`] for a
     /// [`rescaled`] region whose power of two is outside -126 to 126.
     pub fn try_autocast<I: CastFloat, R: CastFloat>(
@@ -250,8 +252,8 @@ impl MixedPrecision {
         });
         // A thread pool may put other work on a thread that waits inside a scope. Its tensors are not of that scope.
         let outer = outer.filter(|_| nested.get());
-        let outer_notes = here.open.as_ref().filter(|_| outer.is_some());
-        locked(&open.notes).outer = outer_notes.map(|open| open.notes.clone());
+        let enclosing = here.open.clone().filter(|_| outer.is_some());
+        locked(&open.notes).outer = enclosing.as_ref().map(|open| open.notes.clone());
         let is_inside = here.is_inside && (outer.is_some() || here.open.is_none());
         let frame = Frame {
             open: Some(open.clone()),
@@ -266,7 +268,13 @@ impl MixedPrecision {
         let watch = is_watched.then(|| open.watch_scope());
         let outside = outer.as_ref().unwrap_or(&Side::OUTSIDE);
         let output = cast_each(output, |tensor| {
-            open.let_out(tensor, outside, watch.as_ref())
+            let tensor = open.let_out(tensor, outside, watch.as_ref());
+            match (&enclosing, &open.dry) {
+                (Some(enclosing), _) => enclosing.note(&tensor),
+                (None, Some(dry)) => dry.keep(None, &tensor),
+                _ => {}
+            }
+            tensor
         });
         open.take_refused().map_or(Ok(output), Err)
     }
@@ -527,8 +535,9 @@ impl Region {
             ..here
         };
         frame.rescales.extend(self.rescale.clone());
+        let dry = frame.dry.clone();
         let forward = |input| frame.run(|| forward(input));
-        match (outer, inside, self.rescale) {
+        let output = match (outer, inside, self.rescale) {
             (Some(outer), None, _) => {
                 let output = forward(cast_each(input, |tensor| outer.widen(tensor)));
                 cast_each(output, |tensor| outer.take_back(tensor))
@@ -546,7 +555,14 @@ impl Region {
             }
             (None, _, _) if is_f32 => widened(input, forward),
             _ => forward(input),
-        }
+        };
+        let (Some(name), Some(dry)) = (self.name, dry) else {
+            return output;
+        };
+        cast_each(output, |tensor| {
+            dry.keep(Some(name.clone()), &tensor);
+            tensor
+        })
     }
 }
 

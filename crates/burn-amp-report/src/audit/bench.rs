@@ -80,7 +80,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             (half, present),
             (half, present * BINADES),
         ];
-        if MixedPrecision::new(other).check_devices(self.model).is_ok() {
+        if self.amp.check_devices(other, self.model).is_ok() {
             let ideal = reference.ideal_scale();
             let ideal = ideal.filter(|_| other == FloatDType::F16);
             specs.push((other, ideal.unwrap_or(1.0)));

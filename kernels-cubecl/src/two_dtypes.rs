@@ -1,0 +1,39 @@
+//! Two dtypes in one operation: which devices refuse them.
+
+use burn::backend::{Backend, Dispatch};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
+
+/// What devices have answered.
+static ANSWERS: Mutex<Vec<(Device, FloatDType, bool)>> = Mutex::new(Vec::new());
+
+/// Whether Burn refuses a sum of `dtype` and f32 on a device, by a panic. Where it does not, it takes the bytes of one for values of the other.
+///
+/// CPU backends compare dtypes, and so does what queues operations: fusion, remote and capture devices. In Burn 0.22.1, CubeCL devices without fusion
+/// launch whatever they are given. Such a device is asked by a sum of one value each, on the device without autodiff, once for each dtype in a process: a
+/// launch that nobody reads. Others are not asked, because a panic would print its message. True for f32. Does not wait for the device.
+///
+/// # Panics
+///
+/// In Burn, if the device has not the dtype.
+pub fn refuses_two_dtypes(device: &Device, dtype: FloatDType) -> bool {
+    let device = device.clone().inner();
+    // Fusion puts its own name before this one.
+    let is_asked = Dispatch::name(device.as_dispatch()).starts_with("dispatch<cubecl<");
+    if !is_asked || dtype == FloatDType::F32 {
+        return true;
+    }
+    let answers = || ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_same = |known: &(Device, FloatDType, bool)| (&known.0, known.1) == (&device, dtype);
+    let known = answers().iter().find(|known| is_same(known)).cloned();
+    if let Some((_, _, refuses)) = known {
+        return refuses;
+    }
+    let one = |dtype: FloatDType| Tensor::<1>::from_data([1.0], (&device, DType::from(dtype)));
+    // Not the other way round: on wgpu, f32 first ends in an error that reaches the device later.
+    let (narrow, wide) = (one(dtype), one(FloatDType::F32));
+    let refuses = catch_unwind(AssertUnwindSafe(|| narrow + wide)).is_err();
+    answers().push((device, dtype, refuses));
+    refuses
+}

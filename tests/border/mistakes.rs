@@ -224,9 +224,16 @@ fn two_trainings_of_which_each_scales_once_are_not_warned_of() {
         let amp = f16(two(9));
         let mut run = Player::new(gain(&amp), &amp);
         let mut other = Gain::new(&[2.0, 2.0]);
-        let scaler = at_scale(two(9)).init().unwrap();
-        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
+        // One of half precision too, whose scopes do not scale.
+        let other_amp = f16_under(GradScalerConfig::new().with_enabled(false));
+        let mut half = self::gain(&other_amp);
+        let scaler = || at_scale(two(9)).init().unwrap();
+        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler());
+        let mut half_optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler());
         for _ in 0..3 {
+            let loss = other_amp.autocast(ones(), |x| half.forward(x)).sum();
+            let grads = half_optim.backward(loss, &half);
+            half = half_optim.step(0.1, half, grads);
             let output = run.amp.autocast(ones(), |x| run.model.forward(x));
             run.train(0.1, output.sum());
             let grads = optim.backward(other.forward(ones()).sum(), &other);

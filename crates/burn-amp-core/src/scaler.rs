@@ -46,6 +46,7 @@ pub(crate) use record::ScalerState;
 pub use worker_side::HandedOver;
 
 use crate::border::cast::{CastFloat, multiply_losses};
+use crate::border::open::SCALES_GRADIENTS;
 use crate::gradients::entries::{Entries, LOW_RANK, measure};
 use crate::gradients::running_statistics::{Buffers, Statistics};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients};
@@ -325,8 +326,8 @@ impl GradScaler {
                 return Ok(UnscaledGradients::new(grads, found(), false));
             }
             StepGradients::Scaled(ScaledGradients { params, scale }) => {
-                let is_own = self.ledger.amp.is_none();
-                if is_own && SCALES_LOSSES.take() && entries.has_scopes {
+                let is_own = self.ledger.amp.is_none() && SCALES_LOSSES.take();
+                if is_own && entries.has_scopes && SCALES_GRADIENTS.take() {
                     warn_of_two_scales();
                 }
                 // As PyTorch.
@@ -376,6 +377,7 @@ impl GradScaler {
         let Some(amp) = &self.ledger.amp else {
             return;
         };
+        SCALES_GRADIENTS.set(false);
         if SCALES_LOSSES.take() && amp.is_scaled() {
             warn_of_two_scales();
         }

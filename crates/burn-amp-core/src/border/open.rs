@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, FloatDType};
 use burn_amp_kernels::{Factor, Watch};
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, Once};
 
 use crate::scale::border_events::{EventPlace, OpenRegion};
@@ -15,6 +16,11 @@ use crate::{
 /// The factor between two sides, and its inverse, must be normal in f32, or gradients lose digits.
 const MAX_EXPONENT: u32 = 126;
 const LARGEST: f64 = f64::from_bits((1023 + MAX_EXPONENT as u64) << 52);
+
+thread_local! {
+    /// Whether gradients that come back to this thread's scopes are multiplied there, and no optimizer of theirs has tested any since.
+    pub(crate) static SCALES_GRADIENTS: Cell<bool> = const { Cell::new(false) };
+}
 
 /// A scope that is open, or a region of one with a scale of its own.
 #[derive(Clone)]
@@ -255,6 +261,7 @@ impl Open {
         if let Some(dry) = &self.dry {
             dry.leaves(&tensor, &self.amp, to.is_outside());
         } else if watch.is_some() && to.is_outside() {
+            SCALES_GRADIENTS.set(SCALES_GRADIENTS.get() || tensor.is_tracked());
             warn_of_a_loss(&tensor);
         }
         self.cross(&self.side, to, tensor, watch)

@@ -164,7 +164,7 @@ fn a_loss_that_is_far_from_f32_is_refused() {
     });
     // A random loss has no excuse, if it is not that random.
     let dropout = DropoutConfig::new(0.1).init();
-    far(&|x| dropout.forward(if is_half(&x) { x * 5.0 } else { x }));
+    far(&|x| dropout.forward(if is_half(&x) { x * 9.0 } else { x }));
 }
 
 #[test]
@@ -193,9 +193,12 @@ fn a_layer_that_gives_zeros_in_half_precision_alone_is_warned_of() {
     assert_eq!((result, warnings), (Ok(()), vec![]));
 }
 
-/// None of them may be refused, or warned of.
+/// None of them may be refused, or warned of. In a process of its own: on Flex all threads draw from one generator.
 #[test]
 fn honest_programs_are_let_through() {
+    if said_in_child(module_path!(), "honest_programs_are_let_through").is_some() {
+        return;
+    }
     let dropout = DropoutConfig::new(0.5).init();
     let betweens: [&dyn Fn(Tensor<2>) -> Tensor<2>; 5] = [
         &|x| x,

@@ -71,10 +71,10 @@ pub use reading::Reading;
 pub use rule::ScaleState;
 pub use run::{histogram, inspect, unscale, unscale_in_dtype};
 pub use schedule::DeviceScale;
-#[doc(hidden)]
-pub use status::copied;
 pub use status::{Status, TensorStatus};
+#[doc(hidden)]
+pub use status::{copied, is_known_now};
 pub use step::{UpdateRow, UpdateRule};
 pub use two_dtypes::refuses_two_dtypes;
 pub use update::{can_update, update};
-pub use watch::{EventStatus, UnreadEvent, Watch};
+pub use watch::{EventStatus, PassedGradient, UnreadEvent, Watch};

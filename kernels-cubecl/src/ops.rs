@@ -53,8 +53,12 @@ pub enum Job {
     },
     /// Moves the loss scale of the first tensor, the words of a [`ScaleState`](crate::ScaleState), after a step with gradients of
     /// the rows in the second. If there is a third, the rows of what came to the border, and its first row counts values that were not
-    /// finite, the scale stays. Gives the words of the next state.
-    Advance,
+    /// finite, the scale stays; so it does if there is a fourth, the rows of what left half precision again, none of these counts any,
+    /// and nothing overflowed at the border. Gives the words of the next state.
+    Advance {
+        /// What overflows at the border before the scale has multiplied it: from here on, over the scale.
+        largest: f32,
+    },
     /// Gives the rows of an update that the state in the second tensor decides, of what the first has, flat: a row, a time and a gradient for
     /// each parameter, as [`DeviceScale::send`](crate::DeviceScale::send) describes them. If there are more, a
     /// [`ClipTable`](crate::ClipTable) and the rows of [`Status`](crate::Status), the gradients are clipped.
@@ -152,8 +156,8 @@ pub(crate) struct Kernels<T> {
     pub(crate) mul_cast: fn(T, FloatDType, Scale<T>) -> T,
     /// Of the tensors of each parameter, and the rows.
     pub(crate) update: fn(Vec<Vec<T>>, T, UpdateRule) -> Vec<T>,
-    /// Of state and rows, and those of the border.
-    pub(crate) advance: fn([T; 2], Option<T>) -> T,
+    /// Of state and rows, those of the border and of what left it, and what overflows there.
+    pub(crate) advance: fn([T; 2], Vec<T>, f32) -> T,
     /// Of what is undecided and the state, and what clipping takes.
     pub(crate) decide: fn([T; 2], Vec<T>, UpdateRule) -> T,
 }
@@ -179,9 +183,9 @@ impl<T: TensorMetadata> Kernels<T> {
                 let rows = tensors.pop().expect("the rows are last");
                 (self.update)(rule.parameters(tensors, T::dtype), rows, rule)
             }
-            Job::Advance => {
-                let (both, mut border) = taken(tensors);
-                vec![(self.advance)(both, border.pop())]
+            Job::Advance { largest } => {
+                let (both, border) = taken(tensors);
+                vec![(self.advance)(both, border, largest)]
             }
             Job::Decide { rule } => {
                 let (both, clip) = taken(tensors);

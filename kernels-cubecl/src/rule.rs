@@ -3,7 +3,8 @@
 #[cfg(feature = "cubecl")]
 use cubecl::prelude::*;
 
-use crate::{status::FIELDS, step::*, words::words};
+use crate::status::{FIELDS, MAX_ABS};
+use crate::{step::*, words::words};
 
 const INFINITY: u32 = f32::INFINITY.to_bits();
 /// Of 2^-126. Scales below have no inverse in f32, and are not gone to; GPUs flush what is less to zero.
@@ -87,10 +88,10 @@ impl ScaleState {
         capped(&self.words())
     }
 
-    /// Moves the scale after a step: what [`DeviceScale::advance`](crate::DeviceScale::advance) does, on the host. A step may have been skipped; with
-    /// values that were not finite at the border already, the scale is not the cause, and stays.
-    pub fn advance(&mut self, skipped: bool, at_border: bool) {
-        self.become_next(|state, next| advance(state, next, skipped, at_border));
+    /// Moves the scale after a step: what [`DeviceScale::advance`](crate::DeviceScale::advance) does, on the host. A step may have been skipped; if
+    /// the scale is not the cause, that `spares` it.
+    pub fn advance(&mut self, skipped: bool, spares: bool) {
+        self.become_next(|state, next| advance(state, next, skipped, spares));
     }
 
     /// As [`advance`](Self::advance), for a scale that moves by other numbers than this one's: counts a step and leaves the scale as it is.
@@ -121,10 +122,18 @@ pub(crate) fn is_bad(rows: &[f32], row: usize) -> bool {
     rows[at + 2] + rows[at + 3] + rows[at + 4] + rows[at + 5] > 0.0f32
 }
 
-/// Counts a step, which may have been skipped, and moves the scale, unless values were not finite at the border already. `next` is the state
-/// before.
+/// Whether no scale is the cause of values that are not finite: they were so where they `arrived` at the border, in the first row; or nothing
+/// overflowed there, and half precision has `given` none.
 #[cfg_attr(feature = "cubecl", cube)]
-pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, at_border: bool) {
+pub(crate) fn spares(arrived: &[f32], given: bool, state: &[u32], largest: f32) -> bool {
+    let largest = largest * f32::from_bits(state[word::INVERSE]);
+    let overflows = arrived[MAX_ABS] >= largest;
+    is_bad(arrived, 0usize) || !(overflows || given)
+}
+
+/// Counts a step, which may have been skipped, and moves the scale, unless a skip `spares` it. `next` is the state before.
+#[cfg_attr(feature = "cubecl", cube)]
+pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, spares: bool) {
     next[word::STEPS] = state[word::STEPS] + 1u32;
     next[word::FOUND] = 0u32;
     if skipped {
@@ -132,7 +141,7 @@ pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, at_border:
         // 1.0.
         next[word::FOUND] = 0x3F80_0000u32;
     }
-    if state[word::DYNAMIC] > 0u32 && !(skipped && at_border) {
+    if state[word::DYNAMIC] > 0u32 && !(skipped && spares) {
         let moves = count(state, next, skipped);
         if moves && skipped {
             let lowered = capped(state) * f32::from_bits(state[word::BACKOFF]);

@@ -10,7 +10,7 @@
 //! gradients.push(Tensor::<1>::from_floats([1.0, f32::INFINITY], &device));
 //!
 //! let status = inspect(gradients)?;
-//! scale = scale.advance(&status, None); // halved, if the gradients overflow; nothing is read
+//! scale = scale.advance(&status, None, &[]); // halved, if the gradients overflow; nothing is read
 //! assert_eq!(scale.read().scale, 32768.0);
 //! # Ok::<(), burn_amp_kernels::UnsupportedDType>(())
 //! ```
@@ -40,23 +40,39 @@ pub struct DeviceScale(Tensor<1>);
 impl DeviceScale {
     /// The state after a step with gradients of this status: skipped if any value was not finite. Does not wait for the device.
     ///
-    /// `border` is what was found where these gradients came to the border. If they were not finite there already, the scale is not the cause,
-    /// and it stays as it is.
+    /// `border` is what was found where these gradients came to the border, and `given` what was found where they left half precision again. If
+    /// they were not finite at the border already, the scale is not the cause, and it stays as it is. Nor is it where something was `given`, all
+    /// of it is finite, and nothing overflowed at the border.
     ///
     /// # Panics
     ///
     /// If the status is of another device, or of a backend without kernels.
     #[must_use]
-    pub fn advance(self, status: &Status, border: Option<&UnreadEvent>) -> Self {
+    pub fn advance(
+        self,
+        status: &Status,
+        border: Option<&UnreadEvent>,
+        given: &[UnreadEvent],
+    ) -> Self {
         let Some(rows) = status.rows.clone() else {
             return self;
         };
-        let border = border.and_then(|event| event.status.rows.clone());
-        let tensors = [self.0, rows].into_iter().chain(border);
+        let largest = border.map_or(f32::MAX, UnreadEvent::largest);
+        let rows_of = |event: &UnreadEvent| event.status.rows.clone();
+        let border = border.and_then(rows_of);
+        let mut given: Vec<_> = given.iter().filter_map(rows_of).collect();
+        if given.len() > 1 {
+            given = vec![Tensor::cat(given, 0)];
+        }
+        let given = given.into_iter().filter(|_| border.is_some());
+        let tensors = [self.0, rows]
+            .into_iter()
+            .chain(border.clone())
+            .chain(given);
         let tensors: Vec<_> = tensors.map(Tensor::into_dispatch).collect();
         let has_kernels = tensors.iter().all(has_kernels);
         assert!(has_kernels, "there is no kernel for this device");
-        let next = first::<Dispatch>(tensors, Job::Advance);
+        let next = first::<Dispatch>(tensors, Job::Advance { largest });
         Self(Tensor::from_dispatch(next))
     }
 

@@ -1,7 +1,11 @@
 use burn::{backend::DispatchTensor, tensor::Tensor};
 
+use crate::backends::is_flex;
+
 /// Floats of one tensor's row.
 pub(crate) const FIELDS: usize = 11;
+/// Which of them is the largest magnitude.
+pub(crate) const MAX_ABS: usize = 8;
 
 /// Counts are two floats, so that each is exact in f32 up to 2^44: in units of this, and the rest.
 pub(crate) const COUNT_BASE: u32 = 1 << 20;
@@ -43,7 +47,7 @@ pub(crate) fn decode(elements: &[u64], fields: impl Iterator<Item = f64>) -> Vec
             non_finite_before: count(2),
             non_finite,
             zeros: count(6),
-            max_abs: fields[8],
+            max_abs: fields[MAX_ABS],
             norm: row_norm(fields),
         }
     };
@@ -92,6 +96,16 @@ impl Status {
         Self { rows, elements }
     }
 
+    /// Whether all values were finite after scaling, where that is known without waiting: on Flex.
+    pub fn is_finite_now(&self) -> Option<bool> {
+        let rows = self.rows.clone()?;
+        if !is_known_now(&rows) {
+            return None;
+        }
+        let rows = decode(&self.elements, rows.into_data().iter());
+        Some(rows.iter().all(|row| row.non_finite == 0))
+    }
+
     /// The same, in memory of its own: for what is written again before it is read. Does not wait for the device.
     #[must_use]
     pub fn copied(&self) -> Self {
@@ -99,6 +113,12 @@ impl Status {
         own.rows = own.rows.map(copied);
         own
     }
+}
+
+/// Whether nothing is to be waited for to look at a tensor: on Flex.
+#[doc(hidden)]
+pub fn is_known_now<const D: usize>(tensor: &Tensor<D>) -> bool {
+    is_flex(&tensor.clone().into_dispatch())
 }
 
 /// A copy that shares no memory with the tensor.

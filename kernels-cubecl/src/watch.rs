@@ -1,7 +1,8 @@
-use burn::tensor::{FloatDType, bf16, f16};
+use burn::tensor::{Device, FloatDType, Tensor, bf16, f16};
 use std::sync::Arc;
 
-use crate::{Status, TensorStatus, status::decode};
+use crate::status::{decode, is_known_now};
+use crate::{Status, TensorList, TensorStatus, UnsupportedDType, inspect};
 
 /// A callback for what arrives at a [`watched_cast`](crate::watched_cast) in each backward pass through it.
 #[derive(Clone)]
@@ -13,6 +14,7 @@ pub(crate) enum Callback {
     /// Of the gradient; and of the tensor of the forward pass too, if that is to be looked at.
     Measured(Arc<dyn Fn(UnreadEvent) + Send + Sync>, bool),
     Arrived(Arc<dyn Fn() + Send + Sync>),
+    Passed(Arc<dyn Fn(PassedGradient) + Send + Sync>),
 }
 
 impl Watch {
@@ -30,6 +32,11 @@ impl Watch {
     pub fn of_gradient(callback: impl Fn(UnreadEvent) + Send + Sync + 'static) -> Self {
         Self(Callback::Measured(Arc::new(callback), false))
     }
+
+    /// As [`of_arrival`](Self::of_arrival), and gives `callback` the gradient, to be measured later or never.
+    pub fn of_passing(callback: impl Fn(PassedGradient) + Send + Sync + 'static) -> Self {
+        Self(Callback::Passed(Arc::new(callback)))
+    }
 }
 
 impl std::fmt::Debug for Watch {
@@ -38,16 +45,74 @@ impl std::fmt::Debug for Watch {
     }
 }
 
-/// A gradient that crossed a [`watched_cast`](crate::watched_cast) on its way back, measured and still on the device.
+/// A gradient on its way through a [`watched_cast`](crate::watched_cast), as it arrived there. Holds its memory until it is dropped.
 #[derive(Clone, Debug)]
-pub struct UnreadEvent {
+pub struct PassedGradient {
+    /// Of any rank.
+    pub(crate) gradient: Tensor<1>,
+    pub(crate) cast: Cast,
+}
+
+/// What a cast does to a gradient.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cast {
     pub(crate) factor: f64,
     /// Whether there is more of it, in a tensor.
     pub(crate) is_ratio: bool,
     /// Of the cast's input.
     pub(crate) dtype: FloatDType,
-    /// Of the gradient, and of the forward pass's tensor, if that was looked at.
+    /// The cast's input, by its number among all tensors that require gradients.
+    pub(crate) node: u64,
+}
+
+impl PassedGradient {
+    /// The number of its values.
+    pub fn elements(&self) -> usize {
+        self.gradient.shape().num_elements()
+    }
+
+    /// Where it is.
+    pub fn device(&self) -> Device {
+        self.gradient.device()
+    }
+
+    /// Whether nothing is to be waited for to measure it.
+    pub fn is_known_now(&self) -> bool {
+        is_known_now(&self.gradient)
+    }
+
+    /// The number of the tensor that was cast among all that require gradients: those that are made later have higher ones.
+    pub fn node(&self) -> u64 {
+        self.cast.node
+    }
+
+    /// Measures gradients of one device, cast in the same way, in one pass: as one event. None of an empty list. Does not wait for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`UnsupportedDType`], as [`inspect`].
+    pub fn measure(gradients: Vec<Self>) -> Result<Option<UnreadEvent>, UnsupportedDType> {
+        let Some(cast) = gradients.first().map(|gradient| gradient.cast) else {
+            return Ok(None);
+        };
+        let mut list = TensorList::new();
+        (gradients.into_iter()).for_each(|gradient| list.push(gradient.gradient));
+        Ok(Some(UnreadEvent {
+            cast,
+            status: inspect(list)?,
+            has_output: false,
+        }))
+    }
+}
+
+/// A gradient that crossed a [`watched_cast`](crate::watched_cast) on its way back, or several that left one scope, measured and still on the
+/// device.
+#[derive(Clone, Debug)]
+pub struct UnreadEvent {
+    pub(crate) cast: Cast,
+    /// Of each gradient, and then of the forward pass's tensor, if that was looked at.
     pub(crate) status: Status,
+    pub(crate) has_output: bool,
 }
 
 /// What was found in an [`UnreadEvent`]. Host values.
@@ -68,7 +133,7 @@ pub struct EventStatus {
 }
 
 impl UnreadEvent {
-    /// Reads what was found: waits for the device, for one transfer of 44 or 88 bytes. None if the device cannot be read here.
+    /// Reads what was found: waits for the device, for one transfer of 44 bytes a tensor. None if the device cannot be read here.
     /// Of a factor with a tensor, the ratio alone counts: [`Reading::wait`](crate::Reading::wait) takes the rest.
     pub fn read(self) -> Option<EventStatus> {
         let rows = self.read_rows()?;
@@ -82,6 +147,11 @@ impl UnreadEvent {
         Some((rows.next()?, rows.next()))
     }
 
+    /// The number of the tensor that was cast, as that of a [`PassedGradient`].
+    pub fn node(&self) -> u64 {
+        self.cast.node
+    }
+
     fn read_rows(&self) -> Option<Vec<TensorStatus>> {
         let data = self.status.rows.clone()?.into_data_async();
         let data = burn_std::reader::try_read_sync(data)?.ok()?;
@@ -90,23 +160,39 @@ impl UnreadEvent {
 
     /// What rows say, if the factor's tensor was `scale`.
     pub(crate) fn status(&self, rows: &[TensorStatus], scale: f64) -> Option<EventStatus> {
-        let (gradient, output) = (rows.first()?, rows.get(1));
-        let scale = if self.is_ratio { scale } else { 1.0 };
-        let factor = (self.factor * scale).abs();
+        let count = rows.len() - usize::from(self.has_output);
+        let (gradients, output) = rows.split_at_checked(count)?;
+        let max_abs = |gradient: &TensorStatus| gradient.max_abs;
+        let max_abs = gradients.iter().map(max_abs).reduce(f64::max)?;
+        let scale = if self.cast.is_ratio { scale } else { 1.0 };
+        let factor = (self.cast.factor * scale).abs();
         // Rounded as the backward pass has rounded it.
-        let product = gradient.max_abs as f32 * factor as f32;
-        let overflow = match self.dtype {
+        let product = max_abs as f32 * factor as f32;
+        let overflow = match self.cast.dtype {
             FloatDType::F16 => f16::from_f32(product).is_infinite(),
             FloatDType::BF16 => bf16::from_f32(product).is_infinite(),
             _ => product.is_infinite(),
         };
+        let is_finite = |row: &TensorStatus| row.non_finite == 0;
+        let norms = gradients.iter().map(|gradient| gradient.norm);
         Some(EventStatus {
-            output_finite: output.is_none_or(|output| output.non_finite == 0),
-            gradient_finite: gradient.non_finite == 0,
+            output_finite: output.iter().all(is_finite),
+            gradient_finite: gradients.iter().all(is_finite),
             overflow,
-            max_abs: gradient.max_abs * factor,
-            norm: gradient.norm * factor,
-            elements: gradient.elements,
+            max_abs: max_abs * factor,
+            norm: norms.fold(0.0, f64::hypot) * factor,
+            elements: gradients.iter().map(|gradient| gradient.elements).sum(),
         })
+    }
+
+    /// From which magnitude on a gradient is infinite after the cast, before its factor's tensor has multiplied it.
+    pub(crate) fn largest(&self) -> f32 {
+        let largest = match self.cast.dtype {
+            // Halfway to what comes after the largest value.
+            FloatDType::F16 => 65520.0,
+            FloatDType::BF16 => f32::from_bits(0x7F7F_8000),
+            _ => f32::MAX,
+        };
+        largest / self.cast.factor.abs() as f32
     }
 }

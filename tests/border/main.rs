@@ -2,6 +2,8 @@
 
 mod beside_f32;
 mod calibrate;
+mod causes;
+mod causes_in_turn;
 mod identity;
 mod inputs;
 mod islands;

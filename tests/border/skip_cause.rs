@@ -179,7 +179,7 @@ fn thirty_bad_batches_leave_the_scale() {
             assert_eq!(step_on(&mut run, loss), expected);
         }
         let error = run.try_step(0.01, run.gradients(bad(&run))).unwrap_err();
-        let expected = format!("LossNotFinite {{ skips: 30, output_finite: {output_finite} }}");
+        let expected = format!("LossNotFinite {{ skips: 30, output_finite: {output_finite}, ");
         is_error(&error, &expected, [message]);
         let in_f32 = error.to_string().contains("run that layer `in_f32`");
         assert_eq!(in_f32, !output_finite);

@@ -76,7 +76,8 @@ pub(crate) enum Kernel {
     },
     /// Of the loss scale.
     Advance {
-        at_border: bool,
+        /// The rows of what came to the border, and of what left it.
+        border: usize,
     },
     /// Rows of an update.
     Decide {
@@ -106,7 +107,10 @@ impl fmt::Display for Shape {
             Kernel::MulCast { on_device } => ("mulcast".into(), on_device.then_some("on_device")),
             Kernel::Blend { in_place } => ("blend".into(), in_place.then_some("in_place")),
             Kernel::Update { rule } => (name(rule), None),
-            Kernel::Advance { at_border } => ("advance".into(), at_border.then_some("at_border")),
+            Kernel::Advance { border } => {
+                let and = [None, Some("at_border"), Some("given")];
+                ("advance".into(), and[border])
+            }
             Kernel::Decide { rule, clipped } => {
                 let name = format!("decide_{}", name(rule));
                 (name, clipped.then_some("clipped"))
@@ -193,9 +197,8 @@ impl Shape {
             add(Kernel::Update { rule }, (input, output), tensors, width);
         }
         let mut others = vec![Kernel::FinishStatus, Kernel::FinishHistogram];
-        for flag in [false, true] {
-            others.push(Kernel::Advance { at_border: flag });
-            let clipped = flag;
+        others.extend([0, 1, 2].map(|border| Kernel::Advance { border }));
+        for clipped in [false, true] {
             others.extend([SGD, ADAM, ADAMW].map(|rule| Kernel::Decide { rule, clipped }));
         }
         for kernel in others {
@@ -246,9 +249,9 @@ impl Shape {
                 let loads = [&[(input, tensors), floats(ROW)], &stores[..]].concat();
                 (loads, stores, 0)
             }
-            Kernel::Advance { at_border } => {
-                // Four counts of what is not finite.
-                let rows = 4 * (1 + usize::from(at_border));
+            Kernel::Advance { border } => {
+                // Four counts of what is not finite; the largest magnitude at the border.
+                let rows = 4 * (1 + border) + border.min(1);
                 (vec![floats(rows)], vec![], 0)
             }
             Kernel::Decide { rule, clipped } => {
@@ -321,9 +324,9 @@ impl Shape {
                     buffers(tensors), buffers(images), buffers(wide), buffer(), (), buffer(), (), (), width, rule, units, dtypes
                 )
             }
-            Kernel::Advance { at_border } => kernel!(
+            Kernel::Advance { border } => kernel!(
                 advance::Advance, 1;
-                buffer(), buffer(), buffers(usize::from(at_border)), buffer()
+                buffer(), buffer(), buffers(border), buffer(), ()
             ),
             Kernel::Decide { rule, clipped } => kernel!(
                 decide::Decide, finish::UNITS;

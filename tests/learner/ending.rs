@@ -210,6 +210,8 @@ fn a_failure_of_ones_own_ends_the_run() {
     let error = AmpError::LossNotFinite {
         skips: 1,
         output_finite: true,
+        parameter: None,
+        last_read: None,
     };
     let alone = amp.fail_run(error.clone());
     assert_eq!(alone, Err(error.clone()), "nobody listens");

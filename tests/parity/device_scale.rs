@@ -14,7 +14,7 @@ pub fn advancing() -> impl Fn(DeviceScale, bool) -> DeviceScale {
         list.push(Tensor::<1>::from_floats([last], &Device::default()));
         inspect(list).unwrap()
     });
-    move |state, skipped| state.advance(&statuses[usize::from(skipped)], None)
+    move |state, skipped| state.advance(&statuses[usize::from(skipped)], None, &[])
 }
 
 /// A schedule that a device can move, and the state that it begins in.

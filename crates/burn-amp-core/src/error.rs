@@ -42,20 +42,41 @@ pub enum AmpError {
     ///
     /// The step was counted as skipped. Parameters, optimizer state and loss scale are as they were.
     #[error(
-        "{}: {skips} steps in a row were skipped. The loss scale is not the cause. {}",
+        "{}: {skips} steps in a row were skipped. The loss scale is not the cause. {}{}. `amp.check` runs one loss, and `audit` (feature `report`) \
+         says which layer it is",
         if *output_finite { "the loss, or its gradient, is infinite or NaN" } else { "the model's output is infinite or NaN" },
         if *output_finite {
             "Look at the inputs, the learning rate and the loss"
         } else {
             "Inputs or parameters hold an infinity or a NaN, or a layer exceeds 65504, the largest value of f16 (a mask of -1e9, a sum over \
              many values): run that layer `in_f32`"
-        }
+        },
+        named(parameter.as_deref(), last_read.as_deref())
     )]
     LossNotFinite {
         /// Skipped steps in a row, this one included.
         skips: u64,
         /// Whether the output of the model, where it left half precision, was finite.
         output_finite: bool,
+        /// The path of the first parameter that is infinite or NaN itself; none if all are finite, or no module was at hand.
+        parameter: Option<String>,
+        /// The path of the parameter that was read last in a scope.
+        last_read: Option<String>,
+    },
+
+    /// Gradients were infinite or NaN in too many steps in a row, and every scope of `autocast` had given finite ones: nobody knows the cause.
+    ///
+    /// The step was counted as skipped. Parameters, optimizer state and loss scale are as they were.
+    #[error(
+        "the gradient of `{parameter}` is infinite or NaN, although all gradients that `autocast` gave are finite: {skips} steps in a row were \
+         skipped. It became so outside: in a layer or a penalty that is computed in f32 outside of all scopes (the root of a norm that is 0), in \
+         code that changes gradients, or on another rank before they were summed. The loss scale stays where it is"
+    )]
+    UnknownCause {
+        /// Skipped steps in a row, those for a bad loss and this one included.
+        skips: u64,
+        /// The path of the first parameter, in the module's order, whose gradient is infinite or NaN.
+        parameter: String,
     },
 
     /// A step cannot be captured, because a replay would repeat what was true when it was captured. Model and optimizer are as they were.
@@ -476,6 +497,17 @@ impl AmpError {
     pub fn foreign(origin: impl Into<String>, reason: impl Into<String>) -> Self {
         let (origin, reason) = (origin.into(), reason.into());
         Self::ForeignRecord { origin, reason }
+    }
+}
+
+/// What is known of where a loss became infinite or NaN.
+fn named(parameter: Option<&str>, last_read: Option<&str>) -> String {
+    match (parameter, last_read) {
+        (Some(path), _) => format!(
+            ". The parameter `{path}` itself is infinite or NaN: go back to a record of before"
+        ),
+        (None, Some(path)) => format!(". The parameter read last in `autocast` is `{path}`"),
+        (None, None) => String::new(),
     }
 }
 

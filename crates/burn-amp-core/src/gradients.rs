@@ -1,6 +1,7 @@
 //! Typed gradients: [`ScaledGradients`] carry the loss scale, [`UnscaledGradients`] do not.
 
 pub(crate) mod clip;
+mod culprit;
 pub(crate) mod entries;
 pub(crate) mod pass;
 pub(crate) mod running_statistics;
@@ -124,6 +125,16 @@ impl UnscaledGradients {
         let entries = self.entries.iter().filter(|_| self.is_measured);
         let counts = entries.map(|entry| (entry.path.as_str(), entry.status.non_finite));
         counts.filter(|(_, count)| *count > 0)
+    }
+
+    /// Whether a value of those that overflow is NaN. Waits for the device.
+    pub(crate) fn has_nan(&self) -> bool {
+        let bad = self
+            .entries
+            .iter()
+            .filter(|entry| entry.status.non_finite > 0);
+        let mut values = bad.filter_map(|entry| entry.get(&self.params)?.flat());
+        values.any(|values| values.is_nan().any().into_scalar::<bool>())
     }
 
     /// What is in each gradient, in the order of the entries. If that is not known, waits for the device, and makes the

@@ -370,9 +370,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// A call that was refused before it began.
-    fn refused<M>(&self, module: M, error: AmpError) -> StepError<M> {
+    fn refused<M: Module>(&self, module: M, error: AmpError) -> StepError<M> {
         self.scaler.account().begin_call();
         self.scaler.enter();
+        let error = error.with_culprit(&module);
         StepError::new(module, error)
     }
 

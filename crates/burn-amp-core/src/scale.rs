@@ -10,3 +10,4 @@ pub(crate) mod loss_scale;
 pub(crate) mod regions;
 pub(crate) mod rehearsal;
 pub(crate) mod rescale;
+pub(crate) mod untested;

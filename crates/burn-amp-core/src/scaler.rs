@@ -30,6 +30,7 @@
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use burn_amp_kernels::DeviceScale;
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::sync::{Arc, MutexGuard, Once};
 
 mod accumulate;
@@ -50,7 +51,7 @@ use crate::border::open::SCALES_GRADIENTS;
 use crate::gradients::entries::{Entries, LOW_RANK, measure};
 use crate::gradients::running_statistics::{Buffers, Statistics};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients};
-use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
+use crate::scale::loss_scale::{GradScalerConfig, LossScale, SkipCause, StepOutcome};
 use crate::scaler::iteration::{Iteration, PendingFindings};
 use crate::{
     border::mixed_precision::MixedPrecision, error::AmpError, gradients::status::GradientStatus,
@@ -337,7 +338,7 @@ impl GradScaler {
             }
             StepGradients::Plain(grads) => self.test_plain(grads, entries)?,
         };
-        Ok(self.explained(tested))
+        Ok(self.explained(tested, None))
     }
 
     /// Tests gradients that are not scaled, as they are: those of Burn's own `backward`.
@@ -393,12 +394,26 @@ impl GradScaler {
         }
     }
 
-    /// Adds the cause of a skip, if the gradients overflow.
-    fn explained(&self, mut grads: UnscaledGradients) -> UnscaledGradients {
-        match grads.skips() {
-            true => grads.finding.cause = self.live().cause_of_skip(grads.overflows()),
-            false => self.live().read_wanted(),
+    /// Adds the cause of a skip, if the gradients overflow: of a window by what came to the border in it.
+    fn explained(
+        &self,
+        mut grads: UnscaledGradients,
+        window: Option<VecDeque<BorderEvent>>,
+    ) -> UnscaledGradients {
+        let live = self.live();
+        match (grads.skips(), window) {
+            (true, Some(events)) => grads.finding.cause = live.cause_of(events, grads.overflows()),
+            (true, None) => grads.finding.cause = live.cause_of_skip(grads.overflows()),
+            (false, window) => {
+                live.events.restore_window(window.unwrap_or_default());
+                live.read_wanted();
+            }
         }
+        // An infinity that no scope gave may be another rank's overflow: it lowers the scale, as with PyTorch. A NaN may be of any loss.
+        if grads.finding.cause == SkipCause::Unknown && !grads.has_nan() {
+            grads.finding.cause = SkipCause::Scale;
+        }
+        live.note_test();
         self.show(&grads);
         grads
     }
@@ -464,7 +479,7 @@ impl GradScaler {
     pub fn reset(&mut self) {
         let schedule = self.schedule().restarted();
         self.restart_at(StepCounters::default());
-        self.live().set_schedule(schedule);
+        self.live().restart_at(schedule);
         self.live().regions().restart();
         self.show_loaded();
     }
@@ -516,8 +531,7 @@ impl GradScaler {
                 self.live().read_measures();
             }
             let scale = self.schedule().scale();
-            let arrived =
-                || self.watch.any(|loss| loss != 0.0) || self.live().events.take_arrived();
+            let arrived = || self.watch.any(|loss| loss != 0.0) || self.live().have_arrived();
             if !self.live().is_idle() {
                 (self.account()).warn_of_zeros(grads.status(), scale, arrived);
             }

@@ -9,7 +9,7 @@ use std::any::Any;
 
 use crate::ops::{AmpOps, CastOps, Job, TensorVec, first};
 use crate::status::Status;
-use crate::watch::{Callback, UnreadEvent, Watch};
+use crate::watch::{Callback, Cast, PassedGradient, UnreadEvent, Watch};
 
 impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<B, C> {
     fn amp_cast(
@@ -64,32 +64,44 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
         grads: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
+        let node = ops.parents[0].as_ref().map_or(0, |parent| parent.id.value);
         unary::<B, _>(ops.parents, ops.node, grads, |grad| {
-            ops.state.backward(grad)
+            ops.state.backward(grad, node)
         });
     }
 }
 
 impl<B: Backend + AmpOps> State<B> {
-    fn backward(self, grad: FloatTensor<B>) -> FloatTensor<B> {
+    fn backward(self, grad: FloatTensor<B>, node: u64) -> FloatTensor<B> {
         let (dtype, factor) = (self.from, self.factor);
+        let cast = Cast {
+            factor,
+            is_ratio: !self.scale.is_empty(),
+            dtype,
+            node,
+        };
         match self.watch.map(|watch| watch.0) {
             Some(Callback::Measured(callback, _)) => {
                 let tensors: Vec<_> = [grad.clone()].into_iter().chain(self.input).collect();
                 let count = |tensor: &FloatTensor<B>| tensor.shape().num_elements() as u64;
-                let (elements, edge) = (tensors.iter().map(count).collect(), f32::INFINITY);
+                let elements: Vec<_> = tensors.iter().map(count).collect();
+                let edge = f32::INFINITY;
                 let rows = dispatched::<B>(first::<B>(tensors, Job::Inspect { edge }));
                 // Elsewhere it cannot be read.
                 if rows.is_some() {
                     callback(UnreadEvent {
-                        factor,
-                        is_ratio: !self.scale.is_empty(),
-                        dtype,
+                        cast,
+                        has_output: elements.len() > 1,
                         status: Status { rows, elements },
                     });
                 }
             }
             Some(Callback::Arrived(callback)) => callback(),
+            Some(Callback::Passed(callback)) => {
+                if let Some(gradient) = dispatched::<B>(grad.clone()) {
+                    callback(PassedGradient { gradient, cast });
+                }
+            }
             None => {}
         }
         // A watch alone.

@@ -33,7 +33,7 @@ pub(super) fn by_burn<B: Backend>() -> Kernels<FloatTensor<B>> {
         blend: blend::<B>,
         mul_cast: mul_cast::<B>,
         update: |_, _, _| unreachable!("{NONE}"),
-        advance: |_, _| unreachable!("{NONE}"),
+        advance: |_, _, _| unreachable!("{NONE}"),
         decide: |_, _, _| unreachable!("{NONE}"),
     }
 }

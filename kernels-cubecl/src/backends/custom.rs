@@ -20,7 +20,7 @@ impl Job {
             Self::Blend { keep, add } => ("amp::blend", [keep, add]),
             Self::MulCast { factor, .. } => ("amp::mul_cast", [factor, 0.0]),
             Self::Update { rule } => ("amp::update", [rule.number().into(), 0.0]),
-            Self::Advance => ("amp::advance", [0.0; 2]),
+            Self::Advance { largest } => ("amp::advance", [largest.into(), 0.0]),
             Self::Decide { rule } => ("amp::decide", [rule.number().into(), 0.0]),
         }
     }
@@ -29,6 +29,7 @@ impl Job {
     pub(super) fn all(dtype: FloatDType, [first, second]: [f64; 2]) -> [Self; 8] {
         let (keep_dtype, edge) = (first != 0.0, second as f32);
         let (keep, add, factor) = (first, second, first);
+        let largest = first as f32;
         let rule = UpdateRule::of_number(first as u8);
         [
             Self::Unscale { keep_dtype, edge },
@@ -37,7 +38,7 @@ impl Job {
             Self::Blend { keep, add },
             Self::MulCast { dtype, factor },
             Self::Update { rule },
-            Self::Advance,
+            Self::Advance { largest },
             Self::Decide { rule },
         ]
     }
@@ -65,7 +66,7 @@ impl Job {
             }
             Self::Inspect { .. } => vec![flat(inputs.len() * FIELDS)],
             Self::Histogram => vec![flat(2 * BINS)],
-            Self::Blend { .. } | Self::Advance => vec![like(first)],
+            Self::Blend { .. } | Self::Advance { .. } => vec![like(first)],
             Self::MulCast { dtype, .. } => vec![(first.shape.clone(), dtype.into())],
             Self::Update { rule } => {
                 let parameters = rule.parameters(inputs, |tensor| tensor.dtype);

@@ -76,6 +76,21 @@ pub(crate) fn is_cube(tensor: &DispatchTensor) -> bool {
     }
 }
 
+/// Whether a tensor is on Flex, which has done its work when it returns: looking at it waits for nothing.
+pub(crate) fn is_flex(tensor: &DispatchTensor) -> bool {
+    #[allow(unreachable_patterns)]
+    let kind = match &tensor.kind {
+        DispatchTensorKind::Autodiff(inner) => inner,
+        kind => kind,
+    };
+    #[allow(unreachable_patterns)]
+    match kind {
+        #[cfg(feature = "flex")]
+        DispatchTensorKind::Flex(_) => true,
+        _ => false,
+    }
+}
+
 impl BufferAddress {
     /// That of a tensor; none on devices that do not say. Hands over what the device has queued, and does not wait for it.
     pub fn of(tensor: DispatchTensor) -> Option<Self> {

@@ -5,22 +5,37 @@ use cubecl::prelude::*;
 use crate::step::{ROW, UNDECIDED, column};
 use crate::{UpdateRule, clip::clip_factor, rule, status::FIELDS};
 
-/// Counts a step with gradients of these rows, and moves the scale: one unit. `border` has nothing, or the rows of what came to the border.
+/// Counts a step with gradients of these rows, and moves the scale: one unit. `border` has nothing, or the rows of what came to the border, and
+/// then maybe those of what left it again; `largest` over the scale overflows there.
 #[cube(launch_unchecked)]
 #[allow(clippy::manual_memcpy, clippy::len_zero)] // what CubeCL has
-pub fn advance(state: &[u32], rows: &[f32], border: &Sequence<Box<[f32]>>, next: &mut [u32]) {
+pub fn advance(
+    state: &[u32],
+    rows: &[f32],
+    border: &Sequence<Box<[f32]>>,
+    next: &mut [u32],
+    largest: f32,
+) {
     let mut skipped = false.runtime();
     for row in 0..rows.len() / FIELDS {
         skipped = skipped || rule::is_bad(rows, row);
     }
-    let mut at_border = false.runtime();
+    let mut spares = false.runtime();
     if comptime!(border.len() > 0) {
-        at_border = rule::is_bad(&border[0], 0usize);
+        let mut given = true.runtime();
+        if comptime!(border.len() > 1) {
+            let rows = &border[1];
+            given = false;
+            for row in 0..rows.len() / FIELDS {
+                given = given || rule::is_bad(rows, row);
+            }
+        }
+        spares = rule::spares(&border[0], given, state, largest);
     }
     for at in 0..state.len() {
         next[at] = state[at];
     }
-    rule::advance(state, next, skipped, at_border);
+    rule::advance(state, next, skipped, spares);
 }
 
 /// Decides rows of an update, a unit for each.

@@ -160,6 +160,28 @@ impl Open {
         Watch::of_gradient(move |event| amp.live().add_event(place.clone(), event))
     }
 
+    /// Keeps gradients that go from half precision to f32, or come back from there, in steps.
+    fn watch_passing(
+        &self,
+        place: fn(u64, Option<Arc<OpenRegion>>) -> EventPlace,
+    ) -> Option<Watch> {
+        let is_watched = self.amp.is_scaled() && self.dry.is_none();
+        let amp = is_watched.then(|| self.amp.clone())?;
+        let place = place(self.number, self.region.clone());
+        Some(Watch::of_passing(move |gradient| {
+            amp.live().keep_gradient(place.clone(), gradient);
+        }))
+    }
+
+    /// The same of a part in f32 inside. Elsewhere than on Flex it would be one more launch, beside what Fusion makes one kernel of.
+    fn watch_island(
+        &self,
+        tensor: &AnyTensor,
+        place: fn(u64, Option<Arc<OpenRegion>>) -> EventPlace,
+    ) -> Option<Watch> {
+        self.watch_passing(place).filter(|_| tensor.is_known_now())
+    }
+
     /// Takes a tensor of one side to another, one of which is that of this scope. The watch is not asked in a dry run, which measures by
     /// itself.
     pub(crate) fn cross(
@@ -181,7 +203,7 @@ impl Open {
     }
 
     /// Takes a tensor in that is not of the scope.
-    pub(crate) fn take_in(&self, tensor: AnyTensor) -> AnyTensor {
+    fn take_in(&self, tensor: AnyTensor, watch: Option<Watch>) -> AnyTensor {
         let dtype = tensor.dtype();
         if is_half(dtype) && tensor.is_tracked() {
             // On its way back its gradient would be rounded to half precision without the scale.
@@ -192,7 +214,7 @@ impl Open {
             self.refuse(error);
         }
         self.note(&tensor);
-        self.cross(&Side::OUTSIDE, &self.side, tensor, None)
+        self.cross(&Side::OUTSIDE, &self.side, tensor, watch.as_ref())
     }
 
     /// Takes a tensor in that may be of another side.
@@ -202,13 +224,13 @@ impl Open {
         tensor: AnyTensor,
         watch: Option<&Watch>,
     ) -> AnyTensor {
-        match from.holds(tensor.dtype()) {
-            true => {
-                self.note(&tensor);
-                self.cross(from, &self.side, tensor, watch)
-            }
-            false => self.take_in(tensor),
+        let left = self.watch_passing(EventPlace::Left);
+        if !from.holds(tensor.dtype()) {
+            return self.take_in(tensor, left);
         }
+        self.note(&tensor);
+        let left = left.as_ref().filter(|_| from.is_outside());
+        self.cross(from, &self.side, tensor, watch.or(left))
     }
 
     /// Notes what a tensor that comes in brings with it.
@@ -219,10 +241,21 @@ impl Open {
     }
 
     /// Takes a tensor in, unless it is of the scope already.
+    pub(crate) fn take(&self, tensor: AnyTensor) -> AnyTensor {
+        match self.side.holds(tensor.dtype()) {
+            true => tensor,
+            false => self.take_in(tensor, self.watch_passing(EventPlace::Left)),
+        }
+    }
+
+    /// As [`take`](Self::take), of what a part in f32 has made inside.
     pub(crate) fn take_back(&self, tensor: AnyTensor) -> AnyTensor {
         match self.side.holds(tensor.dtype()) {
             true => tensor,
-            false => self.take_in(tensor),
+            false => {
+                let watch = self.watch_island(&tensor, EventPlace::Left);
+                self.take_in(tensor, watch)
+            }
         }
     }
 
@@ -230,14 +263,18 @@ impl Open {
     pub(crate) fn take_parameter(&self, path: &Arc<str>, base: AnyTensor) -> AnyTensor {
         self.note(&base);
         let is_scaled = self.side.scale != 1.0 || self.side.device_step.is_some();
-        let watch = (base.is_tracked() && is_scaled).then(|| {
-            let (notes, path) = (self.notes.clone(), path.clone());
-            Watch::of_arrival(move || {
-                if let Some(notes) = ScopeNotes::running(notes.clone()) {
+        let is_step = self.amp.is_scaled() && self.dry.is_none();
+        let watch = (base.is_tracked() && (is_scaled || is_step)).then(|| {
+            let place = EventPlace::Parameter(self.number, self.region.clone());
+            let (notes, path, amp) = (self.notes.clone(), path.clone(), self.amp.clone());
+            Watch::of_passing(move |gradient| {
+                if is_scaled && let Some(notes) = ScopeNotes::running(notes.clone()) {
                     let mut notes = locked(&notes);
                     let parameter = path.to_string();
                     let error = AmpError::BackwardInside { parameter };
                     notes.refused.get_or_insert(error);
+                } else if is_step {
+                    amp.live().keep_gradient(place.clone(), gradient);
                 }
             })
         });
@@ -270,7 +307,10 @@ impl Open {
     /// Lets a tensor out for a region in f32, which comes back.
     pub(crate) fn widen(&self, tensor: AnyTensor) -> AnyTensor {
         match self.side.holds(tensor.dtype()) {
-            true => self.cross(&self.side, &Side::OUTSIDE, tensor, None),
+            true => {
+                let watch = self.watch_island(&tensor, EventPlace::Return);
+                self.cross(&self.side, &Side::OUTSIDE, tensor, watch.as_ref())
+            }
             false => tensor.cast(FloatDType::F32),
         }
     }

@@ -255,6 +255,8 @@ impl MixedPrecision {
         let enclosing = here.open.clone().filter(|_| outer.is_some());
         locked(&open.notes).outer = enclosing.as_ref().map(|open| open.notes.clone());
         let is_inside = here.is_inside && (outer.is_some() || here.open.is_none());
+        // Inside half precision that has a scale, what is around this sees what comes.
+        let is_seen = here.is_inside && outer.is_some();
         let frame = Frame {
             open: Some(open.clone()),
             is_inside: is_inside || self.is_scaled(),
@@ -262,9 +264,14 @@ impl MixedPrecision {
             ..here
         };
         let result = frame.run(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
-        locked(&open.notes).is_closed = true;
+        let mut notes = locked(&open.notes);
+        notes.is_closed = true;
+        if let Some(path) = notes.last_read.clone().filter(|_| open.dry.is_none()) {
+            self.live().note_read(path);
+        }
+        drop(notes);
         let output = result.map_err(|panic| explain(self, &open, panic))?;
-        let is_watched = self.is_scaled() && !is_inside && open.dry.is_none();
+        let is_watched = self.is_scaled() && !is_seen && open.dry.is_none();
         let watch = is_watched.then(|| open.watch_scope());
         let outside = outer.as_ref().unwrap_or(&Side::OUTSIDE);
         let output = cast_each(output, |tensor| {
@@ -291,7 +298,7 @@ impl MixedPrecision {
     /// gradients.
     pub fn cast<T: CastFloat>(&self, value: T) -> T {
         match innermost() {
-            Some(open) => cast_each(value, |tensor| open.take_back(tensor)),
+            Some(open) => cast_each(value, |tensor| open.take(tensor)),
             None => cast_each(value, |tensor| tensor.cast(self.dtype())),
         }
     }

@@ -116,6 +116,7 @@ impl Account {
                     self.record_bad_loss(purpose, schedule, output_finite)
                 }
                 SkipCause::OtherScale => self.record_other_scale(purpose, schedule),
+                SkipCause::Unknown => self.record_unknown(purpose, schedule, parameter),
             },
             (None, Some(rejection)) => self.record_rejected(schedule, rejection),
             (None, None) => {
@@ -276,6 +277,8 @@ impl Account {
         limit(schedule, skips, || AmpError::LossNotFinite {
             skips,
             output_finite,
+            parameter: None,
+            last_read: None,
         })?;
         let what = match output_finite {
             true => "the gradient of the loss is infinite or NaN",
@@ -284,6 +287,28 @@ impl Account {
         let skip = purpose.skip();
         warn!(
             "{skip}: {what}, {skips} in a row; the loss scale stays. Look at the inputs of this step"
+        );
+        Ok(())
+    }
+
+    fn record_unknown(
+        &mut self,
+        purpose: Purpose,
+        schedule: &LossScale,
+        parameter: &str,
+    ) -> Result<(), AmpError> {
+        self.counters.bad_losses += 1;
+        self.counters.bad_losses_in_a_row += 1;
+        self.counters.unknown_causes += 1;
+        let skips = self.counters.bad_losses_in_a_row;
+        limit(schedule, skips, || AmpError::UnknownCause {
+            skips,
+            parameter: parameter.to_string(),
+        })?;
+        let skip = purpose.skip();
+        warn!(
+            "{skip}: the gradient of `{parameter}` is infinite or NaN, although all that `autocast` gave is finite, {skips} in a row; the loss scale \
+             stays. It became so outside of all scopes"
         );
         Ok(())
     }

@@ -24,6 +24,8 @@ pub struct StepCounters {
     #[serde(skip_serializing_if = "is_default")]
     pub(super) bad_losses_in_a_row: u64,
     #[serde(skip_serializing_if = "is_default")]
+    pub(super) unknown_causes: u64,
+    #[serde(skip_serializing_if = "is_default")]
     guarded: u64,
     #[serde(skip_serializing_if = "is_default")]
     pub(super) guarded_in_a_row: u64,
@@ -63,10 +65,16 @@ impl StepCounters {
     }
 
     /// Skipped steps, dropped micro-batches and discarded gradients of which the loss scale is not the cause: the gradient of the
-    /// loss was infinite or NaN. They are among [`skipped`](Self::skipped), [`dropped`](Self::dropped) and
+    /// loss was infinite or NaN, or the cause is [not known](Self::unknown_causes). They are among [`skipped`](Self::skipped), [`dropped`](Self::dropped) and
     /// [`discarded`](Self::discarded).
     pub fn bad_losses(&self) -> u64 {
         self.bad_losses
+    }
+
+    /// Those of [`bad_losses`](Self::bad_losses) whose cause is not known: every scope of `autocast` gave finite gradients, and they became infinite
+    /// or NaN outside, before they came to the optimizer. A penalty in f32 or another rank may have done it.
+    pub fn unknown_causes(&self) -> u64 {
+        self.unknown_causes
     }
 
     /// Iterations in a row, up to the present one, in which a step was skipped because the loss scale (or that of another handle) was too high, or micro-batches in a row
@@ -107,6 +115,7 @@ impl StepCounters {
             self.skipped_windows,
             self.bad_losses,
             self.bad_losses_in_a_row,
+            self.unknown_causes,
             self.guarded,
             self.guarded_in_a_row,
         ];
@@ -129,6 +138,7 @@ impl StepCounters {
             dropped: self.dropped.saturating_add(later.dropped),
             discarded: self.discarded.saturating_add(later.discarded),
             bad_losses: self.bad_losses.saturating_add(later.bad_losses),
+            unknown_causes: self.unknown_causes.saturating_add(later.unknown_causes),
             guarded: self.guarded.saturating_add(later.guarded),
             ..later
         }

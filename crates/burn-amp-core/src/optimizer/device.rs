@@ -3,7 +3,7 @@
 use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams};
-use burn_amp_kernels::{Status, TensorList, UnreadEvent, can_update, inspect};
+use burn_amp_kernels::{Status, TensorList, can_update, inspect};
 use std::{collections::VecDeque, sync::Arc, thread};
 
 use super::{ScaledOptimizer, refused};
@@ -77,8 +77,8 @@ type Start = (Inspected, Arc<DeviceStep>);
 #[derive(Clone)]
 pub(crate) struct Inspected {
     pub(super) entries: Vec<Entry>,
-    /// Where they came to the border.
-    pub(super) event: Option<BorderEvent>,
+    /// Where they came to the border, and left it.
+    pub(super) events: Vec<BorderEvent>,
     /// What is in them; nobody has read it.
     pub(super) status: Status,
 }
@@ -88,8 +88,17 @@ impl Inspected {
         self.entries.iter().map(|entry| entry.id)
     }
 
-    pub(super) fn at_border(&self) -> Option<&UnreadEvent> {
-        self.event.as_ref()?.unread()
+    /// The loss scale after them.
+    pub(super) fn advance(&self, scale: &DeviceStep) -> DeviceStep {
+        let of = |scopes: bool| {
+            let events = self
+                .events
+                .iter()
+                .filter(move |event| event.is_scope() == scopes);
+            events.filter_map(BorderEvent::unread)
+        };
+        let given: Vec<_> = of(false).cloned().collect();
+        scale.advance(&self.status, of(true).next(), &given)
     }
 }
 
@@ -159,13 +168,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Adds a step in flight.
     pub(super) fn push(&self, inspected: Inspected, resolution: Resolution) {
-        let events = inspected.at_border().cloned().into_iter().collect();
+        let events = inspected.events.iter().filter_map(BorderEvent::unread);
+        let events = events.cloned().collect();
         let run = self.flight.run.as_ref().map(|(run, _)| run.clone());
         let run = run.unwrap_or_default();
         let step = PendingStep {
             entries: inspected.entries,
             reading: inspected.status.start(events),
-            event: inspected.event,
+            events: inspected.events,
             clip: self.options.clip.clone(),
             number: run.next_number(),
             run,
@@ -195,17 +205,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             self.resolve();
             return Err(error);
         }
-        // Of this step's own backward pass.
-        let events = self.scaler.live().events.take();
         self.resolve_dropped()?;
         let start = match grads {
             StepGradients::Plain(grads) if self.why_host().is_none() => {
-                self.start(lr, module, grads, &events)
+                self.start(lr, module, grads)
             }
             _ => None,
         };
         if start.is_none() {
-            self.scaler.live().events.restore(events);
             self.synchronize()?;
         }
         Ok(start)
@@ -223,7 +230,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.scaler.check_scopes();
         self.options.loss = None;
         self.options.clip.limit(&mut grads, &inspected.entries);
-        let next = Arc::new(device_step.advance(&inspected.status, inspected.at_border()));
+        let next = Arc::new(inspected.advance(&device_step));
         let in_flight = &self.scaler.live().in_flight;
         in_flight.set_device_step(Some(next.clone()));
         let how = Update::decided_by(&next, lr);
@@ -286,30 +293,47 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lr: &ModuleLearningRate,
         module: &M,
         grads: &GradientsParams,
-        events: &VecDeque<BorderEvent>,
     ) -> Option<Start> {
-        let (entries, event, pass) = self.find_gradients(lr, module, grads, events).ok()?;
+        let live = self.scaler.live().clone();
+        let events = live.events.of_step(live.tested());
+        let has_islands = events.iter().any(BorderEvent::is_return);
+        let (entries, mut events, pass) = self.find_gradients(lr, module, grads, events).ok()?;
         // None where a hook has to see the gradients.
         let of_module = || distinct_parameters(module);
         let (hooks, ..) = self.options.hooks.judge(None, None, &of_module).ok()??;
         let device_step = self.device_step(&entries)?;
+        let status = inspect(pass).ok()?;
+        match status.is_finite_now() {
+            // What was given explains nothing.
+            Some(true) => events.retain(BorderEvent::is_scope),
+            // The order in which gradients have passed the islands says more, and so does what is in them.
+            Some(false) if has_islands || !BorderEvent::explain(&events) => return None,
+            _ => {
+                events = events
+                    .into_iter()
+                    .filter_map(BorderEvent::measured)
+                    .collect()
+            }
+        }
+        // They go with the step.
+        live.events.clear(live.note_test());
+        self.options.hooks = hooks;
         let inspected = Inspected {
             entries,
-            event,
-            status: inspect(pass).ok()?,
+            events,
+            status,
         };
-        self.options.hooks = hooks;
         Some((inspected, device_step))
     }
 
-    /// The gradients of a step that the device can decide, and where they came to the border; or why it cannot.
+    /// The gradients of a step that the device can decide, and where they came to the border, and left it; or why it cannot.
     pub(super) fn find_gradients<M: Module>(
         &self,
         lr: &ModuleLearningRate,
         module: &M,
         grads: &GradientsParams,
-        events: &VecDeque<BorderEvent>,
-    ) -> Result<(Vec<Entry>, Option<BorderEvent>, TensorList), AmpError> {
+        events: VecDeque<BorderEvent>,
+    ) -> Result<(Vec<Entry>, Vec<BorderEvent>, TensorList), AmpError> {
         // What is refused is refused by the step that waits.
         let entries = Entries::find(parameters(module), Some(grads), None, Some(lr))?;
         let buffers = self.scaler.buffers.running(module, entries.buffers);
@@ -327,8 +351,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let pass = pass.ok_or_else(|| refused("the gradients are not all on one device"))?;
         let several =
             "gradients come from several scopes, or from `rescaled` regions whose factors move";
-        let event = BorderEvent::single(events).ok_or_else(|| refused(several))?;
-        Ok((entries, event, pass))
+        let events = BorderEvent::single(events).ok_or_else(|| refused(several))?;
+        Ok((entries, events, pass))
     }
 
     /// Refuses gradients that no device steps with, whatever is in them.
@@ -405,7 +429,7 @@ mod tests {
             grads.register(param.id, zero.clone());
         }
         let optim = ScaledOptimizer::new(AdamConfig::new().init(), &MixedPrecision::f16());
-        let looked = optim.find_gradients(&1e-3.into(), &module, &grads, &VecDeque::new());
+        let looked = optim.find_gradients(&1e-3.into(), &module, &grads, VecDeque::new());
         assert!(
             matches!(looked, Err(AmpError::CannotCapture { reason }) if reason.contains("65,536"))
         );

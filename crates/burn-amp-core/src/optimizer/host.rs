@@ -28,6 +28,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.scaler.account().begin_call();
         let decided = self.check_loaded(&module);
         let decided = decided.and_then(|()| self.decide(&module, grads, &lr));
+        let decided = decided.map_err(|error| error.with_culprit(&module));
         let error = decided.as_ref().err().cloned();
         let module = match decided {
             Ok(Some((grads, factors))) => {

@@ -5,9 +5,11 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
 };
 use burn_amp_kernels::{ClipTable, DeviceScale, inspect};
-use std::{collections::HashSet, sync::Arc};
+use std::collections::HashSet;
+use std::sync::{Arc, Weak};
 
 use super::{ScaledOptimizer, device::Inspected};
+use crate::scale::border_events::{BorderEvent, next_number};
 use crate::scale::device_step::{DeviceStep, Run};
 use crate::scale::rehearsal::{Rehearsal, Rehearses};
 use crate::{
@@ -80,18 +82,21 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: &M,
         loss: impl FnOnce(&M) -> Tensor<1>,
     ) -> Result<(InspectedStep, GradientsParams), AmpError> {
-        self.scaler.live().events.clear();
+        let begin = next_number();
         let device_step = self.scaler.device_step_at(scale.clone());
         let in_flight = &self.scaler.live().in_flight;
         in_flight.set_device_step(Some(Arc::new(device_step)));
         let loss = loss(module);
         let mut grads = GradientsParams::from_grads(loss.clone().backward(), module);
         in_flight.set_device_step(None);
-        let events = self.scaler.live().events.take();
-        let (entries, event, pass) = self.find_gradients(lr, module, &grads, &events)?;
+        let events = (self.scaler.live().events).take_if(|event| event.number > begin);
+        let (entries, events, pass) = self.find_gradients(lr, module, &grads, events)?;
         let inspected = Inspected {
             entries,
-            event,
+            events: events
+                .into_iter()
+                .filter_map(BorderEvent::measured)
+                .collect(),
             status: inspect(pass)?,
         };
         self.options.clip.limit(&mut grads, &inspected.entries);
@@ -115,8 +120,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             _ => None,
         });
         let clips = clip.clone().map(|table| (table, inspected.status.clone()));
-        let next = stage.scale.clone();
-        let next = next.advance(&inspected.status, inspected.at_border());
+        let now = DeviceStep::new(stage.scale.clone(), Weak::new());
+        let next = inspected.advance(&now).scale;
         let device_step = Arc::new(DeviceStep::recorded(next, clips, Arc::default(), rehearsal));
         let update = Update::decided_by(&device_step, lr);
         let module = self.optim.update(update, module, grads);
@@ -178,7 +183,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn end_replay(&self, recorded: &InspectedStep) {
         // With an event, both go into one tensor that is read.
         let mut inspected = recorded.inspected.clone();
-        if inspected.event.is_none() {
+        if inspected.events.is_empty() {
             inspected.status = inspected.status.copied();
         }
         self.push(inspected, Resolution::default());

@@ -1,12 +1,14 @@
-//! Border events: gradients that came to the border of half precision, measured on the device, in the order of the backward passes. They
+//! Border events: gradients that came to the border of half precision, and that left it again, in the order of the backward passes. They
 //! explain skips. Knows no schedule, and no optimizer.
 
-use burn_amp_kernels::{EventStatus, UnreadEvent};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
-use std::{cell::RefCell, collections::HashSet, collections::VecDeque, ops::Range};
+mod cause;
 
-use crate::{lock::locked, scale::loss_scale::Measures, scale::loss_scale::SkipCause};
+use burn_amp_kernels::{EventStatus, PassedGradient, Reading, Status, UnreadEvent};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::{cell::RefCell, collections::HashSet, collections::VecDeque};
+
+use crate::{lock::locked, scale::loss_scale::Measures};
 
 /// How many scopes were opened, and how many events there were, of all handles: their order.
 static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -16,8 +18,10 @@ pub(crate) fn next_number() -> u64 {
     COUNT.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// Events that are remembered: of graphs whose gradients nobody steps on, the oldest are forgotten.
-pub(crate) const MAX_EVENTS: usize = 1024;
+/// Events from which on those that explain nothing are folded away.
+const MANY: usize = 512;
+/// Values of gradients that are kept until a skip asks for them; with more, they are measured: 64 MB in half precision.
+const MAX_KEPT: usize = 1 << 25;
 
 /// A region of a network whose factor moves, as a scope has entered it.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,31 +32,42 @@ pub(crate) struct OpenRegion {
     pub(crate) outer_factor: f64,
 }
 
-/// Where a gradient was measured on its way back.
-#[derive(Clone, Debug)]
+/// A region, if there is one.
+type Inside = Option<Arc<OpenRegion>>;
+
+/// Where a gradient was met on its way back.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum EventPlace {
     /// Where it came to a scope, which was opened at this number, and in this region.
-    Scope(u64, Option<Arc<OpenRegion>>),
+    Scope(u64, Inside),
+    /// Where it came back to a scope from a part in f32 inside.
+    Return(u64, Inside),
+    /// Where it left half precision for what was computed before in f32: outside of the scope, or inside.
+    Left(u64, Inside),
+    /// Where it left half precision for a parameter.
+    Parameter(u64, Inside),
     /// Where it came to a region, out of another.
-    Arrival(Arc<OpenRegion>, Option<Arc<OpenRegion>>),
+    Arrival(Arc<OpenRegion>, Inside),
     /// Where it left a region, for another.
-    Departure(Arc<OpenRegion>, Option<Arc<OpenRegion>>),
+    Departure(Arc<OpenRegion>, Inside),
 }
 
-/// A gradient that was measured.
+/// A gradient, or several that left a scope for its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct BorderEvent {
     /// In the order of the backward passes, and of the scopes that were opened.
     pub(crate) number: u64,
     place: EventPlace,
     measured: Measured,
-    /// Whether it came in a backward pass whose gradients were discarded.
-    is_discarded: bool,
+    /// Whether it is of no step that comes: its gradients were discarded, or are in a window, which has it too.
+    is_claimed: bool,
 }
 
-/// What was measured of a gradient.
+/// What is known of a gradient.
 #[derive(Clone, Debug)]
 enum Measured {
+    /// Nothing yet.
+    Kept(Vec<PassedGradient>),
     OnDevice(Box<UnreadEvent>),
     Read(EventStatus),
 }
@@ -63,22 +78,13 @@ thread_local! {
     pub static READS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
-impl Measured {
-    fn read(self) -> Option<EventStatus> {
-        match self {
-            Self::OnDevice(event) => {
-                #[cfg(any(test, feature = "counts"))]
-                READS.set(READS.get() + 1);
-                event.read()
-            }
-            Self::Read(status) => Some(status),
-        }
-    }
-}
-
 impl EventPlace {
-    fn is_scope(&self) -> bool {
-        matches!(self, Self::Scope(..))
+    /// The scope whose half precision it left.
+    fn left(&self) -> Option<u64> {
+        match self {
+            Self::Left(scope, _) => Some(*scope),
+            _ => None,
+        }
     }
 
     /// The region that it enters.
@@ -86,7 +92,7 @@ impl EventPlace {
         match self {
             Self::Scope(_, region) => region.as_ref(),
             Self::Arrival(region, _) => Some(region),
-            Self::Departure(..) => None,
+            _ => None,
         }
     }
 }
@@ -104,45 +110,123 @@ impl BorderEvent {
         events.into_iter().zip(statuses).filter_map(read).collect()
     }
 
-    /// The single event of a step, if there is at most one, of a plain scope: a device can judge that.
-    pub(crate) fn single(events: &VecDeque<Self>) -> Option<Option<Self>> {
-        let fits = |event: &Self| {
-            matches!(event.place, EventPlace::Scope(_, None)) && event.unread().is_some()
-        };
-        let is_single = events.len() <= 1 && events.iter().all(fits);
-        is_single.then(|| events.front().cloned())
+    /// Those that can be read, as they were read: in one transfer. Waits for the device, if there is one to wait for.
+    pub(crate) fn read_now(events: impl IntoIterator<Item = Self>) -> VecDeque<Self> {
+        let mut events: Vec<Self> = events.into_iter().filter_map(Self::measured).collect();
+        let unread = events.iter().filter_map(Self::unread).cloned();
+        let unread: Vec<_> = unread.collect();
+        if unread.is_empty() {
+            return events.into();
+        }
+        #[cfg(any(test, feature = "counts"))]
+        READS.set(READS.get() + 1);
+        let (_, statuses) = Reading::now(Status::default(), unread).wait(1.0);
+        let mut statuses = statuses.into_iter();
+        events.retain_mut(|event| {
+            if event.unread().is_none() {
+                return true;
+            }
+            let status = statuses.next().flatten();
+            status.map(|status| event.measured = Measured::Read(status)) == Some(())
+        });
+        events.into()
     }
 
-    /// As it was read; none if it cannot be. Waits for the device.
-    pub(crate) fn read_now(self) -> Option<Self> {
-        let measured = Measured::Read(self.measured.read()?);
+    /// As it was measured; none if it cannot be. Does not wait.
+    pub(crate) fn measured(self) -> Option<Self> {
+        let measured = match self.measured {
+            Measured::Kept(gradients) => {
+                Measured::OnDevice(Box::new(PassedGradient::measure(gradients).ok()??))
+            }
+            known => known,
+        };
         Some(Self { measured, ..self })
+    }
+
+    /// As [`measured`](Self::measured), unless this is the host's own memory, which any thread may look at.
+    pub(crate) fn measured_unless_here(self) -> Option<Self> {
+        match &self.measured {
+            Measured::Kept(gradients) if gradients.iter().all(PassedGradient::is_known_now) => {
+                Some(self)
+            }
+            _ => self.measured(),
+        }
+    }
+
+    /// Values that it keeps.
+    fn kept(&self) -> usize {
+        match &self.measured {
+            Measured::Kept(gradients) => gradients.iter().map(PassedGradient::elements).sum(),
+            _ => 0,
+        }
+    }
+
+    /// Of a step of one plain scope, and what it has given, if a device can judge that: gradients have come to it once. What passed its islands in
+    /// f32 is left out.
+    pub(crate) fn single(events: VecDeque<Self>) -> Option<Vec<Self>> {
+        let fits = |event: &Self| match event.place {
+            EventPlace::Scope(_, None) => event.unread().is_some(),
+            EventPlace::Left(_, None) | EventPlace::Parameter(_, None) => true,
+            EventPlace::Return(..) => true,
+            _ => false,
+        };
+        let scopes = events.iter().filter(|event| event.is_scope()).count();
+        let is_single = scopes <= 1 && events.iter().all(fits);
+        let counts = |event: &Self| !event.is_return();
+        is_single.then(|| events.into_iter().filter(counts).collect())
     }
 
     /// What was measured of it, if it was not read.
     pub(crate) fn unread(&self) -> Option<&UnreadEvent> {
         match &self.measured {
             Measured::OnDevice(event) => Some(event),
-            Measured::Read(_) => None,
+            _ => None,
         }
+    }
+
+    fn status(&self) -> Option<&EventStatus> {
+        match &self.measured {
+            Measured::Read(status) => Some(status),
+            _ => None,
+        }
+    }
+
+    /// Whether gradients came to a scope there.
+    pub(crate) fn is_scope(&self) -> bool {
+        matches!(self.place, EventPlace::Scope(..))
+    }
+
+    /// Whether gradients came back to a scope there.
+    pub(crate) fn is_return(&self) -> bool {
+        matches!(self.place, EventPlace::Return(..))
     }
 
     /// Whether a gradient that is not zero came to a scope, as far as was read.
     pub(crate) fn has_arrived(&self) -> bool {
-        self.place.is_scope()
-            && matches!(self.measured, Measured::Read(status) if status.max_abs > 0.0)
+        self.is_scope() && self.status().is_some_and(|status| status.max_abs > 0.0)
     }
 
-    /// The region that it enters, unless its gradients were discarded.
+    /// Whether it explains an overflow, as far as was read.
+    fn is_bad(&self) -> bool {
+        (self.status()).is_some_and(|status| status.overflow || !status.gradient_finite)
+    }
+
+    /// Whether one of them explains an overflow. Waits for the device.
+    pub(crate) fn explain(events: &[Self]) -> bool {
+        let events = Self::read_now(events.iter().cloned());
+        events.iter().any(Self::is_bad)
+    }
+
+    /// The region that it enters, unless its gradients are of no step that comes.
     pub(crate) fn entered(&self) -> Option<&Arc<OpenRegion>> {
-        self.place.entered().filter(|_| !self.is_discarded)
+        self.place.entered().filter(|_| !self.is_claimed)
     }
 
     /// What came to a region, as it was before the region multiplied it. Waits for the device.
     pub(crate) fn measures(self) -> Option<(Arc<OpenRegion>, Measures)> {
         let region = self.place.entered()?.clone();
-        let status = self.measured.read()?;
-        let factor = region.factor;
+        let event = Self::read_now([self]).pop_front()?;
+        let (status, factor) = (event.status()?, region.factor);
         let measures = Measures {
             max_abs: status.max_abs / factor,
             elements: status.elements,
@@ -156,16 +240,58 @@ impl BorderEvent {
         };
         Some((region, measures))
     }
+
+    /// Those that explain a skip: of discarded gradients, and of others' windows, if there is nothing else.
+    fn of_skip(mut events: VecDeque<Self>) -> VecDeque<Self> {
+        if events.iter().any(|event| !event.is_claimed) {
+            events.retain(|event| !event.is_claimed);
+        }
+        events
+    }
+
+    /// Folds away the older half of many, except for the first that explains a skip, and those that are `wanted`. Waits for the device.
+    pub(crate) fn fold(events: &mut VecDeque<Self>, wanted: impl Fn(&Arc<OpenRegion>) -> bool) {
+        let half = events.len() / 2;
+        let older = Self::read_now(events.drain(..half));
+        let (mut first, mut arrived) = (HashSet::new(), HashSet::new());
+        let kept = older.into_iter().filter(|event| {
+            let group = event.is_claimed;
+            (event.is_bad() && first.insert(group))
+                || (event.has_arrived() && arrived.insert(group))
+                || event.entered().is_some_and(&wanted)
+        });
+        let kept: Vec<_> = kept.collect();
+        kept.into_iter()
+            .rev()
+            .for_each(|event| events.push_front(event));
+    }
+
+    /// Whether there are so many events that they should be folded.
+    pub(crate) fn are_many(count: usize) -> bool {
+        count >= MANY && count.is_multiple_of(MANY / 2)
+    }
+
+    /// Measures what many gradients are kept for. Does not wait.
+    pub(crate) fn limit_kept(events: &mut VecDeque<Self>) {
+        if events.iter().map(Self::kept).sum::<usize>() > MAX_KEPT {
+            *events = events.drain(..).filter_map(Self::measured).collect();
+        }
+    }
 }
 
 /// The events of one handle.
 #[derive(Debug, Default)]
 pub(crate) struct BorderEvents {
-    events: Mutex<VecDeque<BorderEvent>>,
-    /// How many there ever were.
-    added: AtomicUsize,
+    queue: Mutex<Queue>,
     /// Those of other handles, whose scopes were opened on the same threads.
     neighbours: Mutex<Vec<Weak<Self>>>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    events: VecDeque<BorderEvent>,
+    /// Values of gradients that are kept.
+    kept: usize,
 }
 
 thread_local! {
@@ -174,78 +300,128 @@ thread_local! {
 }
 
 impl BorderEvents {
-    /// Adds one that was measured now. Returns how many there are, and how many there ever were.
-    pub(crate) fn add(&self, place: EventPlace, event: UnreadEvent) -> [usize; 2] {
-        let mut events = locked(&self.events);
-        if events.len() == MAX_EVENTS {
-            events.pop_front();
+    /// Adds one that was measured now. Returns how many there are.
+    pub(crate) fn add(&self, place: EventPlace, event: UnreadEvent) -> usize {
+        let mut queue = locked(&self.queue);
+        queue.push(place, Measured::OnDevice(Box::new(event)));
+        queue.events.len()
+    }
+
+    /// Adds a gradient that passes, to be measured where it is asked for.
+    pub(crate) fn keep(&self, place: EventPlace, gradient: PassedGradient) {
+        let mut queue = locked(&self.queue);
+        queue.kept += gradient.elements();
+        let device = gradient.device();
+        let joins = |event: &&mut BorderEvent| {
+            let is_there = |other: &PassedGradient| other.device() == device;
+            event.place == place
+                && matches!(&event.measured, Measured::Kept(others) if others.first().is_some_and(is_there))
+        };
+        // Those of a scope's parameters are one event. Others have an order.
+        let last = match place {
+            EventPlace::Parameter(..) => queue.events.iter_mut().rev().take(16).find(joins),
+            _ => None,
+        };
+        match last.map(|event| &mut event.measured) {
+            Some(Measured::Kept(others)) => others.push(gradient),
+            _ => queue.push(place, Measured::Kept(vec![gradient])),
         }
-        events.push_back(BorderEvent {
-            number: next_number(),
-            place,
-            measured: Measured::OnDevice(Box::new(event)),
-            is_discarded: false,
-        });
-        [events.len(), self.added.fetch_add(1, Ordering::Relaxed) + 1]
+        if queue.kept > MAX_KEPT {
+            BorderEvent::limit_kept(&mut queue.events);
+            queue.kept = 0;
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        locked(&self.queue).events.len()
     }
 
     /// Takes all of them out.
     pub(crate) fn take(&self) -> VecDeque<BorderEvent> {
-        std::mem::take(&mut *locked(&self.events))
+        std::mem::take(&mut *locked(&self.queue)).events
     }
 
     /// Takes out those that fit.
     pub(crate) fn take_if(&self, fits: impl Fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
-        let mut events = locked(&self.events);
-        let (taken, rest) = std::mem::take(&mut *events).into_iter().partition(fits);
-        *events = rest;
+        let mut queue = locked(&self.queue);
+        let (taken, rest) = queue.events.drain(..).partition(fits);
+        queue.events = rest;
         taken
     }
 
-    /// Takes out those that explain a skip.
-    pub(crate) fn take_for_skip(&self) -> VecDeque<BorderEvent> {
-        let mut events = self.take();
-        // Those of discarded gradients count if there is nothing else: they may be of another optimizer's step.
-        if events.iter().any(|event| !event.is_discarded) {
-            events.retain(|event| !event.is_discarded);
+    /// Those of a step: after the last test of gradients, at this number, if there are any.
+    pub(crate) fn of_step(&self, tested: u64) -> VecDeque<BorderEvent> {
+        let mut events = locked(&self.queue).events.clone();
+        let is_new = |event: &BorderEvent| event.number > tested && !event.is_claimed;
+        if events.iter().any(is_new) {
+            events.retain(is_new);
         }
+        BorderEvent::of_skip(events)
+    }
+
+    /// As [`of_step`](Self::of_step), and takes all out, which a skip has explained.
+    pub(crate) fn take_for_skip(&self, tested: u64) -> VecDeque<BorderEvent> {
+        let events = self.of_step(tested);
+        drop(self.take());
         events
+    }
+
+    /// Those of a micro-batch, which a window keeps until its test: all that no window has. Where optimizers are several, the `others` may
+    /// need them too.
+    pub(crate) fn take_micro_batch(&self, others: bool) -> VecDeque<BorderEvent> {
+        if !others {
+            return self.take();
+        }
+        let mut queue = locked(&self.queue);
+        let own = queue.events.iter().filter(|event| !event.is_claimed);
+        let own = own.cloned().collect();
+        queue.claim(u64::MAX);
+        own
     }
 
     /// Puts back what was taken out.
     pub(crate) fn restore(&self, events: impl IntoIterator<Item = BorderEvent>) {
-        locked(&self.events).extend(events);
+        locked(&self.queue).events.extend(events);
     }
 
-    pub(crate) fn clear(&self) {
-        locked(&self.events).clear();
-    }
-
-    /// Handles on all of them.
-    pub(crate) fn cloned(&self) -> VecDeque<BorderEvent> {
-        locked(&self.events).clone()
+    /// Forgets those up to this number.
+    pub(crate) fn clear(&self, until: u64) {
+        let mut queue = locked(&self.queue);
+        queue.events.retain(|event| event.number > until);
+        queue.kept = queue.events.iter().map(BorderEvent::kept).sum();
     }
 
     /// Puts back those that a window has kept until its test.
-    pub(crate) fn restore_window(&self, window: Vec<BorderEvent>) {
+    pub(crate) fn restore_window(&self, window: VecDeque<BorderEvent>) {
         let numbers: HashSet<_> = window.iter().map(|event| event.number).collect();
-        let mut events = locked(&self.events);
+        let events = &mut locked(&self.queue).events;
         events.retain(|event| !numbers.contains(&event.number));
         events.extend(window);
     }
 
-    /// The gradients since the last step, or micro-batch, are thrown away.
-    pub(crate) fn discard(&self) {
-        let mut events = locked(&self.events);
-        (events.iter_mut()).for_each(|event| event.is_discarded = true);
+    /// The gradients that came up to this number are thrown away.
+    pub(crate) fn discard(&self, until: u64) {
+        locked(&self.queue).claim(until);
     }
 
-    /// Whether a gradient that is not zero has come to a scope on its way back. Waits for the device.
-    pub(crate) fn take_arrived(&self) -> bool {
-        let scopes = self.take().into_iter();
-        let scopes = scopes.filter(|event| event.place.is_scope());
-        let mut statuses = scopes.filter_map(|event| event.measured.read());
-        statuses.any(|status| status.max_abs > 0.0)
+    /// Whether a gradient that is not zero has come to a scope on its way back, up to this number. Waits for the device.
+    pub(crate) fn have_arrived(&self, until: u64) -> bool {
+        let events = locked(&self.queue).events.clone().into_iter();
+        let scopes = events.filter(|event| event.is_scope() && event.number <= until);
+        BorderEvent::read_now(scopes)
+            .iter()
+            .any(BorderEvent::has_arrived)
+    }
+
+    /// Folds away those that explain nothing, of many. Waits for the device then.
+    pub(crate) fn fold(&self, wanted: impl Fn(&Arc<OpenRegion>) -> bool) {
+        // Others may add some meanwhile.
+        let mut events = self.take();
+        BorderEvent::fold(&mut events, wanted);
+        let mut queue = locked(&self.queue);
+        events.append(&mut queue.events);
+        queue.kept = events.iter().map(BorderEvent::kept).sum();
+        queue.events = events;
     }
 
     /// Remembers the handle whose scope this thread has opened before: one graph may pass both.
@@ -270,72 +446,20 @@ impl BorderEvents {
             neighbours.push(other.clone());
         }
     }
+}
 
-    /// Whether a gradient came to another handle's scope `between` the opening of a scope here and a NaN that came to that, and the last was
-    /// finite: the loss is not the cause of the NaN then. Waits for the device.
-    fn came_finite_to_others(&self, between: Range<u64>) -> bool {
-        let is_before = |event: &&BorderEvent| event.number < between.end && event.place.is_scope();
-        let last = |other: Arc<Self>| {
-            let others = locked(&other.events);
-            let last = others.iter().rev().find(is_before)?;
-            (last.number >= between.start).then(|| last.measured.clone())
-        };
-        let neighbours = locked(&self.neighbours).clone();
-        let mut last = neighbours
-            .iter()
-            .filter_map(|other| last(other.upgrade()?)?.read());
-        last.any(|status| status.gradient_finite)
+impl Queue {
+    fn push(&mut self, place: EventPlace, measured: Measured) {
+        self.events.push_back(BorderEvent {
+            number: next_number(),
+            place,
+            measured,
+            is_claimed: false,
+        });
     }
 
-    /// The first event that explains an overflow, and the region in which it was; none if all that was measured was finite. Waits for the device.
-    pub(crate) fn first_cause(
-        &self,
-        events: VecDeque<BorderEvent>,
-    ) -> Option<(SkipCause, Option<Arc<str>>)> {
-        let mut events = Vec::from(events);
-        events.sort_by_key(|event| event.number);
-        let read = |event: BorderEvent| Some((event.number, event.place, event.measured.read()?));
-        let events: Vec<_> = events.into_iter().filter_map(read).collect();
-        let scale = |region: Option<&Arc<OpenRegion>>| {
-            let name = region.map(|region| region.name.clone());
-            Some((SkipCause::Scale, name))
-        };
-        let loss = |output_finite| Some((SkipCause::Loss { output_finite }, None));
-        // No scale is in a forward pass. An output that is infinite by design, a mask, has a finite gradient.
-        if events.iter().any(|(_, place, status)| {
-            place.is_scope() && !status.output_finite && !status.gradient_finite
-        }) {
-            return loss(false);
-        }
-        // A backward pass meets scopes from the last to the first: a later one is the begin of another pass.
-        let (mut first, mut last) = (0, 0);
-        for (number, place, status) in &events {
-            // The region that a gradient comes out of, and that which it goes into.
-            let (before, after) = match place {
-                EventPlace::Scope(opened, region) => {
-                    if *opened > last {
-                        first = *opened;
-                    }
-                    last = *opened;
-                    if !status.gradient_finite && *opened == first {
-                        return match self.came_finite_to_others(*opened..*number) {
-                            true => Some((SkipCause::OtherScale, None)),
-                            false => loss(true),
-                        };
-                    }
-                    // What is not finite here has become so in a scope that was before.
-                    (None, region.as_ref())
-                }
-                EventPlace::Arrival(inside, outside) => (outside.as_ref(), Some(inside)),
-                EventPlace::Departure(inside, outside) => (Some(inside), outside.as_ref()),
-            };
-            if !status.gradient_finite {
-                return scale(before);
-            }
-            if status.overflow {
-                return scale(after);
-            }
-        }
-        None
+    fn claim(&mut self, until: u64) {
+        let events = self.events.iter_mut();
+        (events.filter(|event| event.number <= until)).for_each(|event| event.is_claimed = true);
     }
 }

@@ -81,9 +81,14 @@ impl DeviceStep {
         self.owner.strong_count() > 0
     }
 
-    /// After a step with gradients of this status, which came to the border like this.
-    pub(crate) fn advance(&self, status: &Status, event: Option<&UnreadEvent>) -> Self {
-        let scale = self.scale.clone().advance(status, event);
+    /// After a step with gradients of this status, which came to the border like this, and left half precision so.
+    pub(crate) fn advance(
+        &self,
+        status: &Status,
+        event: Option<&UnreadEvent>,
+        given: &[UnreadEvent],
+    ) -> Self {
+        let scale = self.scale.clone().advance(status, event, given);
         Self {
             clip: (self.clip.clone()).map(|(table, _)| (table, status.clone())),
             run: self.run.clone(),

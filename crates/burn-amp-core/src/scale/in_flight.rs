@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::{lock::locked, scale::border_events::BorderEvents, scale::device_step::DeviceStep};
+use crate::{lock::locked, scale::device_step::DeviceStep};
 
 /// Steps in flight; with more, the host waits: the device has enough to do then, and an error is not far.
 const MAX_IN_FLIGHT: usize = 16;
@@ -30,15 +30,15 @@ impl InFlight {
     }
 
     /// Resolves steps in their order: all of them if it `waits`, else those whose outcome is there, and those that are more than
-    /// [`MAX_IN_FLIGHT`]. `events` are of a backward pass whose step comes yet: they stay.
-    pub(crate) fn resolve(&self, events: &BorderEvents, waits: bool) {
-        // Held meanwhile, so that they are in their order whoever asks, and nobody clears the events of the next step.
+    /// [`MAX_IN_FLIGHT`].
+    pub(crate) fn resolve(&self, waits: bool) {
+        // Held meanwhile, so that they are in their order whoever asks.
         let mut steps = locked(&self.steps);
         if steps.is_empty() {
             return;
         }
         // The device is ahead of what ends here.
-        let (of_next, device_step) = (events.take(), self.device_step());
+        let device_step = self.device_step();
         loop {
             let waits = waits || steps.len() > MAX_IN_FLIGHT;
             match steps.pop_front_if(|step| waits || step.is_known()) {
@@ -47,7 +47,6 @@ impl InFlight {
             }
         }
         self.set_device_step(device_step);
-        events.restore(of_next);
     }
 
     /// The scale as the device moves it; none where the host does, or its optimizer is gone.

@@ -1,30 +1,24 @@
 //! The loss scale that all scopes of one `MixedPrecision` and its optimizers share.
 
-use burn_amp_kernels::{ScaleState, UnreadEvent};
+use burn_amp_kernels::{PassedGradient, ScaleState, UnreadEvent};
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use crate::error::{AmpError, in_range};
-use crate::scale::border_events::{
-    BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, OpenRegion, next_number,
-};
+use crate::scale::border_events::{BorderEvent, BorderEvents, EventPlace, OpenRegion, next_number};
 use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale, SkipCause};
 use crate::{
     lock::locked,
     scale::in_flight::InFlight,
     scale::regions::{Readers, RegionState, Regions},
     scale::rescale::NamedRegion,
+    scale::untested::Untested,
 };
 
 /// Its inverse must be normal in f32, or gradients lose digits.
 const MAX_SCALE: f32 = f32::from_bits(253 << 23); // 2^126
 const MIN_SCALE: f32 = f32::from_bits(1 << 23); // 2^-126
-
-/// Gradients that come to scopes before a warning that nobody tests them, where there was never an optimizer.
-const WITHOUT_OPTIMIZER: usize = 16;
-/// The same, where there is one that has tested none: an accumulation may be as long.
-const WITHOUT_TEST: usize = 128;
 
 /// One schedule for all scopes and optimizers of a `MixedPrecision`.
 #[derive(Debug, Default)]
@@ -42,10 +36,12 @@ pub(crate) struct LiveScale {
     pub(crate) events: Arc<BorderEvents>,
     /// The steps of which the host does not know the outcome.
     pub(crate) in_flight: InFlight,
-    /// Whether there was ever an optimizer that tests gradients.
-    is_tested: AtomicBool,
-    /// Whether gradients that nobody tests were warned of.
-    warned: AtomicBool,
+    /// When gradients were tested last, in the order of the events.
+    tested: AtomicU64,
+    /// Gradients that nobody has tested since.
+    untested: Untested,
+    /// The parameter that was read last in a scope, if one is closed.
+    last_read: Mutex<Option<Arc<str>>>,
 }
 
 #[derive(Debug, Default)]
@@ -141,19 +137,36 @@ impl LiveScale {
         *locked(&self.state).schedule.config()
     }
 
-    /// Goes on from this schedule, with a new iteration.
+    /// Goes on from this schedule, with a new iteration. Gradients that were not tested yet are still explained.
     pub(crate) fn set_schedule(&self, schedule: LossScale) {
         let mut state = locked(&self.state);
         state.iteration = Iteration::default();
         state.schedule = self.in_range(schedule);
         drop(state);
-        self.events.clear();
         self.in_flight.set_device_step(None);
+    }
+
+    /// As [`set_schedule`](Self::set_schedule), of another run: what came to the border before is forgotten.
+    pub(crate) fn restart_at(&self, schedule: LossScale) {
+        self.set_schedule(schedule);
+        self.events.clear(u64::MAX);
+    }
+
+    /// Gradients were tested: what came to the border before is explained, or explains nothing.
+    pub(crate) fn note_test(&self) -> u64 {
+        self.untested.end();
+        self.tested.store(next_number(), Ordering::Relaxed);
+        self.tested()
+    }
+
+    /// When gradients were tested last, in the order of the events.
+    pub(crate) fn tested(&self) -> u64 {
+        self.tested.load(Ordering::Relaxed)
     }
 
     /// Resolves steps in flight, in their order: all of them if it `waits`.
     pub(crate) fn resolve(&self, waits: bool) {
-        self.in_flight.resolve(&self.events, waits);
+        self.in_flight.resolve(waits);
     }
 
     /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped, or where optimizers that
@@ -172,7 +185,21 @@ impl LiveScale {
     /// Counts a scope, and gives it its number.
     pub(crate) fn open(&self) -> u64 {
         self.opened.fetch_add(1, Ordering::Relaxed);
+        // Not where they come: a backward pass waits for nothing.
+        if BorderEvent::are_many(self.events.len()) {
+            self.events.fold(|region| self.needs_measures(region));
+        }
         next_number()
+    }
+
+    /// A scope is closed, in which this parameter was read last.
+    pub(crate) fn note_read(&self, path: Arc<str>) {
+        *locked(&self.last_read) = Some(path);
+    }
+
+    /// The parameter that was read last in a scope that is closed; none if none was.
+    pub(crate) fn last_read(&self) -> Option<Arc<str>> {
+        locked(&self.last_read).clone()
     }
 
     /// How many scopes were opened so far.
@@ -192,7 +219,7 @@ impl LiveScale {
 
     /// Adds an optimizer: an iteration ends when each of them has stepped.
     pub(crate) fn join(&self) -> Arc<()> {
-        self.is_tested.store(true, Ordering::Relaxed);
+        self.untested.expect_test();
         let member = Arc::new(());
         locked(&self.state).members.push(Arc::downgrade(&member));
         member
@@ -270,7 +297,7 @@ impl LiveScale {
             self.advance(state, seen);
         }
         self.regions().end_iteration(finite);
-        self.events.clear();
+        self.events.clear(self.tested());
     }
 
     fn advance(&self, state: &mut State, seen: Evidence) {
@@ -290,14 +317,9 @@ impl LiveScale {
 
     /// Remembers a gradient on its way back.
     pub(crate) fn add_event(&self, place: EventPlace, event: UnreadEvent) {
-        let [count, added] = self.events.add(place, event);
-        // All of them are still there if nobody tests any.
-        let limit = match self.is_tested.load(Ordering::Relaxed) {
-            false => WITHOUT_OPTIMIZER,
-            true if count == added => WITHOUT_TEST,
-            true => MAX_EVENTS,
-        };
-        if count >= limit && !self.warned.swap(true, Ordering::Relaxed) {
+        self.untested.add_arrival(event.node());
+        self.events.add(place, event);
+        if let Some(count) = self.untested.too_many() {
             warn!(
                 "the gradients of {count} scopes were never tested: an overflow goes into the weights, and the loss scale stays at {}. Step with \
                  `ScaledOptimizer::new(optim, &amp)` in place of Burn's optimizer",
@@ -306,10 +328,27 @@ impl LiveScale {
         }
     }
 
+    /// Remembers a gradient that leaves half precision, or comes back to it, to be measured where it is asked for.
+    pub(crate) fn keep_gradient(&self, place: EventPlace, gradient: PassedGradient) {
+        if matches!(place, EventPlace::Parameter(..)) {
+            self.untested.add_parameter(gradient.node());
+        }
+        self.events.keep(place, gradient);
+    }
+
     /// The cause of a skip: the forward pass, or the first event in the order of the backward pass, or else the
     /// regions of the `overflows`, the parameters whose gradients overflow; but no scale that scopes do not apply. Waits for the device.
     pub(crate) fn cause_of_skip<'a>(&self, overflows: impl Iterator<Item = &'a str>) -> SkipCause {
-        let events = self.events.take_for_skip();
+        let events = self.events.take_for_skip(self.tested());
+        self.cause_of(events, overflows)
+    }
+
+    /// As [`cause_of_skip`](Self::cause_of_skip), of these events, if there are any.
+    pub(crate) fn cause_of<'a>(
+        &self,
+        events: VecDeque<BorderEvent>,
+        overflows: impl Iterator<Item = &'a str>,
+    ) -> SkipCause {
         let before = locked(&self.state).iteration.cause;
         match before.filter(|_| events.is_empty()) {
             // Another optimizer's skip has read them: both backward passes were over before it.
@@ -318,7 +357,7 @@ impl LiveScale {
         }
     }
 
-    /// As [`cause_of_skip`](Self::cause_of_skip), of these events.
+    /// As [`cause_of_skip`](Self::cause_of_skip), of these events alone.
     pub(crate) fn cause_among<'a>(
         &self,
         events: VecDeque<BorderEvent>,
@@ -327,7 +366,7 @@ impl LiveScale {
         let first = self.events.first_cause(events);
         let mut state = locked(&self.state);
         let (cause, regions) = match first {
-            Some((cause, region)) => (cause, region.into_iter().collect()),
+            Some(first) => first,
             None if self.is_of_scopes() && state.schedule.is_idle() => {
                 let output_finite = true;
                 (SkipCause::Loss { output_finite }, Vec::new())
@@ -346,7 +385,7 @@ impl LiveScale {
 
     /// Takes out what came to the regions whose rules look at gradients and was not read, to be read with the gradients of a step.
     pub(crate) fn take_measures(&self) -> (VecDeque<BorderEvent>, Vec<UnreadEvent>) {
-        let unread = self.take_wanted(|event| event.unread().is_some());
+        let unread = self.take_wanted(u64::MAX, |event| event.unread().is_some());
         let events = unread.iter().filter_map(BorderEvent::unread);
         let events = events.cloned().collect();
         (unread, events)
@@ -355,22 +394,30 @@ impl LiveScale {
     /// Reads what came to the regions whose rules look at gradients, to be seen once the gradients are counted. Waits for the device if that was
     /// not read with them.
     pub(crate) fn read_wanted(&self) {
-        let wanted = self.take_wanted(|_| true).into_iter();
-        (self.events).restore(wanted.filter_map(BorderEvent::read_now));
+        let wanted = self.take_wanted(u64::MAX, |_| true);
+        self.events.restore(BorderEvent::read_now(wanted));
     }
 
     /// Lets regions whose rules look at gradients see what came to them, after a backward pass without overflow. Waits for the device if that was
     /// not read with the gradients.
     pub(crate) fn read_measures(&self) {
-        for event in self.take_wanted(|_| true) {
+        for event in self.take_wanted(self.tested(), |_| true) {
             if let Some((region, measures)) = event.measures() {
                 self.regions().see(&region.name, measures);
             }
         }
     }
 
+    /// Whether a gradient that is not zero came to a scope before the last test. Waits for the device.
+    pub(crate) fn have_arrived(&self) -> bool {
+        self.events.have_arrived(self.tested())
+    }
+
     /// The regions for a record, with what has come to them in an open window, which has kept these events. Waits for the device.
-    pub(crate) fn regions_with(&self, window: &[BorderEvent]) -> BTreeMap<String, RegionState> {
+    pub(crate) fn regions_with(
+        &self,
+        window: &VecDeque<BorderEvent>,
+    ) -> BTreeMap<String, RegionState> {
         let mut regions = self.regions().clone();
         for event in window.iter().cloned() {
             let is_wanted = |region: &Arc<OpenRegion>| regions.needs_measures(&region.name);
@@ -383,32 +430,40 @@ impl LiveScale {
         regions.states_in_window()
     }
 
-    /// The events of a micro-batch, for the window that keeps them until its test. Those of other optimizers may be among them.
-    pub(crate) fn take_micro_batch(&self) -> VecDeque<BorderEvent> {
-        match self.is_shared() {
-            true => self.events.cloned(),
-            false => self.events.take(),
+    /// Adds the events of a micro-batch to those that a window keeps until its test.
+    pub(crate) fn move_to_window(&self, window: &mut VecDeque<BorderEvent>) {
+        self.untested.end();
+        window.extend(self.events.take_micro_batch(self.is_shared()));
+        BorderEvent::limit_kept(window);
+        if BorderEvent::are_many(window.len()) {
+            BorderEvent::fold(window, |region| self.needs_measures(region));
         }
     }
 
     /// An open window is thrown away.
     pub(crate) fn discard_window(&self) {
-        self.events.discard();
         self.regions().forget_window();
     }
 
-    fn take_wanted(&self, fits: fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
+    fn needs_measures(&self, region: &Arc<OpenRegion>) -> bool {
+        self.regions().needs_measures(&region.name)
+    }
+
+    fn take_wanted(&self, until: u64, fits: fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
         let regions = self.regions();
         let is_wanted = |region: &Arc<OpenRegion>| regions.needs_measures(&region.name);
-        (self.events).take_if(|event| fits(event) && event.entered().is_some_and(is_wanted))
+        (self.events).take_if(|event| {
+            event.number <= until && fits(event) && event.entered().is_some_and(is_wanted)
+        })
     }
 
     /// Takes out what the scopes of an iteration have left, for a step that is decided elsewhere.
     pub(crate) fn hand_over(&self) -> ScopesLeft {
         let mut regions = self.regions();
+        self.untested.end();
         ScopesLeft {
             opened: self.opened(),
-            events: self.events.take(),
+            events: measured_elsewhere(self.events.take()),
             readers: regions.readers_now(),
             regions: regions.take_opened(),
         }
@@ -431,6 +486,14 @@ impl LiveScale {
         locked(&self.state).schedule = self.in_range(other.schedule());
         self.regions().follow(&other.regions());
     }
+}
+
+/// What another thread is to look at, which does not launch what this one has queued.
+fn measured_elsewhere(events: VecDeque<BorderEvent>) -> VecDeque<BorderEvent> {
+    events
+        .into_iter()
+        .filter_map(BorderEvent::measured_unless_here)
+        .collect()
 }
 
 #[cfg(test)]

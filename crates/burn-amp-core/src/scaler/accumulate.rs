@@ -124,7 +124,7 @@ impl GradScaler {
             if let Some((path, cause)) = overflow {
                 window.add_overflow(&path, cause, found);
             }
-            window.keep_events(self.live().take_micro_batch());
+            self.live().move_to_window(&mut window.state.events);
         }
         self.account().outcome = Some(StepOutcome::Accumulated);
         Ok(window.state.len >= window.config.micro_batches)
@@ -186,7 +186,6 @@ impl GradScaler {
     ) -> Result<UnscaledGradients, AmpError> {
         let cause = window.state.cause;
         let events = std::mem::take(&mut window.state.events);
-        self.live().events.restore_window(events);
         let (mut sums, divisor) = window.take(&entries);
         if !self.is_enabled() {
             for entry in &mut entries {
@@ -201,10 +200,10 @@ impl GradScaler {
         let mut grads = unscale(sums, entries, 1.0 / divisor, in_own_dtype, edge)?;
         grads.finding.is_resolved = window.config.skip_micro_batch;
         if !grads.finding.is_resolved {
-            grads = self.explained(grads);
+            grads = self.explained(grads, Some(events));
             // That of a micro-batch that was tested before it came here.
-            let is_scale = grads.finding.cause == SkipCause::Scale;
-            grads.finding.cause = cause.filter(|_| is_scale).unwrap_or(grads.finding.cause);
+            let is_open = matches!(grads.finding.cause, SkipCause::Scale | SkipCause::Unknown);
+            grads.finding.cause = cause.filter(|_| is_open).unwrap_or(grads.finding.cause);
         }
         Ok(grads)
     }

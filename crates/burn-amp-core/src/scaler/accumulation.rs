@@ -3,6 +3,7 @@
 use burn::{config::Config, module::Param, optim::GradientsParams, tensor::Tensor};
 
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 
 use crate::{
     error::AmpError, gradients::entries::Entry, gradients::unscale::log_unknown,
@@ -157,13 +158,6 @@ impl AccumulationWindow {
         self.state.len += 1;
     }
 
-    /// Keeps the events of a micro-batch until the test.
-    pub(crate) fn keep_events(&mut self, events: impl IntoIterator<Item = BorderEvent>) {
-        let last = self.state.events.last().map_or(0, |event| event.number);
-        let new = events.into_iter().filter(|event| event.number > last);
-        self.state.events.extend(new);
-    }
-
     /// Makes the sum of a parameter infinite, whose gradient overflowed and was replaced after its test: the window is skipped, as
     /// a step would be. If it has none, that of the first parameter that has.
     pub(crate) fn add_overflow(&mut self, path: &str, cause: SkipCause, entries: &[Entry]) {
@@ -233,7 +227,7 @@ pub(crate) struct WindowState {
     pub(crate) cause: Option<SkipCause>,
     /// What came to the border, to explain a skip, and for the factors of regions.
     #[serde(skip)]
-    pub(crate) events: Vec<BorderEvent>,
+    pub(crate) events: VecDeque<BorderEvent>,
     #[serde(skip)]
     pub(crate) sums: ParamTensors,
 }

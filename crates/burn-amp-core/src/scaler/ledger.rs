@@ -128,10 +128,13 @@ impl Ledger {
         let raises = found.overflow.is_some() && schedule.config().raise_error_at_min_scale;
         let is_at_floor = raises && self.live.is_at_floor();
         let mut account = self.account();
-        let recorded = account.record(purpose, found, &schedule, is_at_floor, is_first);
+        let mut recorded = account.record(purpose, found, &schedule, is_at_floor, is_first);
         if found.spares_scale() && schedule.config().enabled {
             // The others that share the scale are not kept waiting.
             self.live.report(&self.page.member, None);
+        }
+        if let Err(AmpError::LossNotFinite { last_read, .. }) = &mut recorded {
+            *last_read = self.live.last_read().map(|path| path.to_string());
         }
         recorded
     }

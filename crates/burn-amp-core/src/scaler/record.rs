@@ -53,7 +53,7 @@ impl ScalerState {
         live.resolve(true);
         let resumed = self.check(live, origin)?;
         self.log_differences(&live.schedule(), &resumed, origin);
-        live.set_schedule(resumed);
+        live.restart_at(resumed);
         live.regions().restore(&self.regions, self.with_settings);
         Ok(())
     }

@@ -76,6 +76,7 @@ impl GradScaler {
             self.leave_step(&module, false);
             decided
         });
+        let decided = decided.map_err(|error| error.with_culprit(&module));
         self.enter();
         if let Err(error) = &decided {
             self.notify(self.last_outcome(), Some(error));
@@ -193,6 +194,7 @@ impl GradScaler {
             let after = self.schedule().scale();
             log_skip([before, after], Purpose::Step, &ended.overflows);
         }
+        self.live().events.clear(self.live().tested());
         self.notify_ended(ended.outcome, counted.as_ref().err());
         counted.map(|()| ended.seen.map(Evidence::outcome))
     }
@@ -270,7 +272,11 @@ impl GradScaler {
         if (tested.as_ref()).is_none_or(UnscaledGradients::skips) {
             self.buffers.suspect();
         }
-        self.live().events.discard();
+        let until = match &tested {
+            Some(_) => self.live().tested(),
+            None => u64::MAX,
+        };
+        self.live().events.discard(until);
         let recorded = match tested.filter(|_| self.is_enabled()) {
             Some(grads) => {
                 self.pending.take(&grads.pending);

@@ -20,10 +20,10 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct PendingStep {
     pub(crate) entries: Vec<Entry>,
-    /// What was found in its gradients, and where they came to the border.
+    /// What was found in its gradients, and in the events.
     pub(crate) reading: Reading,
-    /// Where they came to the border.
-    pub(crate) event: Option<BorderEvent>,
+    /// Where they came to the border, and left it.
+    pub(crate) events: Vec<BorderEvent>,
     /// By which they were clipped.
     pub(crate) clip: ClipRules,
     pub(crate) run: Arc<Run>,
@@ -56,7 +56,7 @@ impl Pending for PendingStep {
         if statuses.iter().any(|status| status.non_finite > 0) {
             self.run.add_skip(self.number);
         }
-        let events = BorderEvent::read(self.event, event_statuses);
+        let events = BorderEvent::read(self.events, event_statuses);
         let mut entries = self.entries;
         for (entry, status) in entries.iter_mut().zip(statuses) {
             entry.status = status;

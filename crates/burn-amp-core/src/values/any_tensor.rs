@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 use burn::{module::ParamId, optim::GradientsParams};
-use burn_amp_kernels::{Factor, TensorList, Watch, copied, watched_cast};
+use burn_amp_kernels::{Factor, TensorList, Watch, copied, is_known_now, watched_cast};
 
 use crate::{values::dtype::is_half, values::rank::with_rank};
 
@@ -71,6 +71,11 @@ impl AnyTensor {
 
     pub(crate) fn is_tracked(&self) -> bool {
         self.0.is_tracked()
+    }
+
+    /// Whether nothing is to be waited for to look at it.
+    pub(crate) fn is_known_now(&self) -> bool {
+        is_known_now(&self.0)
     }
 
     /// Changes each value by itself; the shape stays.

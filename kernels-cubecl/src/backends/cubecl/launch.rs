@@ -109,7 +109,7 @@ fn finish(batch: &Batch, partials: &CubeTensor) -> CubeTensor {
 }
 
 /// The state of a loss scale after a step.
-pub(super) fn advance(both: [CubeTensor; 2], border: Option<CubeTensor>) -> CubeTensor {
+pub(super) fn advance(both: [CubeTensor; 2], border: Vec<CubeTensor>, largest: f32) -> CubeTensor {
     let next = floats(&both[0], [WORDS]);
     let [state, rows] = both.map(CubeTensor::into_buffer_arg);
     // SAFETY: both states have `WORDS` words; of the rows, whole ones are read.
@@ -122,6 +122,7 @@ pub(super) fn advance(both: [CubeTensor; 2], border: Option<CubeTensor>) -> Cube
             rows,
             args(border),
             arg(&next),
+            largest,
         );
     }
     next

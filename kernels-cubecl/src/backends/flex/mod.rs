@@ -125,12 +125,17 @@ fn mul_cast(
 }
 
 /// The state of a loss scale after a step.
-fn advance([state, rows]: [FlexTensor; 2], border: Option<FlexTensor>) -> FlexTensor {
-    let (state, rows) = (words(state), numbers(rows));
-    let skipped = (0..rows.len() / FIELDS).any(|row| is_bad(&rows, row));
-    let at_border = border.is_some_and(|rows| is_bad(&numbers(rows), 0));
+fn advance([state, rows]: [FlexTensor; 2], border: Vec<FlexTensor>, largest: f32) -> FlexTensor {
+    let state = words(state);
+    let any = |rows: &[f32]| (0..rows.len() / FIELDS).any(|row| is_bad(rows, row));
+    let skipped = any(&numbers(rows));
+    let mut border = border.into_iter().map(numbers);
+    let spares = border.next().is_some_and(|arrived| {
+        let is_given = border.next().is_none_or(|given| any(&given));
+        rule::spares(&arrived, is_given, &state, largest)
+    });
     let mut moved = state.clone();
-    rule::advance(&state, &mut moved, skipped, at_border);
+    rule::advance(&state, &mut moved, skipped, spares);
     FlexTensor::from_data(data_of(moved, [WORDS]))
 }
 

@@ -103,4 +103,6 @@ pub(crate) enum SkipCause {
     },
     /// The gradient became infinite or NaN in a scope of another handle, whose loss scale this one's optimizers do not move.
     OtherScale,
+    /// All that scopes have given was finite: gradients became infinite or NaN outside of them.
+    Unknown,
 }

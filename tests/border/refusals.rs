@@ -74,7 +74,10 @@ fn full_precision_that_requires_gradients_and_is_returned() {
     let captured = || one().require_grad();
     let expected = AmpError::CapturedOutput { dtype: DType::F32 };
     says(&expected, ["returns a F32 tensor", "outside", "`in_f32`"]);
-    says(&expected, ["Return the half-precision tensor"]);
+    says(
+        &expected,
+        ["Return the half-precision tensor", "`amp.attach(model)`"],
+    );
     assert_eq!(refused(&amp, one, |_| captured()), expected);
     assert_eq!(refused(&amp, one, |x| (x, captured())), expected);
     // Out of a region it would have them without its factor.

@@ -220,6 +220,18 @@ const MISTAKES: &[(&str, Attach, Loss)] = &[
         });
         data.loss(output)
     }),
+    (
+        "one of tokens, which runs in f32",
+        not_attached,
+        |net, data| {
+            let tokens = Tensor::<1, Int>::arange(0..6, &device()).reshape([6, 1]);
+            let output = data.amp.autocast(tokens, |tokens| {
+                let x = net.table.forward(tokens).squeeze_dim::<2>(1);
+                net.last.forward(net.first.forward(x))
+            });
+            data.loss(output)
+        },
+    ),
     ("a part that was not attached", in_part, |net, data| {
         data.around(net, |x| x)
     }),

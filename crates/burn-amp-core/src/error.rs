@@ -140,7 +140,8 @@ pub enum AmpError {
     #[error(
         "`autocast` returns a {dtype:?} tensor that requires gradients and is not in the scope's half precision: its gradient \
          would be off by the loss scale. Return the half-precision tensor, or compute this one outside (a loss, a head in f32). \
-         Put a region that must be f32 into `in_f32`, which casts its result back"
+         Put a region that must be f32 into `in_f32`, which casts its result back. A model all of which runs in f32 inside was not attached: \
+         `amp.prepare(model, optim)` or `amp.attach(model)`"
     )]
     CapturedOutput {
         /// The tensor's dtype.

@@ -285,3 +285,31 @@ fn a_clash_names_f64_inputs_and_targets() {
     says(&error, ["A target", "take the loss outside"]);
     assert!(!error.to_string().contains("f64"), "{error}");
 }
+
+/// It has no scope: Burn's panic is lost where the thread is joined.
+#[test]
+fn a_forward_pass_on_a_thread_without_the_scope_is_named() {
+    let amp = f16(two(9));
+    let gain = gain(&amp);
+    let joined = |x: Tensor<1>| {
+        std::thread::scope(|threads| threads.spawn(|| gain.forward(x)).join().unwrap())
+    };
+    let scoped = |x: Tensor<1>| {
+        let mut output = None;
+        std::thread::scope(|threads| {
+            threads.spawn(|| output = Some(gain.forward(x)));
+        });
+        output.unwrap()
+    };
+    for forward in [&joined as &dyn Fn(Tensor<1>) -> Tensor<1>, &scoped] {
+        let error = amp.try_autocast(ones(), forward).map(drop);
+        let expected = ["`factor` is f32 there", "`scope.enter(|| ..)`"];
+        is_error(&error.unwrap_err(), "OtherThread", expected);
+    }
+    // Of a thread that fails for another reason, nothing is said.
+    let failing = || -> Tensor<1> { panic!("its own") };
+    let message = panic_message(|| {
+        amp.autocast((), |()| std::thread::spawn(failing).join().unwrap());
+    });
+    assert!(message.contains("Any { .. }"), "{message}");
+}

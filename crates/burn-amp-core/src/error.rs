@@ -182,6 +182,18 @@ pub enum AmpError {
     )]
     TwoPrecisions,
 
+    /// A thread that was started inside a scope has panicked, on which a parameter was read.
+    #[error(
+        "a thread that was started inside `autocast` has panicked: its own message is above. A scope belongs to its thread, so `{parameter}` is f32 there, \
+         where it meets {dtype:?}. Take the scope along: `let scope = Scope::current();` before the thread starts, and `scope.enter(|| ..)` in it"
+    )]
+    OtherThread {
+        /// The path of the parameter that was read last there.
+        parameter: String,
+        /// The dtype of the scope.
+        dtype: DType,
+    },
+
     /// Burn refused to combine two dtypes inside a scope, or outside in a dry run.
     #[error(
         "two dtypes meet {}. {}Burn says: {message}",

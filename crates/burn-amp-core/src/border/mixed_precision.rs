@@ -2,7 +2,7 @@ use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_amp_kernels::{UnsupportedDType, refuses_two_dtypes};
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use crate::error::{AmpError, or_panic};
@@ -61,6 +61,10 @@ struct Shared {
     in_learner: AtomicBool,
     /// Whether a model was attached.
     attached: AtomicBool,
+    /// How many of its closures run.
+    running: AtomicUsize,
+    /// The parameter that was read last on a thread that is in no scope, while one ran on another.
+    read_elsewhere: Mutex<Option<Arc<str>>>,
     /// Whether it computes on devices that do not refuse two dtypes.
     allows_unchecked: bool,
     /// Devices that tensors have come from, and that are fine.
@@ -130,6 +134,8 @@ impl MixedPrecision {
                 observer: Mutex::default(),
                 in_learner: AtomicBool::new(false),
                 attached: AtomicBool::new(false),
+                running: AtomicUsize::new(0),
+                read_elsewhere: Mutex::default(),
                 allows_unchecked,
                 devices: Mutex::default(),
             }),
@@ -282,6 +288,28 @@ impl MixedPrecision {
     /// Whether a model was attached to it.
     pub(crate) fn is_attached(&self) -> bool {
         self.shared.attached.load(Ordering::Relaxed)
+    }
+
+    /// Runs a closure of a scope, which catches panics.
+    pub(crate) fn run<R>(&self, closure: impl FnOnce() -> R) -> R {
+        if self.shared.running.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.take_read_elsewhere();
+        }
+        let result = closure();
+        self.shared.running.fetch_sub(1, Ordering::Relaxed);
+        result
+    }
+
+    /// A parameter is read in no scope.
+    pub(crate) fn note_read_elsewhere(&self, path: &Arc<str>) {
+        if self.shared.running.load(Ordering::Relaxed) > 0 {
+            *locked(&self.shared.read_elsewhere) = Some(path.clone());
+        }
+    }
+
+    /// The parameter that was read last on a thread that is in no scope, while one ran on another.
+    pub(crate) fn take_read_elsewhere(&self) -> Option<Arc<str>> {
+        locked(&self.shared.read_elsewhere).take()
     }
 
     /// Says whether a bare `autocast` opens scopes, in a `Learner`. Returns what was so before.

@@ -149,6 +149,13 @@ fn explain(amp: &MixedPrecision, open: &Open, panic: Box<dyn Any + Send>) -> Amp
     if let Some(error) = REFUSED.take().filter(|error| error.to_string() == message) {
         return error;
     }
+    let elsewhere = amp.take_read_elsewhere();
+    if let Some(path) = elsewhere.filter(|_| OF_THREADS.iter().any(|said| message.contains(said))) {
+        return AmpError::OtherThread {
+            parameter: path.to_string(),
+            dtype: open.side.dtype.into(),
+        };
+    }
     let last = locked(&open.notes).last_read.clone();
     dtype_clash(panic, open.side.dtype.into(), last, amp.is_attached())
 }
@@ -182,6 +189,9 @@ const CLASHES: [&str; 6] = [
     "data type mismatch",
     "must have the same dtype",
 ];
+
+/// What a thread's panic is where another one has joined it: what it said is lost.
+const OF_THREADS: [&str; 2] = ["Any { .. }", "a scoped thread panicked"];
 
 /// The scope whose half precision the thread is in; none in an island, or outside.
 fn innermost() -> Option<Arc<Open>> {
@@ -232,7 +242,8 @@ impl MixedPrecision {
     /// [`AmpError::HalfPrecisionInput`] if a half-precision tensor that requires gradients comes in from outside,
     /// [`AmpError::HalfPrecisionLeaf`] if such a parameter is read, [`AmpError::CapturedOutput`] if an f32 tensor that
     /// requires gradients is returned, [`AmpError::NotAttached`] if what is returned requires gradients although nothing that does has come in,
-    /// [`AmpError::DTypeClash`] if Burn panics because of two dtypes inside,
+    /// [`AmpError::DTypeClash`] if Burn panics because of two dtypes inside, [`AmpError::OtherThread`] if a thread that `forward` waits for panics, and
+    /// parameters were read there,
     /// [`AmpError::UnsupportedDType`] and [`AmpError::UncheckedDTypes`] as [`check_device`](Self::check_device),
     /// [`AmpError::BackwardInside`] if `forward` itself calls `backward` and the loss scale is not 1. [`AmpError::InvalidValue`] for a
     /// [`rescaled`] region whose power of two is outside -126 to 126.
@@ -263,7 +274,8 @@ impl MixedPrecision {
             amp: Some(self.clone()),
             ..here
         };
-        let result = frame.run(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
+        let forward = || catch_unwind(AssertUnwindSafe(|| forward(input)));
+        let result = self.run(|| frame.run(forward));
         let mut notes = locked(&open.notes);
         notes.is_closed = true;
         if let Some(path) = notes.last_read.clone().filter(|_| open.dry.is_none()) {
@@ -350,6 +362,9 @@ impl MixedPrecision {
     /// The value of a parameter where it is read.
     pub(crate) fn read(&self, path: &Arc<str>, base: AnyTensor) -> AnyTensor {
         let Some(open) = innermost().filter(|open| open.amp.is(self)) else {
+            if HERE.with_borrow(|here| !here.is_inside) {
+                self.note_read_elsewhere(path);
+            }
             return base;
         };
         let dtype = base.dtype();

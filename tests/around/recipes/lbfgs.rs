@@ -33,11 +33,9 @@ fn fit(amp: &MixedPrecision, rate: f64) -> Fitted {
         let grads = grads.unwrap();
         scaler.observe(&grads).unwrap();
         scaler.update().unwrap();
-        if !value.is_finite() {
-            fitted.infinite += 1;
-            break (f64::INFINITY, grads.into_params());
-        } else if !grads.status().has_overflow() {
-            break (value, grads.into_params());
+        fitted.infinite += usize::from(!value.is_finite());
+        if !grads.status().has_overflow() || !value.is_finite() {
+            break (value.min(f64::MAX), grads.into_params());
         }
         fitted.repeated += 1;
     };

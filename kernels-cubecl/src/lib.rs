@@ -77,4 +77,4 @@ pub use status::{copied, is_known_now};
 pub use step::{UpdateRow, UpdateRule};
 pub use two_dtypes::refuses_two_dtypes;
 pub use update::{can_update, update};
-pub use watch::{EventStatus, PassedGradient, UnreadEvent, Watch};
+pub use watch::{EventStatus, PassedGradient, UnreadEvent, Watch, can_watch};

@@ -1,3 +1,4 @@
+use burn::backend::{Backend, Dispatch};
 use burn::tensor::{Device, FloatDType, Tensor, bf16, f16};
 use std::sync::Arc;
 
@@ -37,6 +38,12 @@ impl Watch {
     pub fn of_passing(callback: impl Fn(PassedGradient) + Send + Sync + 'static) -> Self {
         Self(Callback::Passed(Arc::new(callback)))
     }
+}
+
+/// Whether a watch of gradients is called on a device: on those whose measures can be read.
+pub fn can_watch(device: &Device) -> bool {
+    let name = Dispatch::name(device.clone().inner().as_dispatch());
+    ["flex", "cubecl"].iter().any(|known| name.contains(known))
 }
 
 impl std::fmt::Debug for Watch {

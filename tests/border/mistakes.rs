@@ -286,6 +286,47 @@ fn a_clash_names_f64_inputs_and_targets() {
     assert!(!error.to_string().contains("f64"), "{error}");
 }
 
+/// Its gradient would be too small by the loss scale. What leaves a part in f32 has it.
+#[test]
+fn a_cast_of_its_own_out_of_a_scope_is_warned_of() {
+    let name = "a_cast_of_its_own_out_of_a_scope_is_warned_of";
+    let Some(said) = said_in_child(module_path!(), name) else {
+        let amp = f16(two(9));
+        let gain = gain(&amp);
+        let backward_of = |carry: fn(Tensor<1>) -> Tensor<1>| {
+            let mut carried = None;
+            amp.autocast(ones(), |x| {
+                let hidden = gain.forward(x);
+                carried = Some(carry(hidden.clone()));
+                hidden
+            });
+            backward(carried.unwrap().sum(), &gain)
+        };
+        let by_hand = |x: Tensor<1>| x.cast(FloatDType::F32);
+        let in_region = |x: Tensor<1>| {
+            let mut wide = None;
+            in_f32(x, |x| wide = Some(x));
+            wide.unwrap()
+        };
+        let right = backward_of(in_region);
+        assert_eq!(gradient(&right, gain.factor.id), [1.0; 2]);
+        amp.autocast(ones(), |x| gain.forward(x)).sum().backward();
+        eprintln!("now");
+        let wrong = backward_of(by_hand);
+        assert_eq!(gradient(&wrong, gain.factor.id), [two(-9) as f32; 2]);
+        return;
+    };
+    let (before, after) = said.split_once("now").unwrap();
+    assert!(!before.contains("lacks the loss scale"), "{before}");
+    says(
+        after,
+        [
+            "the gradient of `factor` lacks the loss scale",
+            "`amp.check`",
+        ],
+    );
+}
+
 /// It has no scope: Burn's panic is lost where the thread is joined.
 #[test]
 fn a_forward_pass_on_a_thread_without_the_scope_is_named() {

@@ -1,7 +1,7 @@
 //! The border of half precision: what is known of a scope that is open, and the casts over its border.
 
-use burn::tensor::{DType, FloatDType};
-use burn_amp_kernels::{Factor, Watch};
+use burn::tensor::{DType, Device, FloatDType};
+use burn_amp_kernels::{Factor, Watch, can_watch};
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, Once};
 
@@ -45,6 +45,8 @@ pub(crate) struct ScopeNotes {
     pub(crate) last_read: Option<Arc<str>>,
     /// Whether a tensor that requires gradients has come in, parameters included.
     pub(crate) has_gradients: bool,
+    /// Whether gradients come back into it through a watch, and none has so far.
+    pub(crate) awaits_gradients: bool,
     /// Whether the closure has returned.
     pub(crate) is_closed: bool,
     /// Of the enclosing scope, to which its results go back in half precision.
@@ -148,11 +150,21 @@ impl Open {
         f64::from(exponent).exp2()
     }
 
+    /// Whether gradients are multiplied by something.
+    fn has_scale(&self) -> bool {
+        self.side.scale != 1.0 || (self.side.device_step.is_some() && self.amp.loss_scale() != 1.0)
+    }
+
     /// Looks at the output too: an overflow in the forward pass is not caused by the scale.
     pub(crate) fn watch_scope(&self) -> Watch {
         let amp = self.amp.clone();
         let place = EventPlace::Scope(self.number, self.region.clone());
-        Watch::new(move |event| amp.live().add_event(place.clone(), event))
+        let notes = self.notes.clone();
+        locked(&notes).awaits_gradients = self.has_scale();
+        Watch::new(move |event| {
+            locked(&notes).awaits_gradients = false;
+            amp.live().add_event(place.clone(), event);
+        })
     }
 
     pub(crate) fn watch(&self, place: EventPlace) -> Watch {
@@ -168,7 +180,9 @@ impl Open {
         let is_watched = self.amp.is_scaled() && self.dry.is_none();
         let amp = is_watched.then(|| self.amp.clone())?;
         let place = place(self.number, self.region.clone());
+        let returned = matches!(place, EventPlace::Return(..)).then(|| self.notes.clone());
         Some(Watch::of_passing(move |gradient| {
+            (returned.iter()).for_each(|notes| locked(notes).awaits_gradients = false);
             amp.live().keep_gradient(place.clone(), gradient);
         }))
     }
@@ -268,12 +282,16 @@ impl Open {
             let place = EventPlace::Parameter(self.number, self.region.clone());
             let (notes, path, amp) = (self.notes.clone(), path.clone(), self.amp.clone());
             Watch::of_passing(move |gradient| {
+                let awaits_gradients = locked(&notes).awaits_gradients;
                 if is_scaled && let Some(notes) = ScopeNotes::running(notes.clone()) {
                     let mut notes = locked(&notes);
                     let parameter = path.to_string();
                     let error = AmpError::BackwardInside { parameter };
                     notes.refused.get_or_insert(error);
                 } else if is_step {
+                    if awaits_gradients {
+                        warn_of_a_leak(&path, &gradient.device());
+                    }
                     amp.live().keep_gradient(place.clone(), gradient);
                 }
             })
@@ -298,7 +316,8 @@ impl Open {
         if let Some(dry) = &self.dry {
             dry.leaves(&tensor, &self.amp, to.is_outside());
         } else if watch.is_some() && to.is_outside() {
-            SCALES_GRADIENTS.set(SCALES_GRADIENTS.get() || tensor.is_tracked());
+            SCALES_GRADIENTS
+                .set(SCALES_GRADIENTS.get() || (tensor.is_tracked() && self.has_scale()));
             warn_of_a_loss(&tensor);
         }
         self.cross(&self.side, to, tensor, watch)
@@ -308,8 +327,12 @@ impl Open {
     pub(crate) fn widen(&self, tensor: AnyTensor) -> AnyTensor {
         match self.side.holds(tensor.dtype()) {
             true => {
+                // What is carried out of a part in f32 has the scale.
+                let notes = self.notes.clone();
+                let returns = || Watch::of_arrival(move || locked(&notes).awaits_gradients = false);
                 let watch = self.watch_island(&tensor, EventPlace::Return);
-                self.cross(&self.side, &Side::OUTSIDE, tensor, watch.as_ref())
+                let watch = watch.unwrap_or_else(returns);
+                self.cross(&self.side, &Side::OUTSIDE, tensor, Some(&watch))
             }
             false => tensor.cast(FloatDType::F32),
         }
@@ -323,6 +346,19 @@ impl Open {
     pub(crate) fn take_refused(&self) -> Option<AmpError> {
         locked(&self.notes).refused.take()
     }
+}
+
+/// A gradient has come to a parameter of a scope into which none came back.
+fn warn_of_a_leak(path: &str, device: &Device) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        if can_watch(device) {
+            warn!(
+                "the gradient of `{path}` lacks the loss scale, and is too small by it: a tensor left `autocast` by a cast of its own, and not as what the \
+                 closure returns. Return it, or cast it in `in_f32`; `amp.check` finds such tensors"
+            );
+        }
+    });
 }
 
 /// A scalar cannot carry the loss scale: its gradient starts at 1 and is multiplied beyond f16 at once.

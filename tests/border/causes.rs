@@ -378,13 +378,13 @@ const EXECUTORS: [(&str, Executor); 10] = [
     }),
 ];
 
-#[test]
-fn what_was_not_finite_first_is_the_cause_in_any_graph() {
-    // A recorded step has one scope, and on a device with graphs no input of its own requires gradients.
+/// In any graph, with something bad anywhere.
+#[track_caller]
+fn assert_causes(executors: &[(&str, Executor)]) {
     let mut wrong = Vec::new();
     for ((what, expected, loss), (executor, run)) in cases()
         .iter()
-        .flat_map(|case| EXECUTORS.map(|executor| (case, executor)))
+        .flat_map(|case| executors.iter().map(move |executor| (case, executor)))
     {
         let found = run(*loss);
         if found != *expected {
@@ -392,4 +392,14 @@ fn what_was_not_finite_first_is_the_cause_in_any_graph() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_was_not_finite_first_is_the_cause_whoever_steps() {
+    assert_causes(&EXECUTORS[5..]);
+}
+
+#[test]
+fn what_was_not_finite_first_is_the_cause_of_a_window_too() {
+    assert_causes(&EXECUTORS[..5]);
 }

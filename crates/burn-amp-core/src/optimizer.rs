@@ -299,7 +299,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// [`AmpError::InvalidValue`] for a learning rate that is NaN, or infinite as an f32, and for a setting of this or of a fused optimizer that is out of
     /// its range. [`AmpError::ForeignRecord`] if an open window belongs
     /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if hooks reject too many steps in a row,
-    /// [`AmpError::LossNotFinite`] if the model's output or the gradient of the loss is infinite or NaN too many times in a row, and [`AmpError::TwoPrecisions`]
+    /// [`AmpError::LossNotFinite`] if the model's output or the gradient of the loss is infinite or NaN too many times in a row,
+    /// [`AmpError::UnknownCause`] if gradients are, of which scopes gave finite ones, and [`AmpError::TwoPrecisions`]
     /// if gradients overflow as often in the scopes of another handle. [`AmpError::UnfrozenBase`] if the base of a low-rank adapter has
     /// gradients. [`AmpError::InvalidValue`] for a hook's factor outside (0, 1].
     pub fn try_step<M: Module>(

@@ -4,7 +4,8 @@ use std::sync::mpsc::{Receiver, channel};
 
 use burn::tensor::{FloatDType, Tensor};
 use burn_amp_kernels::{
-    EventStatus, Factor, Reading, Status, UnreadEvent, Watch, scaled_cast, watched_cast,
+    EventStatus, Factor, PassedGradient, Reading, ScaleState, Status, TensorList, UnreadEvent,
+    Watch, inspect, scaled_cast, watched_cast,
 };
 
 use crate::device::has_kernels;
@@ -209,4 +210,83 @@ fn events_are_kept() {
     let received: Vec<UnreadEvent> = received.try_iter().collect();
     let backwards: Vec<f64> = received.into_iter().rev().map(largest).collect();
     assert_eq!(backwards, [4.0, 8.0, 2.0, 4.0]);
+}
+
+/// The event of gradients that pass casts of one kind, measured once both are there, and their tensors' numbers.
+fn passed(pair: Pair, gradients: [&[f32]; 2]) -> Option<(UnreadEvent, [u64; 2])> {
+    let (sender, received) = channel();
+    let watch = Watch::of_passing(move |gradient| sender.send(gradient).unwrap());
+    for gradient in gradients {
+        let found = grad([&[1.0; 2], gradient], pair, 2.0, &watch);
+        assert_same(
+            &found,
+            &gradient.iter().map(|value| 2.0 * value).collect::<Vec<_>>(),
+        );
+    }
+    let passed: Vec<PassedGradient> = received.try_iter().collect();
+    let numbers = passed.iter().map(PassedGradient::node).collect::<Vec<_>>();
+    let event = PassedGradient::measure(passed).unwrap()?;
+    Some((event, numbers.try_into().unwrap()))
+}
+
+#[test]
+fn gradients_that_pass_are_measured_together_and_later() {
+    assert!(PassedGradient::measure(Vec::new()).unwrap().is_none());
+    for pair in pairs() {
+        for (second, finite) in [([0.0, 4.0], true), ([f32::NAN, 4.0], false)] {
+            let found = passed(pair, [&[3.0, 0.0], &second]);
+            assert_eq!(found.is_some(), has_kernels());
+            if let Some((event, [first, second])) = found {
+                let found = event.read().expect("a device that can be read");
+                assert!(first < second && found.output_finite && !found.overflow);
+                assert_eq!((found.gradient_finite, found.elements), (finite, 4));
+                assert_eq!((found.max_abs, found.norm), (8.0, 10.0));
+            }
+        }
+    }
+}
+
+/// The scale falls for what half precision has made alone: it came finite, and overflowed then, or left infinite.
+#[test]
+fn a_scale_on_the_device_falls_for_its_own_overflow() {
+    if !has_kernels() {
+        return;
+    }
+    let pair = (narrowest(), FloatDType::F32);
+    let (bad, fine) = ([f32::INFINITY, 1.0], [3.0, 1.0]);
+    let (watch, received) = watch();
+    let at_border = |gradients: &[f32]| {
+        grad([&[1.0; 2], gradients], pair, on_device(1024.0, 1.0), &watch);
+        received.try_iter().last().unwrap()
+    };
+    let given = |gradients: &[f32]| passed(pair, [gradients, &fine]).unwrap().0;
+    let largest = if pair.0 == FloatDType::F16 {
+        64.0
+    } else {
+        2f32.powi(118)
+    };
+    let cases = [
+        (&fine, Some(&bad), 512.0),
+        (&fine, Some(&fine), 1024.0),
+        (&fine, None, 512.0),
+        (&[largest, 0.0], Some(&fine), 512.0),
+        (&[largest / 2.0, 0.0], Some(&fine), 1024.0),
+        (&bad, Some(&bad), 1024.0),
+    ];
+    for (came, left, expected) in cases {
+        let event = at_border(came);
+        let given: Vec<_> = left.map(|left| given(left)).into_iter().collect();
+        for (gradients, expected) in [(&bad, expected), (&fine, 1024.0)] {
+            let mut list = TensorList::new();
+            list.push(tensor::<1>(gradients, [2], FloatDType::F32));
+            let device = tensor::<1>(&[0.0], [1], FloatDType::F32).device().inner();
+            let scale = ScaleState::new(1024.0).upload(&device);
+            let next = scale.advance(&inspect(list).unwrap(), Some(&event), &given);
+            assert_eq!(
+                next.read().scale,
+                expected,
+                "{came:?} {left:?} {gradients:?}"
+            );
+        }
+    }
 }

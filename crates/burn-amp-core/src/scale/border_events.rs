@@ -268,7 +268,7 @@ impl BorderEvent {
 
     /// Whether there are so many events that they should be folded.
     pub(crate) fn are_many(count: usize) -> bool {
-        count >= MANY && count.is_multiple_of(MANY / 2)
+        count >= MANY
     }
 
     /// Measures what many gradients are kept for. Does not wait.

@@ -53,7 +53,7 @@ impl GradScaler {
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
     /// [`AmpError::UpdateMissing`] if these parameters were stepped already, [`AmpError::GradientShape`] if a gradient does not have
     /// its parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is NaN, or infinite as an f32, and for a setting of a fused optimizer; nothing
-    /// is counted then. [`AmpError::LossNotFinite`] and [`AmpError::TwoPrecisions`] for such a cause too many times in a row. Neither
+    /// is counted then. [`AmpError::LossNotFinite`], [`AmpError::UnknownCause`] and [`AmpError::TwoPrecisions`] for such a cause too many times in a row. Neither
     /// parameters, optimizer state nor loss scale change on any of them.
     pub fn try_step<O: ModuleOptim, M: Module>(
         &mut self,

@@ -91,7 +91,7 @@ impl ScaleState {
     /// Moves the scale after a step: what [`DeviceScale::advance`](crate::DeviceScale::advance) does, on the host. A step may have been skipped; if
     /// the scale is not the cause, that `spares` it.
     pub fn advance(&mut self, skipped: bool, spares: bool) {
-        self.become_next(|state, next| advance(state, next, skipped, spares));
+        self.become_next(|state, next| advance(state, next, skipped, false, spares));
     }
 
     /// As [`advance`](Self::advance), for a scale that moves by other numbers than this one's: counts a step and leaves the scale as it is.
@@ -122,6 +122,13 @@ pub(crate) fn is_bad(rows: &[f32], row: usize) -> bool {
     rows[at + 2] + rows[at + 3] + rows[at + 4] + rows[at + 5] > 0.0f32
 }
 
+/// Whether no value of the tensor that a row of a status is of is both finite and other than zero.
+#[cfg_attr(feature = "cubecl", cube)]
+pub(crate) fn is_zero(rows: &[f32], row: usize) -> bool {
+    // The number itself may be too small for a GPU's comparison.
+    rows[row * FIELDS + MAX_ABS].to_bits() == 0u32
+}
+
 /// Whether no scale is the cause of values that are not finite: they were so where they `arrived` at the border, in the first row; or nothing
 /// overflowed there, and half precision has `given` none.
 #[cfg_attr(feature = "cubecl", cube)]
@@ -131,9 +138,10 @@ pub(crate) fn spares(arrived: &[f32], given: bool, state: &[u32], largest: f32) 
     is_bad(arrived, 0usize) || !(overflows || given)
 }
 
-/// Counts a step, which may have been skipped, and moves the scale, unless a skip `spares` it. `next` is the state before.
+/// Counts a step, which may have been skipped, and moves the scale, unless a skip `spares` it. Gradients that are all zero move none whose interval
+/// follows the run; PyTorch counts them. `next` is the state before.
 #[cfg_attr(feature = "cubecl", cube)]
-pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, spares: bool) {
+pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, is_zero: bool, spares: bool) {
     next[word::STEPS] = state[word::STEPS] + 1u32;
     next[word::FOUND] = 0u32;
     if skipped {
@@ -141,7 +149,8 @@ pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, spares: bo
         // 1.0.
         next[word::FOUND] = 0x3F80_0000u32;
     }
-    if state[word::DYNAMIC] > 0u32 && !(skipped && spares) {
+    let is_nothing = !skipped && is_zero && state[word::LONGEST] > 0u32;
+    if state[word::DYNAMIC] > 0u32 && !is_nothing && !(skipped && spares) {
         let moves = count(state, next, skipped);
         if moves && skipped {
             let lowered = capped(state) * f32::from_bits(state[word::BACKOFF]);

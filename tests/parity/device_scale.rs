@@ -92,6 +92,36 @@ fn the_device_moves_it_as_the_host_does() {
     });
 }
 
+/// By PyTorch's rule they do.
+#[test]
+fn zeros_count_on_the_device_where_they_do_on_the_host() {
+    let advance = advancing();
+    let mut list = TensorList::new();
+    list.push(Tensor::<1>::zeros([3], &Device::default()));
+    let (zeros, shown) = (inspect(list).unwrap(), GradientStatus::default());
+    let shown = shown.with_max_abs(0.0);
+    for (schedule, scale) in [
+        (Schedule::GrowthInterval, 2f32.powi(19)),
+        (Schedule::adaptive_interval(), 2f32.powi(17)),
+    ] {
+        let config = GradScalerConfig::new().with_growth_interval(2);
+        let mut host = config.with_schedule(schedule).schedule().unwrap();
+        let mut state = host.on_device().unwrap().upload(&Device::default());
+        for is_zero in [false, true, true, true, true, false] {
+            host = match is_zero {
+                true => host.adjust((StepOutcome::Stepped, &shown)),
+                false => host.adjust(StepOutcome::Stepped),
+            };
+            state = match is_zero {
+                true => state.advance(&zeros, None, &[]),
+                false => advance(state, false),
+            };
+        }
+        assert_same(&host, &state.read());
+        assert_eq!(host.scale(), scale, "{schedule:?}");
+    }
+}
+
 /// Where scale and factors are powers of two, too: `parity_torch_scale_schedule` has the others.
 #[test]
 fn what_only_the_host_knows() {

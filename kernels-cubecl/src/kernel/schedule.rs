@@ -17,8 +17,10 @@ pub fn advance(
     largest: f32,
 ) {
     let mut skipped = false.runtime();
+    let mut is_zero = true.runtime();
     for row in 0..rows.len() / FIELDS {
         skipped = skipped || rule::is_bad(rows, row);
+        is_zero = is_zero && rule::is_zero(rows, row);
     }
     let mut spares = false.runtime();
     if comptime!(border.len() > 0) {
@@ -35,7 +37,7 @@ pub fn advance(
     for at in 0..state.len() {
         next[at] = state[at];
     }
-    rule::advance(state, next, skipped, spares);
+    rule::advance(state, next, skipped, is_zero, spares);
 }
 
 /// Decides rows of an update, a unit for each.

@@ -126,16 +126,17 @@ fn mul_cast(
 
 /// The state of a loss scale after a step.
 fn advance([state, rows]: [FlexTensor; 2], border: Vec<FlexTensor>, largest: f32) -> FlexTensor {
-    let state = words(state);
+    let (state, rows) = (words(state), numbers(rows));
     let any = |rows: &[f32]| (0..rows.len() / FIELDS).any(|row| is_bad(rows, row));
-    let skipped = any(&numbers(rows));
+    let skipped = any(&rows);
+    let is_zero = (0..rows.len() / FIELDS).all(|row| rule::is_zero(&rows, row));
     let mut border = border.into_iter().map(numbers);
     let spares = border.next().is_some_and(|arrived| {
         let is_given = border.next().is_none_or(|given| any(&given));
         rule::spares(&arrived, is_given, &state, largest)
     });
     let mut moved = state.clone();
-    rule::advance(&state, &mut moved, skipped, spares);
+    rule::advance(&state, &mut moved, skipped, is_zero, spares);
     FlexTensor::from_data(data_of(moved, [WORDS]))
 }
 

@@ -47,12 +47,12 @@ impl FusedConfig for SgdConfig {
     }
 
     fn settings(&self) -> Result<Settings, AmpError> {
-        let fields = Fields::of(self);
+        let fields = Fields::of(self, &["weight_decay", "momentum", "gradient_clipping"])?;
         let mut row = UpdateRow {
             decay: fields.penalty()?,
             ..UpdateRow::default()
         };
-        let momentum = fields.part("momentum");
+        let momentum = fields.part("momentum", &["momentum", "dampening", "nesterov"])?;
         if let Some(part) = &momentum {
             row.beta_1 = part.at_least_0("momentum")?;
             row.factor_1 = (1.0 - part.number("dampening", .., "")?) as f32;
@@ -78,11 +78,11 @@ impl FusedConfig for AdamConfig {
     }
 
     fn settings(&self) -> Result<Settings, AmpError> {
-        let fields = Fields::of(self);
+        let fields = Fields::of_moments(self, &["amsgrad"])?;
         let kernel = UpdateRule::Adam {
             amsgrad: fields.flag("amsgrad"),
         };
-        fields.of_moments(kernel, fields.penalty()?)
+        fields.moments(kernel, fields.penalty()?)
     }
 }
 
@@ -98,12 +98,12 @@ impl FusedConfig for AdamWConfig {
     }
 
     fn settings(&self) -> Result<Settings, AmpError> {
-        let fields = Fields::of(self);
+        let fields = Fields::of_moments(self, &["amsgrad", "cautious_weight_decay"])?;
         let kernel = UpdateRule::AdamW {
             amsgrad: fields.flag("amsgrad"),
             cautious: fields.flag("cautious_weight_decay"),
         };
-        fields.of_moments(kernel, fields.at_least_0("weight_decay")?)
+        fields.moments(kernel, fields.at_least_0("weight_decay")?)
     }
 }
 
@@ -163,18 +163,51 @@ impl Rule {
     }
 }
 
-/// A configuration as it would be saved: Burn's fields are private.
+/// A configuration as it would be saved: Burn's fields are private. It has all those that are asked for.
+#[derive(Debug)]
 struct Fields(Value);
 
 impl Fields {
-    fn of(config: &impl Config) -> Self {
+    fn of(config: &impl Config, fields: &[&'static str]) -> Result<Self, AmpError> {
         // Plain data without maps or foreign types: there is no way for it to fail.
-        Self(serde_json::to_value(config).expect("a configuration is plain data"))
+        Self::with(
+            serde_json::to_value(config).expect("a configuration is plain data"),
+            fields,
+        )
     }
 
-    fn part(&self, field: &str) -> Option<Self> {
-        let part = &self.0[field];
-        (!part.is_null()).then(|| Self(part.clone()))
+    fn of_moments(config: &impl Config, more: &[&'static str]) -> Result<Self, AmpError> {
+        let both = [
+            "beta_1",
+            "beta_2",
+            "epsilon",
+            "weight_decay",
+            "grad_clipping",
+        ];
+        Self::of(config, &[&both, more].concat())
+    }
+
+    /// Refuses a configuration of another Burn, in which a field has another name: what is not found would be turned off.
+    fn with(value: Value, fields: &[&'static str]) -> Result<Self, AmpError> {
+        match fields.iter().find(|field| value.get(field).is_none()) {
+            None => Ok(Self(value)),
+            Some(field) => {
+                let allowed = "in it: this fused optimizer was written for Burn 0.22. Use Burn's own optimizer";
+                Err(AmpError::refused(
+                    field,
+                    "not a field of Burn's configuration",
+                    allowed,
+                ))
+            }
+        }
+    }
+
+    /// An option of several fields; none if it is off.
+    fn part(&self, field: &str, fields: &[&'static str]) -> Result<Option<Self>, AmpError> {
+        match &self.0[field] {
+            Value::Null => Ok(None),
+            part => Self::with(part.clone(), fields).map(Some),
+        }
     }
 
     fn flag(&self, field: &str) -> bool {
@@ -200,11 +233,11 @@ impl Fields {
 
     /// The decay that is added to the gradient.
     fn penalty(&self) -> Result<f32, AmpError> {
-        let part = self.part("weight_decay");
+        let part = self.part("weight_decay", &["penalty"])?;
         part.map_or(Ok(0.0), |part| part.at_least_0("penalty"))
     }
 
-    fn of_moments(&self, kernel: UpdateRule, decay: f32) -> Result<Settings, AmpError> {
+    fn moments(&self, kernel: UpdateRule, decay: f32) -> Result<Settings, AmpError> {
         let beta = |field| self.number(field, 0.0..1.0, "at least 0 and below 1");
         let (beta_1, beta_2) = (beta("beta_1")? as f32, beta("beta_2")? as f32);
         let row = UpdateRow {
@@ -221,10 +254,11 @@ impl Fields {
     }
 
     fn clipping(&self, field: &'static str) -> Result<Option<GradientClipping>, AmpError> {
-        let Some(clipping) = self.part(field) else {
+        let Some(clipping) = self.part(field, &[])? else {
             return Ok(None);
         };
         let by_value = clipping.0.get("Value").is_some();
+        let clipping = Self::with(clipping.0, if by_value { &[] } else { &["Norm"] })?;
         let threshold = clipping.number(if by_value { "Value" } else { "Norm" }, .., "")?;
         in_range(field, threshold, threshold > 0.0, "a threshold above 0")?;
         let threshold = threshold as f32;
@@ -232,5 +266,36 @@ impl Fields {
             true => GradientClipping::Value(threshold),
             false => GradientClipping::Norm(threshold),
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As another version of Burn may write it: what is not found is not taken for off.
+    #[test]
+    fn a_field_with_another_name_is_refused() {
+        let momentum = burn::optim::momentum::MomentumConfig::new();
+        let config = SgdConfig::new().with_momentum(Some(momentum));
+        let value = serde_json::to_value(config).unwrap();
+        let fields = ["momentum", "gradient_clipping"];
+        assert!(Fields::with(value.clone(), &fields).is_ok());
+        for (path, name) in [("", "gradient_clipping"), ("/momentum", "nesterov")] {
+            let mut renamed = value.clone();
+            let part = renamed
+                .pointer_mut(path)
+                .and_then(Value::as_object_mut)
+                .unwrap();
+            let taken = part.remove(name).unwrap();
+            part.insert(format!("new_{name}"), taken);
+            let read = Fields::with(renamed, &fields);
+            let read = read.and_then(|fields| fields.part("momentum", &["dampening", "nesterov"]));
+            let refused = read.unwrap_err().to_string();
+            assert!(
+                refused.contains(&format!("`{name}` is not a field")),
+                "{refused}"
+            );
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The border of half precision: scopes, what crosses them, and the loss scale that gradients carry inside.
 
+mod asked;
 mod beside_f32;
 mod calibrate;
 mod causes;

@@ -221,3 +221,23 @@ fn records_resume() {
         }
     }
 }
+
+/// One step here, and all others on another thread.
+#[test]
+fn it_sees_skips_of_steps_that_move_to_another_thread() {
+    let amp = amp();
+    let mut run = player(&amp);
+    let mut lr = ScaledLrScheduler::new(Counting(0), &amp);
+    let here = steps(&mut run, &mut lr, "+");
+    let mut there = String::new();
+    for call in ["-", "+", "-", "+"] {
+        let rate = lr.step().base();
+        there.push_str(&rate.to_string());
+        let step = || {
+            let grads = good_or_bad(&run, call == "+");
+            run.step(rate, grads)
+        };
+        std::thread::scope(|threads| threads.spawn(step).join().unwrap());
+    }
+    assert_eq!(here + &there, "12233");
+}

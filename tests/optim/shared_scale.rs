@@ -105,6 +105,112 @@ fn a_dropped_optimizer_is_not_waited_for() {
     assert_eq!(kept.counters().steps(), 1);
 }
 
+/// One that is made to read the scale, or to set it. Growth comes as without it, and fused steps need not wait, as a captured one must not.
+#[test]
+fn a_scaler_that_tests_nothing_is_not_waited_for() {
+    let amp = amp(1);
+    let mut one =
+        burn_amp_tests::Player::with(FusedSgd::new(SgdConfig::new()), player(&amp).model, &amp);
+    let mut looker = GradScaler::from(&amp);
+    let scales = [(); 4].map(|()| {
+        one.train(0.1, loss(&one, 0.001));
+        one.optim.synchronize().unwrap();
+        looker.loss_scale()
+    });
+    assert_eq!(scales, [2048.0, 4096.0, 8192.0, 16384.0]);
+    let captures = |one: &burn_amp_tests::Player<Linear, FusedSgd>| {
+        let of = |model: &Linear, x: Tensor<2>| amp.autocast(x, |x| model.forward(x)).mean();
+        CapturedStep::new(one.model.clone(), one.optim.clone(), of).err()
+    };
+    looker.set_loss_scale(1024.0).unwrap();
+    assert_eq!(captures(&one), None);
+    // From the first gradients on that it tests, it is.
+    let grads = looker.backward(loss(&one, 0.001), &one.model);
+    looker.unscale(grads, &one.model).map(drop).unwrap();
+    let error = captures(&one).unwrap();
+    is_error(&error, "CannotCapture", ["several optimizers"]);
+}
+
+/// Two scalers, each with a loss of its own. The second begins when the first has ended an iteration: it belongs to that.
+#[test]
+fn scalers_that_begin_one_after_another_are_in_one_iteration() {
+    let amp = amp(100);
+    let (model, mut optim) = (player(&amp).model, SgdConfig::new().init());
+    let mut scalers = [(); 2].map(|()| GradScaler::from(&amp));
+    let trackers = [(); 3].map(|()| {
+        for scaler in &mut scalers {
+            let output = amp.autocast(Tensor::<2>::ones([1, 2], &device()), |x| model.forward(x));
+            let grads = scaler.backward(output.mean() * 0.001, &model);
+            let grads = scaler.unscale(grads, &model).unwrap();
+            scaler.step(&mut optim, 0.0, model.clone(), grads);
+            scaler.update().unwrap();
+        }
+        scalers[0].growth_tracker()
+    });
+    // The first iteration ends with each of them, because nobody knows of the second.
+    assert_eq!(trackers, [2, 3, 4]);
+}
+
+#[test]
+fn a_setting_from_another_thread_loses_no_step() {
+    let amp = amp(1_000_000);
+    let mut setter = GradScaler::from(&amp);
+    let (mut one, is_over) = (player(&amp), Arc::new(AtomicUsize::new(0)));
+    let over = is_over.clone();
+    let sets = std::thread::spawn(move || {
+        let mut sets = 0;
+        while over.load(Ordering::Relaxed) == 0 {
+            setter.set_growth_interval(1_000_000 + sets % 2).unwrap();
+            sets += 1;
+        }
+        sets
+    });
+    for step in 1..200 {
+        one.train(0.1, loss(&one, 0.001));
+        let counted = one.optim.scaler().growth_tracker();
+        assert_eq!(counted, step);
+    }
+    is_over.store(1, Ordering::Relaxed);
+    assert!(sets.join().unwrap() > 100);
+}
+
+/// As metrics and schedulers see it.
+#[test]
+fn a_handle_shows_what_update_and_observe_have_done() {
+    let amp = amp(100);
+    let (model, mut optim) = (player(&amp).model, SgdConfig::new().init());
+    let mut scaler = GradScaler::from(&amp);
+    let mut read = 0;
+    for (call, factor) in "sssssou".chars().zip([
+        OVERFLOW, OVERFLOW, OVERFLOW, 0.001, OVERFLOW, 0.001, OVERFLOW,
+    ]) {
+        let output = amp.autocast(Tensor::<2>::ones([1, 2], &device()), |x| model.forward(x));
+        let grads = scaler.backward(output.mean() * factor, &model);
+        let grads = scaler.unscale(grads, &model).unwrap();
+        match call {
+            'o' => drop(scaler.observe(&grads).unwrap()),
+            _ => drop(scaler.step(&mut optim, 0.0, model.clone(), grads)),
+        }
+        assert_eq!(amp.last_outcome(), scaler.last_outcome(), "{call}");
+        match call {
+            'u' => scaler.update_to(64.0).unwrap(),
+            _ => scaler.update().unwrap(),
+        };
+        assert_eq!(amp.counters(), scaler.counters(), "{call}");
+        let (now, step) = amp.journal().step_after(read).unwrap();
+        assert_eq!(step.loss_scale, f64::from(amp.loss_scale()), "{call}");
+        read = now;
+    }
+    assert_eq!((read, amp.loss_scale()), (7, 64.0));
+    // Those that were dropped before an update count with it.
+    let output = amp.autocast(Tensor::<2>::ones([1, 2], &device()), |x| model.forward(x));
+    let grads = scaler.backward(output.mean(), &model);
+    drop(scaler.unscale(grads, &model).unwrap());
+    scaler.update().unwrap();
+    assert_eq!(amp.counters(), scaler.counters());
+    assert_eq!(amp.counters().discarded(), 1);
+}
+
 /// What was thrown away is the cause of no later skip, nor is an open window that is dropped. But a micro-batch that waits in a window
 /// for its test is not forgotten with one that is discarded.
 #[test]

@@ -23,7 +23,7 @@ pub use child::{child, child_folder, said_in_child};
 pub use files::Files;
 pub use fill::{address, device, fill, fill_with_ids, flex, gradients, random, wave};
 pub use log_max_again::LogMaxAgain;
-pub use logs::{captured, logs};
+pub use logs::{captured, listen, logs};
 pub use panics::{panic_message, quietly};
 pub use player::Player;
 pub use run::{Run, Snapshot, resumed};

@@ -1,10 +1,15 @@
 //! What burn-amp logs, on the thread that asks: every test has a thread of its own.
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
-use std::sync::{Mutex, Once};
+use std::sync::{Arc, Mutex, Once};
 use std::thread::{self, ThreadId};
 
 struct Logger;
+
+type Listener = Arc<dyn Fn() + Send + Sync>;
+
+/// What the logger calls at each line of any thread.
+static LISTENERS: Mutex<Vec<Listener>> = Mutex::new(Vec::new());
 
 static LINES: Mutex<Vec<(ThreadId, Level, String)>> = Mutex::new(Vec::new());
 
@@ -16,6 +21,8 @@ impl Log for Logger {
     fn log(&self, record: &Record) {
         if self.enabled(record.metadata()) {
             let line = record.args().to_string();
+            let listeners = LISTENERS.lock().unwrap().clone();
+            listeners.into_iter().for_each(|listener| listener());
             let here = thread::current().id();
             LINES.lock().unwrap().push((here, record.level(), line));
         }
@@ -24,13 +31,23 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// All that this thread has logged so far, `action` included.
-fn lines(action: impl FnOnce()) -> Vec<(Level, String)> {
+fn install() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
         log::set_logger(&Logger).unwrap();
         log::set_max_level(LevelFilter::Debug);
     });
+}
+
+/// From here on the logger calls `listener` at each line of any thread.
+pub fn listen(listener: impl Fn() + Send + Sync + 'static) {
+    install();
+    LISTENERS.lock().unwrap().push(Arc::new(listener));
+}
+
+/// All that this thread has logged so far, `action` included.
+fn lines(action: impl FnOnce()) -> Vec<(Level, String)> {
+    install();
     action();
     let (all, here) = (LINES.lock().unwrap(), thread::current().id());
     let mine = all.iter().filter(|(thread, ..)| *thread == here);

@@ -8,7 +8,7 @@ pub use crate::{
     gradients::running_statistics::Statistics,
     gradients::{StepGradients, by_device, placeholders, widened},
     journal::StepEntry,
-    lock::locked,
+    lock::{Guard, locked},
     optimizer::{InspectedStep, Stage, refused},
     record::{Container, OptimizerState, checkpoint},
     scale::defaults::{defaults, with_defaults},

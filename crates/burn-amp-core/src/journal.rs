@@ -4,10 +4,9 @@
 pub(crate) mod account;
 pub(crate) mod step_counters;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::{self, ThreadId};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::{
     gradients::status::GradientStatus, journal::account::Account,
@@ -28,15 +27,59 @@ pub struct Journal {
 
 #[derive(Default)]
 struct Entries {
-    /// Of each thread by itself: the workers of a training on several devices step in their own time.
-    calls: HashMap<ThreadId, Calls>,
-    steps: VecDeque<StepEntry>,
+    /// Of each thread that runs by itself: the workers of a training on several devices step in their own time.
+    calls: Vec<(Caller, Calls)>,
+    /// Of threads that have ended.
+    ended: Calls,
+    /// With the optimizers that have made them.
+    steps: VecDeque<(u64, StepEntry)>,
     /// Of all steps, those that are forgotten included.
     count: u64,
-    /// Of each optimizer.
-    counters: BTreeMap<u64, StepCounters>,
-    /// Of the optimizer that was called last.
-    last: Account,
+    /// Of each optimizer, as it counts on.
+    accounts: BTreeMap<u64, SharedAccount>,
+    last: Last,
+}
+
+/// The account of an optimizer, which a journal reads whenever it is asked.
+pub(crate) type SharedAccount = Arc<Mutex<Account>>;
+
+/// What the last call has done, of any optimizer.
+#[derive(Default)]
+struct Last {
+    optimizer: u64,
+    outcome: Option<StepOutcome>,
+    status: Option<GradientStatus>,
+}
+
+/// A thread, known as long as it runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller(Weak<()>);
+
+impl Caller {
+    /// This thread.
+    pub(crate) fn here() -> Self {
+        thread_local! {
+            static HERE: Arc<()> = Arc::default();
+        }
+        Self(HERE.try_with(Arc::downgrade).unwrap_or_default())
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
+/// The end of a call.
+#[derive(Clone, Debug)]
+pub(crate) struct Ended {
+    /// The loss scale after it.
+    pub(crate) loss_scale: f32,
+    /// Who was to step, with the learning rate of a scheduler; none of a step that is only observed.
+    pub(crate) caller: Option<Caller>,
 }
 
 /// How many calls have stepped, and how many have not: skips, micro-batches, discards.
@@ -62,32 +105,38 @@ pub struct StepEntry {
 /// Where a learning-rate scheduler has read to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor {
-    /// None if this thread had made no call.
-    own: Option<Calls>,
+    /// Of this thread.
+    own: Calls,
     all: Calls,
 }
 
 impl Journal {
-    /// Shows the account of an optimizer: with the loss scale after it, the call that it is of has ended; without one, no call has changed
-    /// it: it was loaded, or set back.
-    pub(crate) fn show(
-        &self,
-        optimizer: u64,
-        account: &Account,
-        thread: ThreadId,
-        ended_at: Option<f32>,
-    ) {
+    /// Shows the account of an optimizer, and what a call has done that has `ended`. None where no call has changed it: it was loaded, or set back.
+    pub(crate) fn show(&self, optimizer: u64, account: &SharedAccount, ended: Option<&Ended>) {
+        let now = locked(account).clone();
         let mut entries = locked(&self.entries);
-        if let Some(loss_scale) = ended_at {
-            entries.enter(account, thread, loss_scale);
+        if let Some(ended) = ended {
+            entries.enter(optimizer, &now, ended);
         }
-        entries.counters.insert(optimizer, account.counters);
-        entries.last = account.clone();
+        entries.accounts.insert(optimizer, account.clone());
+        entries.last = Last {
+            optimizer,
+            outcome: now.outcome,
+            status: now.status,
+        };
+    }
+
+    /// The scale after the last steps of an optimizer, so many: their iteration has ended since.
+    pub(crate) fn end_iteration(&self, optimizer: u64, steps: usize, loss_scale: f32) {
+        let mut entries = locked(&self.entries);
+        let own = entries.steps.iter_mut().rev();
+        let own = own.filter(|(by, _)| *by == optimizer).take(steps);
+        own.for_each(|(_, step)| step.loss_scale = loss_scale.into());
     }
 
     /// The counters of all optimizers start again.
     pub(crate) fn forget(&self) {
-        locked(&self.entries).counters.clear();
+        locked(&self.entries).accounts.clear();
     }
 
     /// What the last call has done, of any optimizer.
@@ -98,10 +147,15 @@ impl Journal {
 
     /// The counters of all optimizers together.
     pub fn counters(&self) -> StepCounters {
-        let entries = locked(&self.entries);
-        let counters = entries.counters.values().copied();
-        let sum = counters.reduce(StepCounters::and).unwrap_or_default();
-        sum.with_rows_of(entries.last.counters)
+        let (accounts, last) = {
+            let entries = locked(&self.entries);
+            let last = entries.accounts.get(&entries.last.optimizer).cloned();
+            (entries.accounts.clone(), last)
+        };
+        let counters = |account: &SharedAccount| locked(account).counters;
+        let sum = accounts.values().map(counters).reduce(StepCounters::and);
+        let rows = last.as_ref().map(counters).unwrap_or_default();
+        sum.unwrap_or_default().with_rows_of(rows)
     }
 
     /// How many steps were entered.
@@ -114,41 +168,66 @@ impl Journal {
         let entries = locked(&self.entries);
         let forgotten = entries.count - entries.steps.len() as u64;
         let read = read.max(forgotten);
-        let step = entries.steps.get((read - forgotten) as usize)?;
+        let (_, step) = entries.steps.get((read - forgotten) as usize)?;
         Some((read + 1, *step))
     }
 
     /// Where it ends now.
     pub(crate) fn cursor(&self) -> Cursor {
-        let entries = locked(&self.entries);
-        let calls = || entries.calls.values();
+        let (here, entries) = (Caller::here(), locked(&self.entries));
+        let own = entries.calls.iter().find(|(caller, _)| caller.is(&here));
+        let calls = entries.calls.iter().map(|(_, calls)| *calls);
         Cursor {
-            own: entries.calls.get(&thread::current().id()).copied(),
-            all: Calls {
-                applied: calls().map(|calls| calls.applied).sum(),
-                others: calls().map(|calls| calls.others).sum(),
-            },
+            own: own.map(|(_, calls)| *calls).unwrap_or_default(),
+            all: calls.fold(entries.ended, Calls::and),
         }
     }
 
-    /// Whether the optimizer was called since then, and has not stepped: on this thread, or on any if this one makes no calls.
+    /// Whether the optimizer was called since then, and has not stepped: on this thread, or on any if this one has made no calls since.
     pub(crate) fn is_held_since(&self, before: Cursor) -> bool {
         let now = self.cursor();
-        let (now, before) = match now.own {
-            Some(own) => (own, before.own.unwrap_or_default()),
-            None => (now.all, before.all),
+        let (now, before) = match now.own == before.own {
+            false => (now.own, before.own),
+            true => (now.all, before.all),
         };
         now.applied == before.applied && now.others != before.others
     }
 }
 
+impl Calls {
+    fn and(self, other: Self) -> Self {
+        Self {
+            applied: self.applied + other.applied,
+            others: self.others + other.others,
+        }
+    }
+}
+
 impl Entries {
+    /// The calls of a thread.
+    fn calls_of(&mut self, caller: &Caller) -> &mut Calls {
+        let known = self.calls.iter().position(|(known, _)| known.is(caller));
+        if let Some(at) = known {
+            return &mut self.calls[at].1;
+        }
+        let gone = self.calls.extract_if(.., |(caller, _)| caller.has_ended());
+        self.ended = gone.map(|(_, calls)| calls).fold(self.ended, Calls::and);
+        if caller.has_ended() {
+            return &mut self.ended;
+        }
+        self.calls.push((caller.clone(), Calls::default()));
+        let at = self.calls.len() - 1;
+        &mut self.calls[at].1
+    }
+
     /// Enters what a call has done.
-    fn enter(&mut self, account: &Account, thread: ThreadId, loss_scale: f32) {
-        let calls = self.calls.entry(thread).or_default();
-        match account.outcome {
-            Some(StepOutcome::Stepped) => calls.applied += 1,
-            _ => calls.others += 1,
+    fn enter(&mut self, optimizer: u64, account: &Account, Ended { loss_scale, caller }: &Ended) {
+        if let Some(caller) = caller {
+            let calls = self.calls_of(caller);
+            match account.outcome {
+                Some(StepOutcome::Stepped) => calls.applied += 1,
+                _ => calls.others += 1,
+            }
         }
         if !account.is_step {
             return;
@@ -157,12 +236,13 @@ impl Entries {
             self.steps.pop_front();
         }
         let status = account.status.as_ref();
-        self.steps.push_back(StepEntry {
+        let step = StepEntry {
             outcome: account.outcome,
-            loss_scale: loss_scale.into(),
+            loss_scale: (*loss_scale).into(),
             norm: status.map(GradientStatus::norm),
             zero_share: status.map(GradientStatus::zero_share),
-        });
+        };
+        self.steps.push_back((optimizer, step));
         self.count += 1;
     }
 }
@@ -177,5 +257,33 @@ pub(crate) fn new_optimizer() -> u64 {
 impl std::fmt::Debug for Journal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Journal")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// It remembers the calls of those that have ended, and not the threads.
+    #[test]
+    fn threads_that_have_ended_are_forgotten() {
+        let (journal, account) = (Journal::default(), SharedAccount::default());
+        let call = || {
+            let caller = Some(Caller::here());
+            let ended = Ended {
+                loss_scale: 1.0,
+                caller,
+            };
+            journal.show(0, &account, Some(&ended));
+        };
+        for _ in 0..100 {
+            thread::scope(|threads| threads.spawn(call).join().unwrap());
+        }
+        call();
+        assert_eq!(locked(&journal.entries).calls.len(), 1);
+        let cursor = journal.cursor();
+        assert_eq!((cursor.own.others, cursor.all.others), (1, 101));
     }
 }

@@ -49,6 +49,8 @@ pub use gradients::unscale::{histogram, inspect};
 pub use gradients::{ScaledGradients, UnscaledGradients, sum_of_devices};
 pub use journal::step_counters::StepCounters;
 #[doc(hidden)]
+pub use lock::{Origin, log_line};
+#[doc(hidden)]
 pub use log;
 pub use optimizer::ScaledOptimizer;
 pub use optimizer::lr_scheduler::ScaledLrScheduler;

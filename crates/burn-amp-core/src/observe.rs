@@ -91,6 +91,8 @@ impl GradScaler {
         if let Some(observer) = self.observer() {
             let status = self.last_status();
             observer.stepped(Stepped {
+                optimizer: self.ledger.optimizer(),
+                is_iteration_open: self.live().is_in_iteration(),
                 outcome,
                 loss_scale: self.loss_scale(),
                 status: status.as_ref(),

@@ -69,6 +69,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// for half-precision parameters.
     pub fn new(optim: O, scaler: impl Into<GradScaler>) -> Self {
         let scaler = scaler.into();
+        scaler.expect(false);
         Self {
             optim,
             scaler,

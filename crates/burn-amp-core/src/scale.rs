@@ -7,6 +7,7 @@ pub(crate) mod finding;
 pub(crate) mod in_flight;
 pub(crate) mod live_scale;
 pub(crate) mod loss_scale;
+pub(crate) mod members;
 pub(crate) mod regions;
 pub(crate) mod rehearsal;
 pub(crate) mod rescale;

@@ -31,7 +31,7 @@ use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use burn_amp_kernels::DeviceScale;
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::{Arc, MutexGuard, Once};
+use std::sync::{Arc, Once};
 
 mod accumulate;
 pub(crate) mod accumulation;
@@ -56,7 +56,7 @@ use crate::scaler::iteration::{Iteration, PendingFindings};
 use crate::{
     border::mixed_precision::MixedPrecision, error::AmpError, gradients::status::GradientStatus,
     gradients::unscale::unscale, journal::account::Account, journal::step_counters::StepCounters,
-    scale::border_events::BorderEvent, scale::device_step::DeviceStep,
+    lock::Guard, scale::border_events::BorderEvent, scale::device_step::DeviceStep,
     scale::live_scale::LiveScale, scaler::ledger::Ledger, scaler::loss_watch::LossWatch,
     values::dtype::is_half,
 };
@@ -312,6 +312,11 @@ impl GradScaler {
         }
     }
 
+    /// An iteration waits for its steps from now on. It `begins` to test gradients; an optimizer is waited for as soon as it is there.
+    pub(crate) fn expect(&self, begins: bool) {
+        self.live().expect(&self.ledger.page.member, begins);
+    }
+
     /// Unscales and tests gradients of any kind: into f32 (f64 for f64 parameters) or the parameter's dtype.
     pub(crate) fn test(
         &self,
@@ -319,6 +324,7 @@ impl GradScaler {
         entries: &Entries,
         in_own_dtype: bool,
     ) -> Result<UnscaledGradients, AmpError> {
+        self.expect(true);
         let found = || entries.gradients.clone();
         let tested = match grads {
             StepGradients::Unscaled(grads) => return Ok(grads),
@@ -436,7 +442,7 @@ impl GradScaler {
         (self.buffers).after_step(module, outcome, accepts_micro_batches, live);
     }
 
-    pub(crate) fn account(&self) -> MutexGuard<'_, Account> {
+    pub(crate) fn account(&self) -> Guard<'_, Account> {
         self.ledger.account()
     }
 
@@ -460,7 +466,7 @@ impl GradScaler {
         let is_unobserved = |amp: &MixedPrecision| amp.observer().is_none();
         self.is_enabled()
             && self.precision().is_some_and(is_unobserved)
-            && !live.is_shared()
+            && !live.is_moved_by_others(&self.ledger.page.member)
             && live.on_device().is_some()
             && self.iteration.seen.is_none()
     }
@@ -480,7 +486,8 @@ impl GradScaler {
         let schedule = self.schedule().restarted();
         self.restart_at(StepCounters::default());
         self.live().restart_at(schedule);
-        self.live().regions().restart();
+        let restarted = self.live().regions().lock().restart();
+        drop(restarted);
         self.show_loaded();
     }
 

@@ -1,15 +1,40 @@
-//! Warnings that reach a program without a logger too.
+//! Lines of the log, and warnings that reach a program without a logger too.
 
 use std::{fmt, io::Write, sync::Once};
 
-/// `log::warn!`. Without a logger, the first one goes to standard error: Burn's plain loops install none.
+/// `log::log!`, when the thread holds no lock of this crate.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! say {
+    ($level:expr, $($message:tt)*) => {
+        $crate::log_line(
+            $level,
+            $crate::Origin {
+                module: module_path!(),
+                file: file!(),
+                line: line!(),
+            },
+            format_args!($($message)*),
+        )
+    };
+}
+
+/// `log::warn!`, when the thread holds no lock of this crate. Without a logger, the first one goes to standard error: Burn's plain loops install none.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! warn {
     ($($message:tt)*) => {{
         $crate::to_standard_error(format_args!($($message)*));
-        $crate::log::warn!($($message)*);
+        $crate::say!($crate::log::Level::Warn, $($message)*);
     }};
+}
+
+macro_rules! info {
+    ($($message:tt)*) => { say!($crate::log::Level::Info, $($message)*) };
+}
+
+macro_rules! debug {
+    ($($message:tt)*) => { say!($crate::log::Level::Debug, $($message)*) };
 }
 
 /// Once in a process, and only if no logger is installed.

@@ -2,9 +2,10 @@
 
 use burn::train::train::WorkerFailure;
 use burn::train::{Interrupter, TrainingError};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
-use burn_amp_core::{AmpError, MixedPrecision, internal::locked};
+use burn_amp_core::internal::{Guard, locked};
+use burn_amp_core::{AmpError, MixedPrecision};
 
 /// What clones of one `MixedPrecision` know of its training.
 #[derive(Default)]
@@ -43,7 +44,7 @@ pub(super) fn forget_failure(amp: &MixedPrecision) {
     }
 }
 
-pub(super) fn state(amp: &MixedPrecision) -> MutexGuard<'_, State> {
+pub(super) fn state(amp: &MixedPrecision) -> Guard<'_, State> {
     let state = amp.extension::<Mutex<State>>();
     locked(state.expect("nothing else is kept there"))
 }

@@ -10,10 +10,12 @@ use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, tensor::kind::
 use std::any::Any;
 use std::mem::{swap, take};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use super::stepper::{Kind, Stepper};
-use burn_amp_core::internal::{Container, ParamTensors, StepOptions, Update, locked, placeholders};
+use burn_amp_core::internal::{
+    Container, Guard, ParamTensors, StepOptions, Update, locked, placeholders,
+};
 use burn_amp_core::{AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledOptimizer, StepError};
 use burn_amp_pipeline::PipelinedOptimizer;
 use burn_amp_pipeline::internal::{put, trained};
@@ -273,7 +275,7 @@ impl State {
 }
 
 impl Shared {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> Guard<'_, State> {
         // A step that has panicked has lost the model, and the run.
         locked(&self.0)
     }

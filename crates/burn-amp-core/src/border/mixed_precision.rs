@@ -3,14 +3,18 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_amp_kernels::{UnsupportedDType, refuses_two_dtypes};
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::error::{AmpError, or_panic};
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 use crate::values::{AnyTensor, SCOPED, is_half};
 use crate::{
-    border::observer::Observer, gradients::GradientStatus, journal::Journal,
-    journal::step_counters::StepCounters, lock::locked, scale::live_scale::LiveScale,
+    border::observer::Observer,
+    gradients::GradientStatus,
+    journal::Journal,
+    journal::step_counters::StepCounters,
+    lock::{Guard, locked},
+    scale::live_scale::LiveScale,
 };
 
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
@@ -219,7 +223,7 @@ impl MixedPrecision {
     /// now, beside the loss scale. By name; empty before the first of them is opened, or a record with some is loaded. Those of a record stay
     /// here and in later records, opened or not.
     pub fn regions(&self) -> Vec<(String, f32)> {
-        let regions = self.live().regions().states().into_iter();
+        let regions = self.live().regions().lock().states().into_iter();
         regions
             .map(|(name, region)| (name, region.schedule.scale()))
             .collect()
@@ -354,7 +358,7 @@ impl MixedPrecision {
     }
 
     /// Who follows the steps.
-    pub(crate) fn observer(&self) -> MutexGuard<'_, Option<Arc<dyn Observer>>> {
+    pub(crate) fn observer(&self) -> Guard<'_, Option<Arc<dyn Observer>>> {
         locked(&self.shared.observer)
     }
 

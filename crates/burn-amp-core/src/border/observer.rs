@@ -21,6 +21,10 @@ pub trait Observer: Any + Send + Sync {
 /// What a step has done. Host values.
 #[derive(Clone, Copy, Debug)]
 pub struct Stepped<'a> {
+    /// Who has made it: clones are one.
+    pub optimizer: u64,
+    /// Whether others that share the loss scale have not stepped yet in this iteration.
+    pub is_iteration_open: bool,
     /// None of gradients that were refused.
     pub outcome: Option<StepOutcome>,
     /// The loss scale after it.

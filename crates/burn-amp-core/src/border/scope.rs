@@ -381,7 +381,7 @@ impl MixedPrecision {
             // Of others, such as those of validation, no gradient comes.
             None if base.is_tracked() => {
                 let region = open.region.as_ref().map(|region| &region.name);
-                self.live().regions().read_in(region, path);
+                self.live().regions().lock().read_in(region, path);
             }
             _ => {}
         }

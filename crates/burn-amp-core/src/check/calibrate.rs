@@ -81,7 +81,7 @@ impl MixedPrecision {
                 status,
             })
         })?;
-        live.set_schedule(schedule.with_scale("loss_scale", scale)?);
+        live.change(|schedule| schedule.with_scale("loss_scale", scale))?;
         Ok(self.loss_scale())
     }
 }
@@ -149,7 +149,7 @@ fn search(
             "gradients leave no room for a loss scale of 1 in half precision: the loss is large, or its gradients are. The loss scale is {}",
             short(scale)
         ),
-        false => log::info!("the loss scale starts at {}", short(scale)),
+        false => info!("the loss scale starts at {}", short(scale)),
     }
     Ok(scale)
 }

@@ -160,7 +160,7 @@ impl Pass {
         for Group { device, .. } in &self.groups {
             if let Err(error) = device.flush() {
                 // Reading returns the same error.
-                log::debug!("{device:?} could not start: {error}");
+                debug!("{device:?} could not start: {error}");
             }
         }
     }

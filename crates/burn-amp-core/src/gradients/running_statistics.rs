@@ -121,7 +121,7 @@ impl Buffers {
         put(module, repaired.collect());
         let left = self.updated(module).not_finite();
         match left.is_empty() {
-            true => log::info!(
+            true => info!(
                 "running statistics were not finite after a forward pass, and were set back to those of the last good step: {}",
                 broken.paths()
             ),

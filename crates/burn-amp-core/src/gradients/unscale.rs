@@ -69,7 +69,7 @@ fn widened(mut grad: AnyTensor, working: FloatDType, inverse: f64) -> AnyTensor 
 /// As in Burn's `step`, which ignores them too.
 pub(crate) fn log_unknown(count: usize) {
     if count > 0 {
-        log::debug!("{count} gradients belong to no parameter of the module and are dropped");
+        debug!("{count} gradients belong to no parameter of the module and are dropped");
     }
 }
 

@@ -225,7 +225,7 @@ impl Account {
             steps,
             reason: reason.clone(),
         })?;
-        log::info!("step rejected by the hook `{hook}`: {reason}");
+        info!("step rejected by the hook `{hook}`: {reason}");
         Ok(())
     }
 
@@ -345,7 +345,7 @@ impl Account {
         } else if before != after {
             let level = if often { Level::Debug } else { Level::Info };
             let what = if after > before { "grows" } else { "falls" };
-            log::log!(level, "loss scale {what} from {from} to {to}");
+            say!(level, "loss scale {what} from {from} to {to}");
         }
     }
 }
@@ -359,5 +359,5 @@ pub(crate) fn log_skip([before, after]: [f32; 2], purpose: Purpose, overflows: &
         false => format!(", first in {},", paths.join(" and in ")),
     };
     let skip = purpose.skip();
-    log::info!("{skip}: gradients overflow{first} at loss scale {before}, next {after}");
+    info!("{skip}: gradients overflow{first} at loss scale {before}, next {after}");
 }

@@ -11,7 +11,7 @@ use crate::gradients::entries::{Entries, Entry, handles};
 use crate::scale::device_step::{DeviceStep, Run};
 use crate::values::{distinct_parameters, parameters};
 use crate::{
-    error::AmpError, gradients::StepGradients, scale::border_events::BorderEvent,
+    error::AmpError, gradients::StepGradients, journal::Caller, scale::border_events::BorderEvent,
     scale::in_flight::Resolution, scale::live_scale::LiveScale, step::pending::PendingStep,
     update::Update, update::module_optim::ModuleOptim,
 };
@@ -181,7 +181,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             run,
             page: self.scaler.ledger.page.clone(),
             live: Arc::downgrade(self.scaler.live()),
-            thread: thread::current().id(),
+            caller: Caller::here(),
             resolution,
         };
         self.scaler.live().in_flight.push(Box::new(step));

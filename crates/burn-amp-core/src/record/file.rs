@@ -98,7 +98,7 @@ impl Destination {
             if file
                 .is_ok_and(|file| file.try_lock().is_ok() && fs::remove_file(entry.path()).is_ok())
             {
-                log::info!(
+                info!(
                     "removed `{}`, which a save that was killed has left",
                     entry.path().display()
                 );

@@ -4,9 +4,9 @@ use burn::tensor::Tensor;
 use burn_amp_kernels::{ClipTable, DeviceScale, Status, UnreadEvent};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use crate::lock::locked;
+use crate::lock::{Guard, locked};
 use crate::scale::rehearsal::{Rehearsal, Rehearses};
 
 /// The loss scale as the device moves it, further than the host's by the steps in flight. It also decides the last of them.
@@ -54,7 +54,7 @@ impl DeviceStep {
     }
 
     /// The step that is recorded or replayed, if it is one.
-    pub fn rehearsal(&self) -> MutexGuard<'_, Option<Rehearsal>> {
+    pub fn rehearsal(&self) -> Guard<'_, Option<Rehearsal>> {
         locked(&self.rehearsal)
     }
 

@@ -2,8 +2,9 @@
 
 use burn_amp_kernels::{PassedGradient, ScaleState, UnreadEvent};
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex};
 
 use crate::error::{AmpError, in_range};
 use crate::scale::border_events::{BorderEvent, BorderEvents, EventPlace, OpenRegion, next_number};
@@ -11,7 +12,8 @@ use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale, SkipCause}
 use crate::{
     lock::locked,
     scale::in_flight::InFlight,
-    scale::regions::{Readers, RegionState, Regions},
+    scale::members::{Iteration, Member, Members, Move},
+    scale::regions::{Readers, RegionState, SharedRegions},
     scale::rescale::NamedRegion,
     scale::untested::Untested,
 };
@@ -20,8 +22,9 @@ use crate::{
 const MAX_SCALE: f32 = f32::from_bits(253 << 23); // 2^126
 const MIN_SCALE: f32 = f32::from_bits(1 << 23); // 2^-126
 
-/// One schedule for all scopes and optimizers of a `MixedPrecision`.
-#[derive(Debug, Default)]
+/// One schedule for all scopes and optimizers of a `MixedPrecision`. Its rules are asked without a lock: they are code of a program, and a logger may
+/// ask for the scale.
+#[derive(Default)]
 pub(crate) struct LiveScale {
     /// Of what scopes apply: its inverse must be normal.
     range: [f32; 2],
@@ -30,8 +33,7 @@ pub(crate) struct LiveScale {
     /// How many steps were skipped, whatever for.
     skips: AtomicU64,
     state: Mutex<State>,
-    /// Locked after the state, where both are.
-    regions: Mutex<Regions>,
+    regions: SharedRegions,
     /// The gradients that came to the border since the last step.
     pub(crate) events: Arc<BorderEvents>,
     /// The steps of which the host does not know the outcome.
@@ -47,21 +49,9 @@ pub(crate) struct LiveScale {
 #[derive(Debug, Default)]
 struct State {
     schedule: LossScale,
-    /// The optimizers that share the scale.
-    members: Vec<Weak<()>>,
-    iteration: Iteration,
-}
-
-/// The steps of all optimizers between two movements of the scale.
-#[derive(Debug, Default)]
-struct Iteration {
-    reported: Vec<usize>,
-    /// What they have shown together, if any says something of the scale.
-    seen: Option<Evidence>,
-    /// The cause of the last skip.
-    cause: Option<SkipCause>,
-    /// The regions whose factors are the cause, and not the scale that all share.
-    regions: Vec<Arc<str>>,
+    /// How often the schedule has changed.
+    changes: u64,
+    members: Members,
 }
 
 /// What the scopes of an iteration leave for a step that is decided elsewhere.
@@ -113,7 +103,8 @@ impl LiveScale {
     /// A scale of its own, in the same state, that no scope uses.
     pub(crate) fn detached(&self) -> Self {
         let detached = Self::with(self.schedule(), self.range);
-        *detached.regions() = self.regions().clone();
+        let regions = self.regions.lock().clone();
+        *detached.regions.lock() = regions;
         detached
     }
 
@@ -139,11 +130,48 @@ impl LiveScale {
 
     /// Goes on from this schedule, with a new iteration. Gradients that were not tested yet are still explained.
     pub(crate) fn set_schedule(&self, schedule: LossScale) {
+        self.put(schedule, None);
+        self.restart_iteration();
+    }
+
+    /// Forgets what the steps of this iteration have shown.
+    pub(crate) fn restart_iteration(&self) {
+        locked(&self.state).members.iteration = Iteration::default();
+    }
+
+    /// Changes the schedule, and returns the scale before and after: `change` is called again if another thread has changed it meanwhile.
+    pub(crate) fn change<E>(
+        &self,
+        change: impl Fn(LossScale) -> Result<LossScale, E>,
+    ) -> Result<[f32; 2], E> {
+        loop {
+            let (schedule, changes) = {
+                let state = locked(&self.state);
+                (state.schedule.clone(), state.changes)
+            };
+            let before = schedule.scale();
+            let next = change(schedule)?;
+            if let Some(after) = self.put(next, Some(changes)) {
+                return Ok([before, after]);
+            }
+        }
+    }
+
+    /// Puts a schedule in the place of the one that has changed so often, or of any. Its scale, if it did.
+    fn put(&self, schedule: LossScale, changes: Option<u64>) -> Option<f32> {
+        let schedule = self.in_range(schedule);
+        let after = schedule.scale();
         let mut state = locked(&self.state);
-        state.iteration = Iteration::default();
-        state.schedule = self.in_range(schedule);
+        if changes.is_some_and(|changes| changes != state.changes) {
+            return None;
+        }
+        state.changes += 1;
+        let before = std::mem::replace(&mut state.schedule, schedule);
         drop(state);
+        // Its rule may be dropped with it.
+        drop(before);
         self.in_flight.set_device_step(None);
+        Some(after)
     }
 
     /// As [`set_schedule`](Self::set_schedule), of another run: what came to the border before is forgotten.
@@ -172,7 +200,7 @@ impl LiveScale {
     /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped, or where optimizers that
     /// are gone have left an iteration that is to be ended.
     pub(crate) fn on_device(&self) -> Option<ScaleState> {
-        let has_regions = self.regions().were_opened();
+        let has_regions = self.regions.lock().were_opened();
         let is_open = self.is_in_iteration();
         let state = self.schedule().on_device();
         let state = state.filter(|_| !has_regions && !is_open)?;
@@ -217,30 +245,37 @@ impl LiveScale {
         self.skips.load(Ordering::Relaxed)
     }
 
-    /// Adds an optimizer: an iteration ends when each of them has stepped.
+    /// Adds an optimizer. An iteration ends when each of those has stepped that are [expected](Self::expect).
     pub(crate) fn join(&self) -> Arc<()> {
         self.untested.expect_test();
-        let member = Arc::new(());
-        locked(&self.state).members.push(Arc::downgrade(&member));
-        member
+        locked(&self.state).members.join()
+    }
+
+    /// From now on an iteration waits for the step of this optimizer. It is counted with those of before if it `begins` after them.
+    pub(crate) fn expect(&self, member: &Arc<()>, begins: bool) {
+        locked(&self.state).members.expect(member, begins);
     }
 
     /// Whether several optimizers move it.
     pub(crate) fn is_shared(&self) -> bool {
+        locked(&self.state).members.are_several()
+    }
+
+    /// Whether other optimizers than this one move it.
+    pub(crate) fn is_moved_by_others(&self, member: &Arc<()>) -> bool {
         let members = &locked(&self.state).members;
-        members.iter().filter(|m| m.strong_count() > 0).count() > 1
+        members.others(member).any(Member::is_waited_for)
     }
 
     /// Whether some of its optimizers have stepped in an iteration that the others have not ended.
     pub(crate) fn is_in_iteration(&self) -> bool {
-        !locked(&self.state).iteration.reported.is_empty()
+        locked(&self.state).members.iteration.is_open()
     }
 
-    /// Whether other optimizers than this one move it.
+    /// Whether there are other optimizers than this one.
     pub(crate) fn has_others(&self, member: &Arc<()>) -> bool {
         let members = &locked(&self.state).members;
-        let is_other = |other: &Weak<()>| other.as_ptr() != Arc::as_ptr(member);
-        members.iter().any(|m| m.strong_count() > 0 && is_other(m))
+        members.others(member).any(Member::is_there)
     }
 
     /// Takes what one optimizer's step has shown, none if it says nothing of the scale. Returns the scale before and after.
@@ -250,58 +285,41 @@ impl LiveScale {
     pub(crate) fn report(&self, member: &Arc<()>, seen: Option<Evidence>) -> [f32; 2] {
         // Of a step that the host has decided, the device knows nothing.
         self.in_flight.set_device_step(None);
-        let mut state = locked(&self.state);
-        let before = state.schedule.scale();
-        let id = Arc::as_ptr(member) as usize;
-        if state.iteration.reported.contains(&id) {
-            self.end_iteration(&mut state);
-        }
-        state.iteration.reported.push(id);
-        if let Some(seen) = seen {
-            self.observe(&mut state, seen);
-        }
-        state.members.retain(|member| member.strong_count() > 0);
-        let reported = &state.iteration.reported;
-        let missing = |member: &Weak<()>| !reported.contains(&(member.as_ptr() as usize));
-        if !state.members.iter().any(missing) {
-            self.end_iteration(&mut state);
-        }
-        [before, state.schedule.scale()]
-    }
-
-    fn observe(&self, state: &mut State, seen: Evidence) {
-        let iteration = &mut state.iteration;
-        let joint = seen.after(iteration.seen);
-        let before = iteration.seen.replace(joint);
-        if seen == Evidence::Overflow && before != Some(seen) {
-            let causes = std::mem::take(&mut iteration.regions);
-            if !self.regions().back_off(causes) {
-                self.advance(state, seen);
+        let (before, moves) = {
+            let mut state = locked(&self.state);
+            let moves = state.members.report(member, seen);
+            (state.schedule.scale(), moves)
+        };
+        for step in moves {
+            match step {
+                Move::BackOff(regions) if self.regions.back_off(&regions) => {}
+                Move::BackOff(_) => self.advance(Evidence::Overflow),
+                Move::End(seen) => {
+                    let finite = seen.filter(|seen| *seen != Evidence::Overflow);
+                    finite.into_iter().for_each(|seen| self.advance(seen));
+                    self.regions.end_iteration(finite);
+                    self.events.clear(self.tested());
+                }
             }
         }
+        [before, locked(&self.state).schedule.scale()]
     }
 
     /// Whether an overflow finds nothing to lower: neither the scale nor the factors of the regions that are its cause.
     pub(crate) fn is_at_floor(&self) -> bool {
-        let state = locked(&self.state);
+        let (seen, regions, schedule) = {
+            let state = locked(&self.state);
+            let Iteration { seen, regions, .. } = &state.members.iteration;
+            (*seen, regions.clone(), state.schedule.clone())
+        };
         // Where another optimizer's overflow was met, something was lowered in this iteration.
-        let was_lowered = state.iteration.seen == Some(Evidence::Overflow);
-        let regions_can = self.regions().can_back_off(&state.iteration.regions);
-        !was_lowered && !regions_can && state.schedule.is_at_floor()
+        let was_lowered = seen == Some(Evidence::Overflow);
+        !was_lowered && !self.regions.can_back_off(&regions) && schedule.is_at_floor()
     }
 
-    fn end_iteration(&self, state: &mut State) {
-        let seen = std::mem::take(&mut state.iteration).seen;
-        let finite = seen.filter(|seen| *seen != Evidence::Overflow);
-        if let Some(seen) = finite {
-            self.advance(state, seen);
-        }
-        self.regions().end_iteration(finite);
-        self.events.clear(self.tested());
-    }
-
-    fn advance(&self, state: &mut State, seen: Evidence) {
-        state.schedule = self.in_range(state.schedule.clone().advance(seen));
+    fn advance(&self, seen: Evidence) {
+        let advanced = |schedule: LossScale| Ok::<_, Infallible>(schedule.advance(seen));
+        let Ok(_) = self.change(advanced);
     }
 
     /// A schedule whose scale is no higher than a scope can use.
@@ -349,7 +367,7 @@ impl LiveScale {
         events: VecDeque<BorderEvent>,
         overflows: impl Iterator<Item = &'a str>,
     ) -> SkipCause {
-        let before = locked(&self.state).iteration.cause;
+        let before = locked(&self.state).members.iteration.cause;
         match before.filter(|_| events.is_empty()) {
             // Another optimizer's skip has read them: both backward passes were over before it.
             Some(cause) => cause,
@@ -364,23 +382,25 @@ impl LiveScale {
         overflows: impl Iterator<Item = &'a str>,
     ) -> SkipCause {
         let first = self.events.first_cause(events);
-        let mut state = locked(&self.state);
         let (cause, regions) = match first {
             Some(first) => first,
-            None if self.is_of_scopes() && state.schedule.is_idle() => {
+            None if self.is_of_scopes() && self.schedule().is_idle() => {
                 let output_finite = true;
                 (SkipCause::Loss { output_finite }, Vec::new())
             }
-            None => (SkipCause::Scale, self.regions().of_parameters(overflows)),
+            None => {
+                let regions = self.regions.lock().of_parameters(overflows);
+                (SkipCause::Scale, regions)
+            }
         };
-        state.iteration.cause = Some(cause);
-        state.iteration.regions = regions;
+        let iteration = &mut locked(&self.state).members.iteration;
+        (iteration.cause, iteration.regions) = (Some(cause), regions);
         cause
     }
 
     /// The regions whose factors move.
-    pub(crate) fn regions(&self) -> MutexGuard<'_, Regions> {
-        locked(&self.regions)
+    pub(crate) fn regions(&self) -> &SharedRegions {
+        &self.regions
     }
 
     /// Takes out what came to the regions whose rules look at gradients and was not read, to be read with the gradients of a step.
@@ -403,7 +423,7 @@ impl LiveScale {
     pub(crate) fn read_measures(&self) {
         for event in self.take_wanted(self.tested(), |_| true) {
             if let Some((region, measures)) = event.measures() {
-                self.regions().see(&region.name, measures);
+                self.regions.lock().see(&region.name, measures);
             }
         }
     }
@@ -418,7 +438,7 @@ impl LiveScale {
         &self,
         window: &VecDeque<BorderEvent>,
     ) -> BTreeMap<String, RegionState> {
-        let mut regions = self.regions().clone();
+        let mut regions = self.regions.lock().clone();
         for event in window.iter().cloned() {
             let is_wanted = |region: &Arc<OpenRegion>| regions.needs_measures(&region.name);
             if event.entered().is_some_and(is_wanted)
@@ -442,15 +462,15 @@ impl LiveScale {
 
     /// An open window is thrown away.
     pub(crate) fn discard_window(&self) {
-        self.regions().forget_window();
+        self.regions.lock().forget_window();
     }
 
     fn needs_measures(&self, region: &Arc<OpenRegion>) -> bool {
-        self.regions().needs_measures(&region.name)
+        self.regions.lock().needs_measures(&region.name)
     }
 
     fn take_wanted(&self, until: u64, fits: fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
-        let regions = self.regions();
+        let regions = self.regions.lock();
         let is_wanted = |region: &Arc<OpenRegion>| regions.needs_measures(&region.name);
         (self.events).take_if(|event| {
             event.number <= until && fits(event) && event.entered().is_some_and(is_wanted)
@@ -459,7 +479,7 @@ impl LiveScale {
 
     /// Takes out what the scopes of an iteration have left, for a step that is decided elsewhere.
     pub(crate) fn hand_over(&self) -> ScopesLeft {
-        let mut regions = self.regions();
+        let mut regions = self.regions.lock();
         self.untested.end();
         ScopesLeft {
             opened: self.opened(),
@@ -473,18 +493,26 @@ impl LiveScale {
     pub(crate) fn take_over(&self, left: ScopesLeft) {
         self.opened.store(left.opened, Ordering::Relaxed);
         self.events.restore(left.events);
-        let mut regions = self.regions();
-        regions.join_readers(left.readers);
+        self.regions.lock().join_readers(left.readers);
         for named in left.regions {
-            regions.enter(&named, false);
+            self.regions.enter(&named, false);
         }
     }
 
     /// Uses the scale, and the factors of the regions, that another has reached.
     pub(crate) fn follow(&self, other: &Self) {
-        self.in_flight.set_device_step(None);
-        locked(&self.state).schedule = self.in_range(other.schedule());
-        self.regions().follow(&other.regions());
+        self.put(other.schedule(), None);
+        let regions = other.regions.lock().clone();
+        self.regions.lock().follow(&regions);
+    }
+}
+
+impl std::fmt::Debug for LiveScale {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let schedule = self.schedule();
+        f.debug_struct("LiveScale")
+            .field("schedule", &schedule)
+            .finish_non_exhaustive()
     }
 }
 

@@ -144,13 +144,13 @@ impl LossScale {
 
     /// From which magnitude on unscaled gradients are to be counted, if the rule wants to know.
     pub(crate) fn edge(&self) -> Option<f32> {
-        let edge = f64::from(self.state.rule.count_from()?) / f64::from(self.scale());
+        let edge = f64::from(self.state.rule().count_from()?) / f64::from(self.scale());
         self.config.dynamic.then_some(edge as f32)
     }
 
     /// Whether the rule wants values near the top to be counted.
     pub(crate) fn counts_near_top(&self) -> bool {
-        self.state.rule.count_from().is_some()
+        self.state.rule().count_from().is_some()
     }
 
     /// Whether the schedule looks at more than outcomes.
@@ -196,7 +196,7 @@ impl LossScale {
             self.lift_ceiling();
         }
         let (before, used) = (self.scale, self.scale());
-        let next = self.state.rule.advance(used, seen);
+        let next = self.state.rule_mut().advance(used, seen);
         self.scale = match next {
             NextScale::Counted if is_due && !overflow => self.grown(before),
             NextScale::Counted if is_due => self.backed_off(),

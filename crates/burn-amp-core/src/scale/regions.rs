@@ -2,14 +2,120 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
+use std::mem::{replace, take};
+use std::sync::{Arc, Mutex};
 
+use crate::lock::{Guard, locked};
 use crate::scale::loss_scale::{Evidence, LossScale, Measures};
 use crate::{earlier, error::short, scale::rescale::NamedRegion, values::number};
 
+/// The regions, which scopes and steps share. Rules are asked without the lock, because they are code of a program.
+#[derive(Default)]
+pub(crate) struct SharedRegions(Mutex<Regions>);
+
+impl SharedRegions {
+    pub(crate) fn lock(&self) -> Guard<'_, Regions> {
+        locked(&self.0)
+    }
+
+    /// What a region multiplies gradients by now. A `dry` run leaves no trace.
+    pub(crate) fn enter(&self, named: &Arc<NamedRegion>, dry: bool) -> f32 {
+        let first = || Arc::new(MovingRegion::first(named));
+        if dry {
+            let known = self.lock().by_name.get(&named.name).cloned();
+            return known.unwrap_or_else(first).factor();
+        }
+        (self.lock().by_name.entry(named.name.clone())).or_insert_with(first);
+        let open = |region: &mut MovingRegion| (region.open(named), region.factor());
+        let Some((said, factor)) = self.change(&named.name, open) else {
+            // Another thread has loaded a record meanwhile.
+            return named.schedule.scale();
+        };
+        said.into_iter().for_each(|line| warn!("{line}"));
+        factor
+    }
+
+    /// Backs off the regions that are the cause of a skip. Whether the scale that all share may stay: each of them had a lower factor to go to.
+    pub(crate) fn back_off(&self, names: &[Arc<str>]) -> bool {
+        let mut all = !names.is_empty();
+        for name in names {
+            let lowered = self.change(name, MovingRegion::back_off).flatten();
+            all &= lowered.is_some();
+            if let Some([before, after]) = lowered {
+                info!(
+                    "region `{name}`: gradients overflow at {before} times the loss scale, next {after}"
+                );
+            }
+        }
+        all
+    }
+
+    /// Whether these regions, of which there is one, all have a lower factor to go to.
+    pub(crate) fn can_back_off(&self, names: &[Arc<str>]) -> bool {
+        let region = |name| self.lock().by_name.get(name).cloned();
+        let can = |name| region(name).is_some_and(|region| region.can_back_off());
+        !names.is_empty() && names.iter().all(can)
+    }
+
+    /// Ends an iteration: after a finite one the factors of the regions that were opened in it move. A region that is not shown what comes to it
+    /// takes gradients that are all zero for no evidence.
+    pub(crate) fn end_iteration(&self, finite: Option<Evidence>) {
+        let names: Vec<_> = {
+            let mut regions = self.lock();
+            regions.iteration += 1;
+            regions.by_name.keys().cloned().collect()
+        };
+        for name in names {
+            let ended = self.change(&name, |region| region.end(finite));
+            let Some((moved, is_missed)) = ended else {
+                continue;
+            };
+            if let Some([before, after]) = moved {
+                debug!("region `{name}`: {before} times the loss scale, next {after}");
+            }
+            if is_missed {
+                warn!(
+                    "region `{name}` comes from a record, and the first step after it was loaded has not opened it: its factor waits, here and in \
+                     records, until a region of this name is opened"
+                );
+            }
+        }
+    }
+
+    /// Why a region refuses what a record has under its name, if one does. One that is not opened yet cannot be asked.
+    pub(crate) fn check(&self, states: &BTreeMap<String, RegionState>) -> Result<(), String> {
+        let known = self.lock().by_name.clone();
+        for (name, state) in states {
+            if let Some(region) = known.get(name.as_str())
+                && let Some(named) = &region.settings
+            {
+                region
+                    .resumed(&state.schedule, named)
+                    .map_err(|reason| format!("region `{name}`: {reason}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes a region: again, if another thread has changed it meanwhile. None if it is gone.
+    fn change<T>(&self, name: &Arc<str>, change: impl Fn(&mut MovingRegion) -> T) -> Option<T> {
+        loop {
+            let before = self.lock().by_name.get(name).cloned()?;
+            let mut next = MovingRegion::clone(&before);
+            let result = change(&mut next);
+            if let Some(now) = self.lock().by_name.get_mut(name)
+                && Arc::ptr_eq(now, &before)
+            {
+                *now = Arc::new(next);
+                return Some(result);
+            }
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Regions {
-    by_name: BTreeMap<Arc<str>, MovingRegion>,
+    by_name: BTreeMap<Arc<str>, Arc<MovingRegion>>,
     /// In which regions each parameter was read last, by its path. Several models may have one of that path.
     readers: HashMap<Arc<str>, Readers>,
     /// How many iterations have ended.
@@ -27,18 +133,6 @@ impl Regions {
     /// Whether the program has opened one. What a record has brought moves nothing before.
     pub(crate) fn were_opened(&self) -> bool {
         (self.by_name.values()).any(|region| region.settings.is_some())
-    }
-
-    /// What a region multiplies gradients by now. A `dry` run leaves no trace.
-    pub(crate) fn enter(&mut self, named: &Arc<NamedRegion>, dry: bool) -> f32 {
-        if dry {
-            let known = self.by_name.get(&named.name);
-            return known.map_or(named.schedule.scale(), MovingRegion::factor);
-        }
-        let region = self.by_name.entry(named.name.clone());
-        let region = region.or_insert_with(|| MovingRegion::first(named));
-        region.open(named);
-        region.factor()
     }
 
     /// A parameter is read, in a region or in none.
@@ -90,43 +184,6 @@ impl Regions {
         regions.into_iter().flatten().collect()
     }
 
-    /// Backs off the regions that are the cause of a skip. Whether the scale that all share may stay: each of them had a lower factor to go to.
-    pub(crate) fn back_off(&mut self, names: Vec<Arc<str>>) -> bool {
-        let mut all = !names.is_empty();
-        for name in names {
-            let region = self.by_name.get_mut(&name);
-            all &= region.is_some_and(|region| region.back_off(&name));
-        }
-        all
-    }
-
-    /// Whether these regions, of which there is one, all have a lower factor to go to.
-    pub(crate) fn can_back_off(&self, names: &[Arc<str>]) -> bool {
-        let can = |name| (self.by_name.get(name)).is_some_and(MovingRegion::can_back_off);
-        !names.is_empty() && names.iter().all(can)
-    }
-
-    /// Ends an iteration: after a finite one the factors of the regions that were opened in it move. A region that is not shown what comes to it
-    /// takes gradients that are all zero for no evidence.
-    pub(crate) fn end_iteration(&mut self, finite: Option<Evidence>) {
-        self.iteration += 1;
-        let (is_finite, is_zero) = (finite.is_some(), finite.is_some_and(Evidence::is_all_zero));
-        for (name, region) in &mut self.by_name {
-            let is_blind = !region.stored.schedule.needs_measures();
-            if is_finite && region.opened && !(is_blind && is_zero) {
-                region.count_finite(name);
-            }
-            let is_waiting = region.settings.is_none() && !region.opened;
-            if is_waiting && !std::mem::replace(&mut region.warned, true) {
-                warn!(
-                    "region `{name}` comes from a record, and the first step after it was loaded has not opened it: its factor waits, here and in \
-                     records, until a region of this name is opened"
-                );
-            }
-            region.forget();
-        }
-    }
-
     /// Whether a region moves by what comes to it.
     pub(crate) fn needs_measures(&self, name: &Arc<str>) -> bool {
         (self.by_name.get(name)).is_some_and(|region| region.stored.schedule.needs_measures())
@@ -134,14 +191,14 @@ impl Regions {
 
     pub(crate) fn see(&mut self, name: &Arc<str>, measures: Measures) {
         if let Some(region) = self.by_name.get_mut(name) {
-            let seen = &mut region.stored.seen;
+            let seen = &mut Arc::make_mut(region).stored.seen;
             *seen = Some(seen.map_or(measures, |seen| seen.and(measures)));
         }
     }
 
     /// An open window is thrown away.
     pub(crate) fn forget_window(&mut self) {
-        (self.by_name.values_mut()).for_each(|region| region.stored.seen = None);
+        (self.by_name.values_mut()).for_each(|region| Arc::make_mut(region).stored.seen = None);
     }
 
     /// As [`states`](Self::states), in an open window, which has opened some of them.
@@ -157,58 +214,54 @@ impl Regions {
 
     /// What each of them multiplies gradients by, for a record.
     pub(crate) fn states(&self) -> BTreeMap<String, RegionState> {
-        let state =
-            |(name, region): (&Arc<str>, &MovingRegion)| (name.to_string(), region.stored.clone());
+        let state = |(name, region): (&Arc<str>, &Arc<MovingRegion>)| {
+            (name.to_string(), region.stored.clone())
+        };
         self.by_name.iter().map(state).collect()
     }
 
-    /// Why a region refuses what a record has under its name, if one does. One that is not opened yet cannot be asked.
-    pub(crate) fn check(&self, states: &BTreeMap<String, RegionState>) -> Result<(), String> {
-        for (name, state) in states {
-            if let Some(region) = self.by_name.get(name.as_str())
-                && let Some(named) = &region.settings
-            {
-                region
-                    .resumed(&state.schedule, named)
-                    .map_err(|reason| format!("region `{name}`: {reason}"))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Goes on from the regions of a record, or from none.
-    pub(crate) fn restore(&mut self, states: &BTreeMap<String, RegionState>, with_settings: bool) {
+    /// Goes on from the regions of a record, or from none. Those before, to be dropped without the lock: their rules are.
+    pub(crate) fn restore(
+        &mut self,
+        states: &BTreeMap<String, RegionState>,
+        with_settings: bool,
+    ) -> impl Sized + use<> {
         let region = |(name, state): (&String, &RegionState)| {
-            (name.as_str().into(), MovingRegion::of(state, with_settings))
+            let region = MovingRegion::of(state, with_settings);
+            (name.as_str().into(), region.into())
         };
-        self.by_name = states.iter().map(region).collect();
+        replace(&mut self.by_name, states.iter().map(region).collect())
     }
 
     /// Uses the factors that another has reached.
     pub(crate) fn follow(&mut self, other: &Self) {
-        for (name, MovingRegion { stored, .. }) in &other.by_name {
+        for (name, other) in &other.by_name {
+            let stored = &other.stored;
             let region = self.by_name.entry(name.clone());
-            let region = region.or_insert_with(|| MovingRegion::of(stored, true));
+            let region = region.or_insert_with(|| MovingRegion::of(stored, true).into());
+            let region = Arc::make_mut(region);
             region.stored = stored.clone();
             region.stored.seen = None;
         }
     }
 
-    /// Starts all of them again. What a record has brought, and nothing has opened, is gone.
-    pub(crate) fn restart(&mut self) {
+    /// Starts all of them again. What a record has brought, and nothing has opened, is gone. Those before, as [`restore`](Self::restore).
+    pub(crate) fn restart(&mut self) -> impl Sized + use<> {
         let settings = self
             .by_name
             .values()
             .filter_map(|region| region.settings.as_ref());
-        let first = settings.map(|named| (named.name.clone(), MovingRegion::first(named)));
-        self.by_name = first.collect();
+        let first = settings.map(|named| (named.name.clone(), MovingRegion::first(named).into()));
+        let first = first.collect();
+        replace(&mut self.by_name, first)
     }
 
     /// The regions that were opened since the last step; none of them again until it is opened again.
     pub(crate) fn take_opened(&mut self) -> Vec<Arc<NamedRegion>> {
         self.iteration += 1;
-        let opened = |region: &mut MovingRegion| {
-            let opened = std::mem::take(&mut region.opened);
+        let opened = |region: &mut Arc<MovingRegion>| {
+            let region = Arc::make_mut(region);
+            let opened = take(&mut region.opened);
             region.settings.clone().filter(|_| opened)
         };
         self.by_name.values_mut().filter_map(opened).collect()
@@ -303,37 +356,38 @@ impl MovingRegion {
         }
     }
 
-    /// A program opens it with these settings: the first ones count, or those of the record.
-    fn open(&mut self, named: &Arc<NamedRegion>) {
+    /// A program opens it with these settings: the first ones count, or those of the record. What the log is to say of it.
+    fn open(&mut self, named: &Arc<NamedRegion>) -> Option<String> {
         self.opened = true;
         match &self.settings {
             None => self.adopt(named),
-            Some(settings) if settings == named || self.warned => {}
+            Some(settings) if settings == named || self.warned => None,
             Some(_) => {
                 self.warned = true;
-                warn!(
+                Some(format!(
                     "region `{}` is opened with other settings than before, and keeps the first ones: give regions names of their own",
                     named.name
-                );
+                ))
             }
         }
     }
 
-    fn adopt(&mut self, named: &Arc<NamedRegion>) {
+    fn adopt(&mut self, named: &Arc<NamedRegion>) -> Option<String> {
         let name = &named.name;
-        let is_other = !self.stored.schedule.is_like(&named.schedule);
+        let is_other = !self.stored.schedule.is_like(&named.schedule) && !self.keeps_settings;
         let resumed = self.resumed(&self.stored.schedule, named);
-        if resumed.is_ok() && is_other && !self.keeps_settings {
-            warn!(
-                "region `{name}` was saved with other settings, and those of the program are used"
-            );
-        }
-        self.stored.schedule = resumed.unwrap_or_else(|reason| {
-            warn!("region `{name}` starts fresh: {reason}");
-            named.schedule.clone()
-        });
+        let said = match &resumed {
+            Ok(_) => is_other.then(|| {
+                format!(
+                    "region `{name}` was saved with other settings, and those of the program are used"
+                )
+            }),
+            Err(reason) => Some(format!("region `{name}` starts fresh: {reason}")),
+        };
+        self.stored.schedule = resumed.unwrap_or_else(|_| named.schedule.clone());
         self.settings = Some(named.clone());
         self.warned = false;
+        said
     }
 
     /// What a program that opens it with these settings makes of a stored schedule. The error says why its rule refuses it.
@@ -350,32 +404,32 @@ impl MovingRegion {
         schedule.config().dynamic && !schedule.is_at_floor()
     }
 
-    /// Ends a step in which the gradient has overflowed here first. Whether there was a lower factor to go to.
-    fn back_off(&mut self, name: &str) -> bool {
+    /// Ends a step in which the gradient has overflowed here first. Its factors before and after; none if there was no lower one to go to.
+    fn back_off(&mut self) -> Option<[String; 2]> {
         self.forget();
-        if !self.can_back_off() {
-            return false;
-        }
-        let before = self.factor();
-        let schedule = &mut self.stored.schedule;
-        *schedule = schedule.clone().advance(Evidence::Overflow);
-        let (before, after) = (short(before.into()), short(self.factor().into()));
-        log::info!(
-            "region `{name}`: gradients overflow at {before} times the loss scale, next {after}"
-        );
-        true
+        self.can_back_off()
+            .then(|| self.advance(Evidence::Overflow))
     }
 
-    /// Takes in a finite step in which it was opened.
-    fn count_finite(&mut self, name: &str) {
+    /// Ends an iteration: a finite one in which it was opened moves its factor. Its factors before and after, if they differ, and whether it has
+    /// come from a record and was not opened.
+    fn end(&mut self, finite: Option<Evidence>) -> (Option<[String; 2]>, bool) {
+        let is_blind = !self.stored.schedule.needs_measures();
+        let says = |seen: Evidence| !(is_blind && seen.is_all_zero());
+        let counts = self.opened && finite.is_some_and(says);
+        let seen = self.stored.seen;
+        let moved = counts.then(|| self.advance(Evidence::Finite(seen)));
+        let is_waiting = self.settings.is_none() && !self.opened;
+        let is_missed = is_waiting && !replace(&mut self.warned, true);
+        self.forget();
+        (moved.filter(|[before, after]| before != after), is_missed)
+    }
+
+    fn advance(&mut self, seen: Evidence) -> [String; 2] {
         let before = self.factor();
-        let RegionState { schedule, seen, .. } = &mut self.stored;
-        *schedule = schedule.clone().advance(Evidence::Finite(*seen));
-        let after = self.factor();
-        if before != after {
-            let (before, after) = (short(before.into()), short(after.into()));
-            log::debug!("region `{name}`: {before} times the loss scale, next {after}");
-        }
+        let schedule = &mut self.stored.schedule;
+        *schedule = schedule.clone().advance(seen);
+        [before, self.factor()].map(|factor| short(factor.into()))
     }
 
     /// Ends a step.

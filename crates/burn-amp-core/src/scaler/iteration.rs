@@ -23,6 +23,8 @@ pub(crate) struct Iteration {
     pub(crate) overflows: Vec<String>,
     /// What its steps have done, those that are skipped for another reason than the loss scale included.
     pub(crate) outcome: Option<StepOutcome>,
+    /// How many calls the journals have, with the scale before its end.
+    pub(crate) shown: usize,
 }
 
 impl Iteration {

@@ -1,14 +1,17 @@
 //! The scale that an optimizer moves, and its account, in the hands of all who count its steps: itself, and its steps in flight. Every step ends
 //! here, whoever has decided it: the account counts and logs it, and the scale moves. Knows no tensors.
 
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::{self, ThreadId};
+use std::sync::{Arc, Mutex};
 
 use crate::journal::account::{Account, Purpose};
-use crate::journal::{Journal, new_optimizer};
+use crate::journal::{Caller, Ended, Journal, SharedAccount, new_optimizer};
 use crate::{
-    border::mixed_precision::MixedPrecision, error::AmpError, lock::locked,
-    scale::finding::Finding, scale::live_scale::LiveScale, scale::loss_scale::Evidence,
+    border::mixed_precision::MixedPrecision,
+    error::AmpError,
+    lock::{Guard, locked},
+    scale::finding::Finding,
+    scale::live_scale::LiveScale,
+    scale::loss_scale::Evidence,
 };
 
 /// The loss scale of a [`MixedPrecision`], which scopes apply and clones share, or one of a scaler's own; and an account.
@@ -22,7 +25,7 @@ pub(crate) struct Ledger {
 /// The account of an optimizer, and the journals that show it. What a step in flight keeps: it must not keep the scale, which keeps the step.
 #[derive(Debug)]
 pub(crate) struct Page {
-    account: Mutex<Account>,
+    account: SharedAccount,
     /// The optimizer, among those that share the scale.
     pub(crate) member: Arc<()>,
     optimizer: u64,
@@ -47,7 +50,7 @@ impl Ledger {
         live.resolve(true);
         let shared = amp.iter().map(|amp| amp.journal().clone());
         let page = Page {
-            account: Mutex::new(account),
+            account: Arc::new(Mutex::new(account)),
             member: live.join(),
             optimizer: new_optimizer(),
             journals: std::iter::once(Journal::default()).chain(shared).collect(),
@@ -69,7 +72,7 @@ impl Ledger {
     /// The same scale with an account that goes on by itself.
     pub(crate) fn forked(&self, member: Arc<()>) -> Self {
         let page = Page {
-            account: Mutex::new(self.account().clone()),
+            account: Arc::new(Mutex::new(self.account().clone())),
             member,
             optimizer: self.page.optimizer,
             journals: self.page.journals.clone(),
@@ -81,8 +84,13 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn account(&self) -> MutexGuard<'_, Account> {
+    pub(crate) fn account(&self) -> Guard<'_, Account> {
         locked(&self.page.account)
+    }
+
+    /// The optimizer, among those that share the scale. Clones are one.
+    pub(crate) fn optimizer(&self) -> u64 {
+        self.page.optimizer
     }
 
     /// That of this optimizer alone.
@@ -90,17 +98,26 @@ impl Ledger {
         &self.page.journals[0]
     }
 
-    /// Shows the account in the journals, at the end of each call, and where no call has changed it: see [`Journal::show`].
+    /// Shows the account in the journals, at the end of each call of this thread, and where no call has changed it: see [`Journal::show`].
     pub(crate) fn show(&self, ended_at: Option<f32>) {
-        self.show_of(thread::current().id(), ended_at);
+        let caller = Some(Caller::here());
+        let ended = ended_at.map(|loss_scale| Ended { loss_scale, caller });
+        self.show_ended(ended);
     }
 
-    /// As [`show`](Self::show), of a call of this thread.
-    pub(crate) fn show_of(&self, thread: ThreadId, ended_at: Option<f32>) {
-        let account = self.account();
+    /// As [`show`](Self::show), of any call.
+    pub(crate) fn show_ended(&self, ended: Option<Ended>) {
         for journal in &self.page.journals {
-            journal.show(self.page.optimizer, &account, thread, ended_at);
+            journal.show(self.page.optimizer, &self.page.account, ended.as_ref());
         }
+    }
+
+    /// Shows the scale after an iteration of so many steps.
+    pub(crate) fn show_end(&self, steps: usize, loss_scale: f32) {
+        let journals = self.page.journals.iter().filter(|_| steps > 0);
+        journals.for_each(|journal| {
+            journal.end_iteration(self.page.optimizer, steps, loss_scale);
+        });
     }
 
     /// The journals count the steps of this optimizer alone.
@@ -127,8 +144,7 @@ impl Ledger {
         let schedule = self.live.schedule();
         let raises = found.overflow.is_some() && schedule.config().raise_error_at_min_scale;
         let is_at_floor = raises && self.live.is_at_floor();
-        let mut account = self.account();
-        let mut recorded = account.record(purpose, found, &schedule, is_at_floor, is_first);
+        let mut recorded = (self.account()).record(purpose, found, &schedule, is_at_floor, is_first);
         if found.spares_scale() && schedule.config().enabled {
             // The others that share the scale are not kept waiting.
             self.live.report(&self.page.member, None);
@@ -142,14 +158,13 @@ impl Ledger {
     /// Moves the scale by what gradients have shown. `overflows` are the first parameters that overflow, of each optimizer.
     pub(crate) fn advance(&self, seen: Evidence, purpose: Purpose, overflows: &[String]) {
         let schedule = self.live.schedule();
-        let mut account = self.account();
         if seen != Evidence::Overflow {
-            account.end_row();
+            self.account().end_row();
         }
         if schedule.config().enabled {
             let moved = self.live.report(&self.page.member, Some(seen));
             let often = schedule.needs_measures();
-            account.record_scale(moved, seen, purpose, overflows, often);
+            (self.account()).record_scale(moved, seen, purpose, overflows, often);
         }
     }
 }

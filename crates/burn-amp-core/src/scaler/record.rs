@@ -54,7 +54,11 @@ impl ScalerState {
         let resumed = self.check(live, origin)?;
         self.log_differences(&live.schedule(), &resumed, origin);
         live.restart_at(resumed);
-        live.regions().restore(&self.regions, self.with_settings);
+        let restored = live
+            .regions()
+            .lock()
+            .restore(&self.regions, self.with_settings);
+        drop(restored);
         Ok(())
     }
 
@@ -142,7 +146,7 @@ impl GradScaler {
                 Some(Evidence::Finite(measures)) => measures,
                 _ => None,
             },
-            regions: self.live().regions().states(),
+            regions: self.live().regions().lock().states(),
             with_settings: false,
         }
     }

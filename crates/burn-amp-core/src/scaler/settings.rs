@@ -45,8 +45,9 @@ impl GradScaler {
     /// [`AmpError::InvalidValue`], the old value kept, unless `scale` is positive, finite as an f32 and
     /// within `min_scale` and `max_scale`, which do not bound a static scale.
     pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
-        self.live().resolve(true);
-        self.replace_update(self.schedule(), scale)
+        self.change(|schedule| schedule.with_scale("loss_scale", scale))?;
+        self.account().end_row();
+        Ok(())
     }
 
     /// Sets the growth factor.
@@ -108,11 +109,10 @@ impl GradScaler {
 
     fn change(
         &mut self,
-        change: impl FnOnce(LossScale) -> Result<LossScale, AmpError>,
+        change: impl Fn(LossScale) -> Result<LossScale, AmpError>,
     ) -> Result<(), AmpError> {
         self.live().resolve(true);
-        self.live().set_schedule(change(self.schedule())?);
-        Ok(())
+        self.live().change(change).map(drop)
     }
 
     /// PyTorch's `state_dict` as JSON: its five values under its names, to exchange with PyTorch; `{}` of a disabled scaler.

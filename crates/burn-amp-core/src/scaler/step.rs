@@ -9,6 +9,7 @@ use super::GradScaler;
 use crate::error::{AmpError, StepError, or_panic};
 use crate::gradients::entries::{Entries, Entry};
 use crate::gradients::{StepGradients, UnscaledGradients};
+use crate::journal::Ended;
 use crate::journal::account::{Purpose, log_skip};
 use crate::scale::finding::{Finding, Rejection};
 use crate::scale::loss_scale::{Evidence, StepOutcome};
@@ -78,6 +79,8 @@ impl GradScaler {
         });
         let decided = decided.map_err(|error| error.with_culprit(&module));
         self.enter();
+        let is_step = self.account().is_step;
+        self.iteration.shown += usize::from(is_step);
         if let Err(error) = &decided {
             self.notify(self.last_outcome(), Some(error));
         }
@@ -168,6 +171,7 @@ impl GradScaler {
         if let Some(seen) = ended.seen {
             (self.ledger).advance(seen, Purpose::Step, &ended.overflows);
         }
+        self.ledger.show_end(ended.shown, self.loss_scale());
         counted.map(|()| ended.seen.map(Evidence::outcome))
     }
 
@@ -190,6 +194,8 @@ impl GradScaler {
         let before = self.schedule().scale();
         self.set_loss_scale(scale)?;
         let (counted, ended) = self.end_with_dropped();
+        self.live().restart_iteration();
+        self.ledger.show_end(ended.shown, self.loss_scale());
         if self.is_enabled() && ended.seen == Some(Evidence::Overflow) {
             let after = self.schedule().scale();
             log_skip([before, after], Purpose::Step, &ended.overflows);
@@ -245,9 +251,16 @@ impl GradScaler {
     pub fn observe(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
         self.account().begin_call();
         self.pending.take(&grads.pending);
-        self.iteration.check(grads, OBSERVED)?;
-        self.count_for(grads, None, OBSERVED)?;
-        Ok(self.account().outcome.unwrap_or(StepOutcome::NoGradients))
+        let observed = self.iteration.check(grads, OBSERVED);
+        let observed = observed.and_then(|()| self.count_for(grads, None, OBSERVED));
+        // Nothing was stepped with the learning rate of a scheduler.
+        self.ledger.show_ended(Some(Ended {
+            loss_scale: self.loss_scale(),
+            caller: None,
+        }));
+        let is_step = self.account().is_step;
+        self.iteration.shown += usize::from(is_step);
+        observed.map(|()| self.last_outcome().unwrap_or(StepOutcome::NoGradients))
     }
 
     /// Throws gradients away without a step, and counts that.

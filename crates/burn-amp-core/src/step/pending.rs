@@ -4,15 +4,19 @@
 use burn::optim::GradientsParams;
 use burn_amp_kernels::Reading;
 use std::sync::{Arc, Weak};
-use std::thread::ThreadId;
 
 #[cfg(any(test, feature = "counts"))]
 use crate::gradients::pass::READS;
 use crate::scale::in_flight::{Pending, Resolution};
 use crate::scaler::ledger::{Ledger, Page};
 use crate::{
-    gradients::UnscaledGradients, gradients::clip::ClipRules, gradients::entries::Entry,
-    journal::account::Purpose, scale::border_events::BorderEvent, scale::device_step::Run,
+    gradients::UnscaledGradients,
+    gradients::clip::ClipRules,
+    gradients::entries::Entry,
+    journal::account::Purpose,
+    journal::{Caller, Ended},
+    scale::border_events::BorderEvent,
+    scale::device_step::Run,
     scale::live_scale::LiveScale,
 };
 
@@ -34,7 +38,7 @@ pub(crate) struct PendingStep {
     /// The scale that keeps this.
     pub(crate) live: Weak<LiveScale>,
     /// Which has made it.
-    pub(crate) thread: ThreadId,
+    pub(crate) caller: Caller,
     /// Receives whether it was applied.
     pub(crate) resolution: Resolution,
 }
@@ -85,6 +89,9 @@ impl Pending for PendingStep {
         if let Err(error) = ledger.end(Purpose::Step, &grads.finding) {
             ledger.account().keep(error);
         }
-        ledger.show_of(self.thread, Some(ledger.live.schedule().scale()));
+        ledger.show_ended(Some(Ended {
+            loss_scale: ledger.live.schedule().scale(),
+            caller: Some(self.caller),
+        }));
     }
 }

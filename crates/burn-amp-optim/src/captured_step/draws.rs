@@ -1,9 +1,9 @@
 //! Whether random numbers were drawn on a device.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
-use burn_amp_core::internal::locked;
+use burn_amp_core::internal::{Guard, locked};
 
 /// All devices of a backend share one generator of random numbers: two threads must not look at it at once.
 static GENERATOR: Mutex<()> = Mutex::new(());
@@ -12,7 +12,7 @@ static GENERATOR: Mutex<()> = Mutex::new(());
 pub(super) struct Draws {
     device: Device,
     /// Held until it has said so.
-    _generator: MutexGuard<'static, ()>,
+    _generator: Guard<'static, ()>,
     seeds: [u64; 2],
     expected: Vec<f32>,
 }

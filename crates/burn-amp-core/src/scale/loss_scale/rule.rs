@@ -1,6 +1,6 @@
 //! A rule that moves a loss scale: what it is shown of an iteration, and what it wants of the scale next. Knows no settings.
 
-use std::{any::Any, error::Error, fmt::Debug};
+use std::{any::Any, error::Error, fmt::Debug, sync::Arc};
 
 use super::outcome::{Measures, StepOutcome};
 
@@ -9,8 +9,9 @@ use super::outcome::{Measures, StepOutcome};
 ///
 /// A rule says what it wants. Bounds, growth and back-off factor, hysteresis, warm-up and the count of finite iterations are those of
 /// [`GradScalerConfig`](crate::GradScalerConfig), under every rule. It sees no tensors. The host calls it once an iteration, so that steps do not
-/// run ahead on a device, as under any rule that looks at gradients. It is deterministic: the same evidence leads to the same scales. It must
-/// not call the scaler that it moves.
+/// run ahead on a device, as under any rule that looks at gradients. It is deterministic: the same evidence leads to the same scales. No lock is held
+/// meanwhile: it may log, and ask the [`MixedPrecision`](crate::MixedPrecision), but not change the scale that it moves. Where another thread
+/// changes that meanwhile, it is called again, on a copy.
 ///
 /// ```
 /// use burn_amp::{GradScalerConfig, MixedPrecision, schedule::{Evidence, NextScale, Rule}};
@@ -170,19 +171,13 @@ pub enum NextScale {
     Exactly(f32),
 }
 
-/// A rule behind a box, which can be cloned, and be asked for its type.
+/// A rule that can be copied, and be asked for its type.
 pub(super) trait DynRule: Rule + Any {
-    fn boxed(&self) -> Box<dyn DynRule>;
+    fn copied(&self) -> Arc<dyn DynRule>;
 }
 
 impl<R: Rule + Clone> DynRule for R {
-    fn boxed(&self) -> Box<dyn DynRule> {
-        Box::new(self.clone())
-    }
-}
-
-impl Clone for Box<dyn DynRule> {
-    fn clone(&self) -> Self {
-        (**self).boxed()
+    fn copied(&self) -> Arc<dyn DynRule> {
+        Arc::new(self.clone())
     }
 }

@@ -2,17 +2,19 @@
 
 use serde::{Serialize, Serializer};
 use serde_json::Value;
-use std::{any::Any, error::Error};
+use std::{any::Any, error::Error, sync::Arc};
 
 use super::built_in::{AdaptiveInterval, BuiltIn, Memory};
 use super::rule::{DynRule, Evidence, NextScale, Rule};
 use super::{config::GradScalerConfig, log_max, near_top, schedule::Schedule};
 
+/// A clone and its name are to be had under a lock: no code of a program is called for them.
 #[derive(Clone, Debug)]
 pub(super) struct State {
+    name: Arc<str>,
     /// As it is at the first step.
-    first: Box<dyn DynRule>,
-    pub(super) rule: Box<dyn DynRule>,
+    first: Arc<dyn DynRule>,
+    rule: Arc<dyn DynRule>,
 }
 
 /// A record has brought it: the state of a rule which the program has to give.
@@ -77,9 +79,21 @@ impl State {
 
     pub(super) fn new(rule: impl Rule + Clone) -> Self {
         Self {
-            first: Box::new(rule.clone()),
-            rule: Box::new(rule),
+            name: rule.name().into(),
+            first: Arc::new(rule.clone()),
+            rule: Arc::new(rule),
         }
+    }
+
+    pub(super) fn rule(&self) -> &dyn Rule {
+        &*self.rule
+    }
+
+    pub(super) fn rule_mut(&mut self) -> &mut dyn DynRule {
+        if Arc::get_mut(&mut self.rule).is_none() {
+            self.rule = self.rule.copied();
+        }
+        Arc::get_mut(&mut self.rule).expect("nobody else has the copy")
     }
 
     pub(super) fn restarted(&self) -> Self {
@@ -90,7 +104,7 @@ impl State {
     }
 
     pub(super) fn name(&self) -> &str {
-        self.rule.name()
+        &self.name
     }
 
     /// What is stored under the name.
@@ -114,7 +128,9 @@ impl State {
     }
 
     pub(super) fn interval_mut(&mut self) -> Option<&mut AdaptiveInterval> {
-        let rule = (&mut *self.rule as &mut dyn Any).downcast_mut::<BuiltIn<_>>()?;
+        // Asked first: another rule needs no copy.
+        self.interval()?;
+        let rule = (self.rule_mut() as &mut dyn Any).downcast_mut::<BuiltIn<_>>()?;
         Some(&mut rule.memory)
     }
 
@@ -130,7 +146,7 @@ impl State {
             return Ok(None);
         }
         let mut next = self.restarted();
-        match next.rule.load_state(&other.rule.state()) {
+        match next.rule_mut().load_state(&other.rule.state()) {
             Ok(()) => Ok(Some(next)),
             Err(reason) => Err(format!("rule `{name}`: {reason}")),
         }

@@ -94,7 +94,7 @@ impl Hooks {
                     return Err(AmpError::invalid("factor", factor, allowed));
                 }
                 Verdict::Clip { factor, reason } => {
-                    log::info!("gradients clipped by the hook `{}`: {reason}", hook.name());
+                    info!("gradients clipped by the hook `{}`: {reason}", hook.name());
                     smallest = smallest.min(factor);
                 }
                 Verdict::Reject { reason } => {

@@ -203,6 +203,25 @@ fn a_failure_does_not_end_the_next_run() {
     }
 }
 
+/// An epoch may ask the interrupter before its first step, as those of Burn 0.23 do.
+#[test]
+fn the_next_run_does_not_begin_interrupted() {
+    let begins: [fn(&MixedPrecision, Scaled<Net>); 3] = [
+        |amp, _| drop(burns(amp)),
+        |amp, _| drop(amp.training(Run::of(1).training::<Net>(temp_dir().path()))),
+        |_, model| drop(model.train()),
+    ];
+    for begin in begins {
+        let amp = Run::default().amp();
+        let (interrupter, rate) = (amp.interrupter(), ConstantLr::new(f64::NAN));
+        let learner = amp.learner(net(), AdamConfig::new().init(), rate);
+        let failed = Run::of(1).train_by(&temp_dir(), &amp, learner, INTERRUPTER);
+        assert!(interrupter.should_stop() && amp.run_result().is_err());
+        begin(&amp, failed.model);
+        assert!(!interrupter.should_stop());
+    }
+}
+
 /// Agents and strategies that step by themselves end a run in the same way.
 #[test]
 fn a_failure_of_ones_own_ends_the_run() {

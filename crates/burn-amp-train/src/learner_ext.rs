@@ -30,8 +30,6 @@ pub trait LearnerExt {
         optim: impl Into<LearnerOptimizer>,
         lr_scheduler: impl Into<ModuleLrScheduler>,
     ) -> Result<LearningResult<Scaled<M>>, StepError<M>> {
-        // Of a run before this one.
-        run::forget_failure(self.handle());
         let learner = self.learner(model.clone(), optim, lr_scheduler);
         let learner = learner.map_err(|error| StepError::new(model, error))?;
         let result = self.training(training).launch(learner);
@@ -157,7 +155,10 @@ pub trait LearnerExt {
         optim: impl Into<LearnerOptimizer>,
         lr_scheduler: impl Into<ModuleLrScheduler>,
     ) -> Result<Learner<Scaled<M>>, AmpError> {
-        learner::learner(self.handle(), model, optim.into(), lr_scheduler.into())
+        let learner = learner::learner(self.handle(), model, optim.into(), lr_scheduler.into())?;
+        // Of a run before this one, whose interrupter the next one may ask first.
+        run::forget_failure(self.handle());
+        Ok(learner)
     }
 
     /// Checks a model whose forward pass calls the free [`autocast`](burn_amp_core::autocast), as [`MixedPrecision::check`] does, before it is
@@ -186,6 +187,7 @@ pub trait LearnerExt {
     /// `training` is any `SupervisedTraining`, configured in full or in part.
     fn training<M: LearnerModel>(&self, training: SupervisedTraining<M>) -> SupervisedTraining<M> {
         self.handle().set_in_learner(true);
+        run::forget_failure(self.handle());
         run::state(self.handle()).interrupter = Some(training.interrupter());
         let training = match self.handle().is_scaled() {
             true => training.metric_train_numeric(self.loss_scale_metric()),
@@ -208,8 +210,9 @@ pub trait LearnerExt {
     /// # Errors
     ///
     /// The error that has ended the run: the loss scale is exhausted, the loss is NaN, a parameter cannot be stepped, or the first step of a
-    /// model called no [`autocast`](burn_amp_core::autocast) ([`AmpError::NoScope`]). It is forgotten when a model that has not failed takes a
-    /// step: a new model, or one on which [`Module::train`](burn::module::Module::train) was called.
+    /// model called no [`autocast`](burn_amp_core::autocast) ([`AmpError::NoScope`]). It is forgotten by [`learner`](Self::learner) and
+    /// [`training`](Self::training), and when a model that has not failed takes a step: a new model, or one on which
+    /// [`Module::train`](burn::module::Module::train) was called.
     fn run_result(&self) -> Result<(), AmpError> {
         self.handle().set_in_learner(false);
         run::state(self.handle()).error.clone().map_or(Ok(()), Err)

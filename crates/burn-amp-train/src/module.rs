@@ -4,7 +4,9 @@ use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, ParamGroup};
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::Device;
 
-use super::{Scaled, stepper::Kind};
+use std::mem::take;
+
+use super::{Scaled, run, stepper::Kind};
 
 impl<M: Module + 'static> Module for Scaled<M> {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
@@ -47,7 +49,11 @@ impl<M: Module + 'static> Module for Scaled<M> {
     /// As the model's, with the weights that were trained. One whose run has failed takes steps again.
     fn train(mut self) -> Self {
         self.inner = self.trained.take().unwrap_or(self.inner).train();
-        self.failed = false;
+        if take(&mut self.failed)
+            && let Some(amp) = self.scaler().precision()
+        {
+            run::reset(amp);
+        }
         self
     }
 

@@ -34,14 +34,18 @@ pub(super) fn fail(amp: &MixedPrecision, error: AmpError) -> Result<(), AmpError
     }
 }
 
-/// Forgets a failure: a model takes a step that has not failed.
+/// Forgets a failure: another run begins, or a model takes a step that has not failed.
 pub(super) fn forget_failure(amp: &MixedPrecision) {
-    let mut state = state(amp);
-    if state.error.take().is_some()
-        && let Some(interrupter) = &state.interrupter
-    {
-        interrupter.reset();
+    let failed = state(amp).error.take();
+    if failed.is_some() {
+        reset(amp);
     }
+}
+
+/// Lets the interrupter end a run again. The error stays.
+pub(super) fn reset(amp: &MixedPrecision) {
+    let interrupter = state(amp).interrupter.clone();
+    interrupter.into_iter().for_each(|one| one.reset());
 }
 
 pub(super) fn state(amp: &MixedPrecision) -> Guard<'_, State> {

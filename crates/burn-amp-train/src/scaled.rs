@@ -1,6 +1,6 @@
 use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
 use burn::train::{InferenceStep, TrainOutput, TrainStep};
-use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module};
+use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, tensor::Device};
 use std::{any::Any, ops::Deref};
 
 use super::checkpoint::{self, Entry};
@@ -147,7 +147,7 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         let found = checkpoint::exchange(optim, None);
         // With a thread, the learner's own has nothing but handles, which hold this.
         let own = || self.steps.kind.thread.is_none().then(|| optim.clone());
-        let checkpointed = (found.was_recorded)
+        let checkpointed = (found.was_recorded && is_read_late(&self.inner))
             .then(|| Box::new((self.inner.clone(), own())) as Box<dyn Any + Send>);
         *locked(&self.steps.resumed) = None;
         match found.entry {
@@ -276,6 +276,15 @@ impl<M: std::fmt::Display> std::fmt::Display for Scaled<M> {
             counters.skipped()
         )
     }
+}
+
+/// Whether a checkpoint may read the model's values when the next step has written them: on all devices but Flex, to which a copy would cost as
+/// much memory as model and optimizer take.
+fn is_read_late<M: Module>(model: &M) -> bool {
+    let devices = model.devices().into_iter();
+    devices
+        .map(Device::inner)
+        .any(|device| device != Device::flex())
 }
 
 /// The model with its reparameterization: a model's own `optimize` may lose that of a parameter, because `Param::map` does.

@@ -429,6 +429,31 @@ mod tests {
         assert_eq!(READS.get(), 0);
     }
 
+    /// Its record is read before the next step on Flex. Elsewhere the values are held until they are read.
+    #[test]
+    fn the_step_after_a_checkpoint_copies_nothing_on_flex() {
+        let device = Device::default().autodiff();
+        let amp = MixedPrecision::f16();
+        let learner = amp.learner(
+            net(&device),
+            AdamConfig::new().init(),
+            ConstantLr::new(0.01),
+        );
+        let (mut model, mut optim) = (learner.unwrap().model(), AdamConfig::new().init());
+        for is_recorded in [false, true, false] {
+            if is_recorded {
+                optim.to_record();
+            }
+            let output = TrainStep::step(&model, Tensor::full([3, 4], 0.1, &device));
+            model = model.optimize(&mut optim, 0.1.into(), output.grads);
+            let is_held = model.steps.shared.lock().checkpointed.is_some();
+            assert_eq!(
+                is_held,
+                is_recorded && device.clone().inner() != Device::flex()
+            );
+        }
+    }
+
     /// On the thread of a pipeline, too.
     #[test]
     fn a_pipeline_makes_one_pass() {

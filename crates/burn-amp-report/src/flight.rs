@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::{error::ReportError, file};
 pub(crate) use ring::Ring;
-pub(crate) use step::{Host, read_steps};
+pub(crate) use step::{Recorded, read_steps};
 
 /// Keeps what happened in the last 21 steps of a run, and writes it down when something goes wrong.
 ///

@@ -82,6 +82,7 @@ fn render(runs: &[Logs]) -> String {
         },
         has_skips => runs.iter().any(|run| !run.skips.is_empty()),
         without_skips => without_skips(runs),
+        unread => runs.iter().filter_map(unread).collect::<Vec<_>>(),
         rows,
         charts,
         heats,
@@ -91,15 +92,25 @@ fn render(runs: &[Logs]) -> String {
 
 /// Which runs have logged that no step was skipped.
 fn without_skips(runs: &[Logs]) -> Option<String> {
-    let clean = runs
-        .iter()
-        .filter(|run| run.knows_skips && run.skips.is_empty());
+    let is_clean = |run: &&Logs| run.knows_skips && run.skips.is_empty() && !run.may_miss_skips;
+    let clean = runs.iter().filter(is_clean);
     let names: Vec<_> = clean.map(|run| run.name.as_str()).collect();
     match (names.len(), runs.len()) {
         (0, _) => None,
         (1, 1) => Some("This is a run without skips.".to_string()),
         _ => Some(format!("Runs without skips: {}.", names.join(", "))),
     }
+}
+
+/// What cannot be read of a run, if there is something.
+fn unread(run: &Logs) -> Option<String> {
+    let what = (!run.unread.is_empty()).then(|| run.unread.join(", "))?;
+    let skips = if run.may_miss_skips {
+        " Skips may be among them."
+    } else {
+        ""
+    };
+    Some(format!("{}: {what} cannot be read.{skips}", run.name))
 }
 
 fn draw(name: &str, runs: &[Logs]) -> Option<String> {
@@ -194,9 +205,9 @@ fn row(run: &Logs) -> Value {
     context! {
         name => run.name,
         steps => run.steps,
-        skips => run.knows_skips.then_some(run.skips.len()),
         skipped => match (run.knows_skips, run.skips.len()) {
             (false, _) => "not logged".to_string(),
+            (true, skips) if run.may_miss_skips => format!("at least {skips}"),
             (true, 0) => "none".to_string(),
             (true, skips) => skips.to_string(),
         },

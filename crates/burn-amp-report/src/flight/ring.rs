@@ -32,6 +32,8 @@ pub(super) struct State {
     steps: VecDeque<Step>,
     /// Steps so far.
     count: u64,
+    /// The optimizers that have made the last step, which is that of all in an iteration, while others may still take part.
+    open: Vec<u64>,
     /// How often gradients are counted by exponent; 0 for never.
     pub(super) count_every: u32,
     /// Probes of the step that is under way.
@@ -39,6 +41,8 @@ pub(super) struct State {
     /// What is known of the step that is under way.
     pub(super) next: Host,
     log: File,
+    /// Whether the last line was not written in full: the next one begins anew.
+    is_cut: bool,
     last: Instant,
     pub(super) written: Vec<PathBuf>,
 }
@@ -46,7 +50,8 @@ pub(super) struct State {
 impl Ring {
     pub(super) fn new(folder: &Path) -> Result<Self, ReportError> {
         let path = folder.join("steps.jsonl");
-        let count = read_steps(&path)?.last().map_or(0, |step| step.step);
+        let recorded = read_steps(&path)?.steps;
+        let count = recorded.last().map_or(0, |step| step.step);
         let open = || {
             let mut log = OpenOptions::new().create(true).append(true).open(&path)?;
             if log.metadata()?.len() > 0 {
@@ -62,10 +67,12 @@ impl Ring {
             state: Mutex::new(State {
                 steps: VecDeque::with_capacity(STEPS),
                 count,
+                open: Vec::new(),
                 count_every: 0,
                 names: Names::default(),
                 next: Host::default(),
                 log,
+                is_cut: false,
                 last: Instant::now(),
                 written: Vec::new(),
             }),
@@ -131,7 +138,8 @@ impl Observer for Ring {
         state.next.overflows = overflows;
         state.next.blamed_loss = observe::is_loss_the_cause(grads);
         let every = u64::from(state.count_every);
-        if every > 0 && state.count.is_multiple_of(every) {
+        let done = state.count - u64::from(!state.open.is_empty());
+        if every > 0 && done.is_multiple_of(every) {
             // A device that lacks the dtype has refused the step before.
             let counts = observe::histogram(grads).unwrap_or_default();
             state.next.exponents = by_exponent(&counts);
@@ -146,49 +154,88 @@ impl Observer for Ring {
         }
         let passed = std::mem::take(&mut *locked(&self.passed));
         let state = &mut *locked(&self.state);
-        state.count += 1;
-        state.names = Names::default();
-        let now = Instant::now();
-        let seconds = now.duration_since(std::mem::replace(&mut state.last, now));
-        let host = Host {
-            step: state.count,
-            outcome: match step.outcome {
-                Some(outcome) => format!("{outcome:?}").to_lowercase(),
-                None => "refused".to_string(),
-            },
-            // A step that was not tested does not move it.
-            loss_scale: state.next.loss_scale.or(Some(step.loss_scale.into())),
-            norm: step.status.map(|status| status.norm()),
-            max_abs: step.status.map(|status| status.max_abs()),
-            zero_share: step.status.map(|status| status.zero_share()),
-            seconds: (!state.steps.is_empty()).then_some(seconds.as_secs_f64()),
-            error: step.error.map(ToString::to_string),
-            ..std::mem::take(&mut state.next)
-        };
-        let mut line = serde_json::to_vec(&host).expect("names and numbers");
-        line.push(b'\n');
-        // A full disk must not end a training: the flight itself says so when it is written.
-        if let Err(error) = state.log.write_all(&line) {
-            burn_amp_core::warn!("{}: {error}", self.folder.display());
-        }
-        if state.steps.len() == STEPS {
-            state.steps.pop_front();
-        }
-        state.steps.push_back(Step {
-            host,
-            probes: Vec::new(),
-            passed: passed.into(),
-        });
-        if let Some(why) = state.why() {
+        let was_bad = state.begin(step.optimizer, &self.folder);
+        state.take(&step, passed.into());
+        if let Some(why) = state.why().filter(|_| !was_bad) {
             match state.write(&self.folder, &why) {
                 Ok(path) => burn_amp_core::warn!("{why}: the last steps are in {}", path.display()),
                 Err(error) => burn_amp_core::warn!("the last steps cannot be written: {error}"),
             }
         }
+        if !step.is_iteration_open || step.error.is_some() {
+            state.end(&self.folder);
+        }
+    }
+}
+
+/// Others take no part any more.
+impl Drop for Ring {
+    fn drop(&mut self) {
+        locked(&self.state).end(&self.folder);
     }
 }
 
 impl State {
+    /// A call of this optimizer: of the step that is open, or of a new one. Whether that was written down already.
+    fn begin(&mut self, optimizer: u64, folder: &Path) -> bool {
+        if self.open.is_empty() || self.open.contains(&optimizer) {
+            self.end(folder);
+            self.count += 1;
+            if self.steps.len() == STEPS {
+                self.steps.pop_front();
+            }
+            self.steps.push_back(Step::new(self.count));
+        }
+        let is_new = self.open.is_empty();
+        self.open.push(optimizer);
+        !is_new && self.why().is_some()
+    }
+
+    /// Takes what a call has done into the step that is open.
+    fn take(&mut self, step: &Stepped<'_>, passed: Vec<Passed>) {
+        self.names = Names::default();
+        let now = Instant::now();
+        let seconds = now.duration_since(std::mem::replace(&mut self.last, now));
+        let host = Host {
+            outcome: match step.outcome {
+                Some(outcome) => format!("{outcome:?}").to_lowercase(),
+                None => "refused".to_string(),
+            },
+            // A step that was not tested does not move it.
+            loss_scale: self.next.loss_scale.or(Some(step.loss_scale.into())),
+            elements: step.status.map_or(0, |status| status.elements()),
+            norm: step.status.map(|status| status.norm()),
+            max_abs: step.status.map(|status| status.max_abs()),
+            zero_share: step.status.map(|status| status.zero_share()),
+            seconds: (self.steps.len() > 1).then_some(seconds.as_secs_f64()),
+            error: step.error.map(ToString::to_string),
+            ..std::mem::take(&mut self.next)
+        };
+        if let Some(last) = self.steps.back_mut() {
+            last.host.join(host);
+            last.passed.extend(passed);
+        }
+    }
+
+    /// Ends the step that is open, if one is: it goes into the log.
+    fn end(&mut self, folder: &Path) {
+        let Some(last) = self.steps.back().filter(|_| !self.open.is_empty()) else {
+            return;
+        };
+        let mut line = serde_json::to_vec(&last.host).expect("names and numbers");
+        line.push(b'\n');
+        if self.is_cut {
+            line.insert(0, b'\n');
+        }
+        // A full disk must not end a training: the flight itself says so when it is written.
+        let written = self.log.write_all(&line);
+        self.is_cut = written.is_err();
+        if let Err(error) = written {
+            burn_amp_core::warn!("{}: {error}", folder.display());
+        }
+        self.open.clear();
+    }
+
     /// Why the last steps are to be written, if they are. A row of skips, or of others, is written once.
     fn why(&self) -> Option<String> {
         let mut steps = self.steps.iter().rev();
@@ -222,12 +269,41 @@ mod tests {
         module::Module,
         nn::LinearConfig,
         optim::{GradientsParams, SgdConfig},
-        tensor::{Device, Tensor},
+        tensor::Device,
     };
     use burn_amp_core::{MixedPrecision, ScaledOptimizer};
 
-    use super::STEPS;
+    use super::*;
     use crate::{FlightRecorder, flight::step::READS, probe};
+
+    /// A disk that is full for a moment costs the lines of that time, and none of those after it.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_line_that_was_cut_does_not_take_the_next_along() {
+        let folder = tempfile::tempdir().unwrap();
+        let ring = Ring::new(folder.path()).unwrap();
+        let step = |optimizer| {
+            ring.stepped(Stepped {
+                optimizer,
+                is_iteration_open: false,
+                outcome: Some(StepOutcome::Stepped),
+                loss_scale: 1.0,
+                status: None,
+                error: None,
+            });
+        };
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        step(0);
+        let log = std::mem::replace(&mut locked(&ring.state).log, full);
+        step(0);
+        locked(&ring.state).log = log;
+        // What was written of the line before that failed.
+        locked(&ring.state).log.write_all(b"{\"step\":2,").unwrap();
+        step(0);
+        let read = read_steps(&folder.path().join("steps.jsonl")).unwrap();
+        let steps: Vec<_> = read.steps.iter().map(|step| step.step).collect();
+        assert_eq!((steps, read.missing), (vec![1, 3], 1));
+    }
 
     #[test]
     fn a_clean_step_reads_nothing() {

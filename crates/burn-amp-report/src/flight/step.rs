@@ -2,7 +2,7 @@
 
 use burn_amp_kernels::{TensorStatus, UnreadEvent};
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{cmp::Reverse, collections::BTreeMap, fs, io, path::Path};
 
 use crate::error::ReportError;
 
@@ -49,6 +49,9 @@ pub(crate) struct Host {
     pub(crate) outcome: String,
     /// That its gradients were multiplied by.
     pub(crate) loss_scale: Option<f64>,
+    /// How many gradient values were measured.
+    #[serde(skip)]
+    pub(super) elements: u64,
     pub(crate) norm: Option<f64>,
     pub(super) max_abs: Option<f64>,
     pub(crate) zero_share: Option<f64>,
@@ -73,19 +76,83 @@ impl Host {
     pub(crate) fn is_skipped(&self) -> bool {
         matches!(self.outcome.as_str(), "skipped" | "guarded")
     }
+
+    /// Takes in the call of an optimizer, in an iteration of several. It is skipped if one of them is.
+    pub(super) fn join(&mut self, other: Self) {
+        fn of<T>(one: Option<T>, other: Option<T>, both: impl FnOnce(T, T) -> T) -> Option<T> {
+            match (one, other) {
+                (Some(one), Some(other)) => Some(both(one, other)),
+                (one, other) => one.or(other),
+            }
+        }
+        let rank = |outcome: &str| match outcome {
+            "skipped" => 4,
+            "guarded" => 3,
+            "stepped" => 2,
+            "" => 0,
+            _ => 1,
+        };
+        if rank(&other.outcome) > rank(&self.outcome) {
+            self.outcome = other.outcome;
+        }
+        let sizes = [self.elements, other.elements].map(|count| count as f64);
+        let all = (sizes[0] + sizes[1]).max(1.0);
+        self.zero_share = of(self.zero_share, other.zero_share, |one, other| {
+            (one * sizes[0] + other * sizes[1]) / all
+        });
+        self.elements += other.elements;
+        self.loss_scale = self.loss_scale.or(other.loss_scale);
+        self.norm = of(self.norm, other.norm, f64::hypot);
+        self.max_abs = of(self.max_abs, other.max_abs, f64::max);
+        self.seconds = of(self.seconds, other.seconds, |one, other| one + other);
+        self.notes.extend(other.notes);
+        self.overflows.extend(other.overflows);
+        self.overflows
+            .sort_by_key(|overflow| Reverse(overflow.values));
+        self.blamed_loss = self.blamed_loss.or(other.blamed_loss);
+        self.error = other.error.or(self.error.take());
+        for (exponent, count) in other.exponents {
+            let known = self
+                .exponents
+                .iter_mut()
+                .find(|(known, _)| *known == exponent);
+            match known {
+                Some((_, sum)) => *sum += count,
+                None => self.exponents.push((exponent, count)),
+            }
+        }
+    }
 }
 
-/// The steps in a `steps.jsonl`; none where there is no file. A line that was cut off is none.
-pub(crate) fn read_steps(path: &Path) -> Result<Vec<Host>, ReportError> {
+/// What a `steps.jsonl` says.
+#[derive(Debug, Default)]
+pub(crate) struct Recorded {
+    pub(crate) steps: Vec<Host>,
+    /// How many steps were made of which it has no line that can be read.
+    pub(crate) missing: u64,
+}
+
+/// The steps in a `steps.jsonl`; none where there is no file. A run that was killed leaves half a line: it makes that step again if it goes on.
+pub(crate) fn read_steps(path: &Path) -> Result<Recorded, ReportError> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Recorded::default()),
         Err(error) => return Err(ReportError::file(path, error)),
     };
+    let (mut recorded, mut last, mut is_cut) = (Recorded::default(), 0, false);
     // It may be cut inside a character.
     let lines = bytes.split(|byte| *byte == b'\n');
-    let steps = lines.filter_map(|line| serde_json::from_slice(line).ok());
-    Ok(steps.collect())
+    for line in lines.filter(|line| !line.is_empty()) {
+        let step: Option<Host> = serde_json::from_slice(line).ok();
+        is_cut = step.is_none();
+        if let Some(step) = step {
+            recorded.missing += step.step.saturating_sub(last + 1);
+            last = step.step;
+            recorded.steps.push(step);
+        }
+    }
+    recorded.missing += u64::from(is_cut);
+    Ok(recorded)
 }
 
 /// What a probe has seen, read.
@@ -119,6 +186,17 @@ impl Measures {
 }
 
 impl Step {
+    pub(super) fn new(step: u64) -> Self {
+        Self {
+            host: Host {
+                step,
+                ..Host::default()
+            },
+            probes: Vec::new(),
+            passed: Vec::new(),
+        }
+    }
+
     pub(super) fn is(&self, outcome: &str) -> bool {
         self.host.outcome == outcome
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::{collections::BTreeMap, fs, io};
 
 use crate::error::ReportError;
-use crate::flight::{Host, read_steps};
+use crate::flight::{Recorded, read_steps};
 
 /// Series that a metric and a flight recorder know alike.
 const LOSS_SCALE: &str = "Loss Scale";
@@ -15,8 +15,8 @@ const STEP_TIME: &str = "Step Time, ms";
 /// Values at steps.
 pub(crate) type Series = Vec<(f64, f64)>;
 
-/// Values and their weights.
-type Values = Vec<(f64, f64)>;
+/// Values and their weights: none of a line that cannot be read, so that the others keep their places.
+type Values = Vec<Option<(f64, f64)>>;
 
 /// One run.
 #[derive(Debug, Default)]
@@ -29,6 +29,10 @@ pub(crate) struct Logs {
     /// The steps that were skipped.
     pub(crate) skips: Vec<f64>,
     pub(crate) knows_skips: bool,
+    /// Whether a step may have been skipped that cannot be read.
+    pub(crate) may_miss_skips: bool,
+    /// What cannot be read, in words.
+    pub(crate) unread: Vec<String>,
     /// Counts by exponent.
     pub(crate) exponents: Vec<(f64, Vec<(i32, u64)>)>,
 }
@@ -41,9 +45,9 @@ impl Logs {
             return Err(ReportError::file(folder, "there is no such folder"));
         }
         logs.read_learner(folder)?;
-        let steps = read_steps(&folder.join("steps.jsonl"))?;
-        if !steps.is_empty() {
-            logs.take(steps);
+        let recorded = read_steps(&folder.join("steps.jsonl"))?;
+        if !recorded.steps.is_empty() {
+            logs.take(recorded);
         }
         if logs.series.is_empty() {
             let reason =
@@ -67,24 +71,31 @@ impl Logs {
 
     /// The metrics of an epoch of training, of so many batches, after so many of those before.
     fn add_epoch(&mut self, mut metrics: BTreeMap<String, Values>, before: usize, batches: usize) {
-        // Where the gradients of several batches are accumulated, the last of them is the step.
-        let place = |values: Values| -> Series {
-            let every = batches / values.len().max(1);
-            let at = |line: usize| (before + line * every) as f64;
-            let points = values.into_iter().zip(1..);
-            points.map(|((value, _), line)| (at(line), value)).collect()
+        let steps = |count| places(count, batches).map(|at| before as f64 + at);
+        let place = |values: Values| {
+            let points = steps(values.len()).zip(values);
+            points.filter_map(|(step, value)| Some((step, value?.0)))
         };
-        let skipped = metrics.remove("Skipped Steps").map(place);
+        let skipped = metrics.remove("Skipped Steps");
         self.knows_skips |= skipped.is_some();
-        let skipped = skipped.into_iter().flatten();
-        let (skips, taken): (Series, Series) = skipped.partition(|(_, skipped)| *skipped > 0.0);
-        self.skips.extend(skips.iter().map(|(step, _)| *step));
+        let skipped = skipped.unwrap_or_default();
+        let is_sure = skipped.iter().all(Option::is_some);
+        self.may_miss_skips |= !is_sure;
+        let is_skip = |value: &Option<(f64, f64)>| value.is_some_and(|(skipped, _)| skipped > 0.0);
+        let (skips, taken): (Vec<_>, Vec<_>) = steps(skipped.len())
+            .zip(skipped)
+            .partition(|(_, value)| is_skip(value));
+        self.skips.extend(skips.into_iter().map(|(step, _)| step));
         for (name, values) in metrics {
             match name.as_str() {
+                // Which steps have one, nobody can say.
+                NORM if !is_sure && values.len() != taken.len() => {}
                 // Burn writes no line where there is no norm: in a step that is skipped.
                 NORM if values.len() <= taken.len() => {
                     let norms = taken.iter().zip(values);
-                    self.add(name, norms.map(|((step, _), (norm, _))| (*step, norm)));
+                    let known =
+                        |((step, _), norm): (&(f64, _), Option<(f64, f64)>)| Some((*step, norm?.0));
+                    self.add(name, norms.filter_map(known));
                 }
                 LOSS_SCALE | NORM | ZEROS => self.add(name, place(values)),
                 _ => self.add(format!("Train {name}"), place(values)),
@@ -99,7 +110,7 @@ impl Logs {
         for (epoch, files) in epochs(&folder.join("train"))? {
             let mut metrics = BTreeMap::new();
             for (name, path) in files {
-                metrics.insert(name, values(&path)?);
+                metrics.insert(name, self.values(folder, &path)?);
             }
             let longest = metrics.values().map(Vec::len).max().unwrap_or(0);
             self.add_epoch(metrics, step, longest);
@@ -109,7 +120,8 @@ impl Logs {
         for (epoch, files) in epochs(&folder.join("valid"))? {
             let at = ends.get(&epoch).copied().unwrap_or(epoch);
             for (name, path) in files {
-                let values = values(&path)?;
+                let values = self.values(folder, &path)?;
+                let values: Vec<_> = values.into_iter().flatten().collect();
                 let sum: f64 = values.iter().map(|(value, weight)| value * weight).sum();
                 let count: f64 = values.iter().map(|(_, weight)| weight).sum();
                 if count > 0.0 {
@@ -120,9 +132,33 @@ impl Logs {
         Ok(())
     }
 
+    /// Values and their weights. The last line of an epoch, its summary, is none of a step. A file that has text is not that of a number.
+    fn values(&mut self, folder: &Path, path: &Path) -> Result<Values, ReportError> {
+        let bytes = fs::read(path).map_err(|error| ReportError::file(path, error))?;
+        let text = String::from_utf8_lossy(&bytes);
+        let steps = text.lines().filter(|line| !line.ends_with(",final"));
+        let values: Values = steps.map(value).collect();
+        let unread = values.iter().filter(|value| value.is_none()).count();
+        if unread == values.len() {
+            return Ok(Values::new());
+        }
+        if unread > 0 {
+            let file = path.strip_prefix(folder).unwrap_or(path).display();
+            let lines = if unread == 1 { "line" } else { "lines" };
+            self.unread.push(format!("{unread} {lines} of `{file}`"));
+        }
+        Ok(values)
+    }
+
     /// The steps of a flight recorder, which know more of each than a metric: a series of theirs replaces a metric's.
-    fn take(&mut self, steps: Vec<Host>) {
+    fn take(&mut self, Recorded { steps, missing }: Recorded) {
         self.knows_skips = true;
+        self.may_miss_skips = missing > 0;
+        if missing > 0 {
+            let steps = if missing == 1 { "step" } else { "steps" };
+            self.unread
+                .push(format!("{missing} {steps} in `steps.jsonl`"));
+        }
         self.skips.clear();
         let mut all = std::mem::take(&mut self.series);
         for line in steps {
@@ -196,20 +232,26 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
     entries.map_err(|error| ReportError::file(folder, error))
 }
 
-/// Values and their weights. The last line of an epoch, its summary, is none of a step.
-fn values(path: &Path) -> Result<Values, ReportError> {
-    let text = fs::read_to_string(path).map_err(|error| ReportError::file(path, error))?;
-    let values = text.lines().filter_map(|line| match line.split_once(',') {
-        Some((_, "final")) => None,
-        Some((value, weight)) => Some((value.parse().ok()?, weight.parse().ok()?)),
-        None => Some((line.parse().ok()?, 1.0)),
-    });
-    Ok(values.collect())
+/// A value and its weight; none of a line that cannot be read.
+fn value(line: &str) -> Option<(f64, f64)> {
+    let (value, weight) = line.split_once(',').unwrap_or((line, "1"));
+    Some((value.parse().ok()?, weight.parse().ok()?))
+}
+
+/// At which batches of an epoch the lines of a metric were written: where the gradients of several are accumulated, at the last of them. A
+/// metric that has fewer lines for another reason is spread over the epoch.
+fn places(lines: usize, batches: usize) -> impl Iterator<Item = f64> {
+    let every = batches.div_ceil(lines.max(1)).max(1);
+    let accumulates = batches.div_ceil(every) == lines;
+    (1..=lines).map(move |line| match accumulates {
+        true => (line * every).min(batches) as f64,
+        false => (line * batches / lines) as f64,
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Logs;
+    use super::{Logs, Recorded};
 
     #[test]
     fn a_metric_without_a_line_for_each_batch_stands_at_its_steps() {
@@ -218,7 +260,7 @@ mod tests {
             ("Skipped Steps", &[0.0, 100.0, 0.0]),
             ("Gradient Norm", &[5.0, 6.0]),
         ];
-        let weighted = |values: &[f64]| values.iter().map(|value| (*value, 1.0)).collect();
+        let weighted = |values: &[f64]| values.iter().map(|value| Some((*value, 1.0))).collect();
         let metrics = metrics.map(|(name, values)| (name.to_string(), weighted(values)));
         let mut logs = Logs::default();
         logs.add_epoch(metrics.into(), 10, 6);
@@ -227,11 +269,24 @@ mod tests {
     }
 
     #[test]
+    fn a_window_ends_at_its_last_batch_and_other_lines_are_spread() {
+        let places = |lines, batches| Vec::from_iter(super::places(lines, batches));
+        assert_eq!(places(3, 10), [4.0, 8.0, 10.0]);
+        assert_eq!(places(4, 4), [1.0, 2.0, 3.0, 4.0]);
+        let [first, .., last] = places(51, 100)[..] else {
+            panic!()
+        };
+        assert_eq!((first, last), (1.0, 100.0));
+        assert!(places(0, 5).is_empty());
+    }
+
+    #[test]
     fn what_a_recorder_has_noted_replaces_a_metric() {
         let mut logs = Logs::default();
         logs.add("Train Loss", [(1.0, 9.0), (2.0, 9.0)]);
         let step = r#"{"step":1,"outcome":"guarded","notes":{"loss":3.0}}"#;
-        logs.take(vec![serde_json::from_str(step).unwrap()]);
+        let steps = vec![serde_json::from_str(step).unwrap()];
+        logs.take(Recorded { steps, missing: 0 });
         assert_eq!(logs.series["Train Loss"], [(1.0, 3.0)]);
         // As in the metric of a `Learner`.
         assert_eq!(logs.skips, [1.0]);

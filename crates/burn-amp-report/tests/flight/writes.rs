@@ -211,3 +211,28 @@ fn a_scaler_that_steps_by_hand_is_seen() {
     let flight = json(&recorder.written()[0]);
     assert_eq!(flight["step"], 3);
 }
+
+/// Those of two optimizers in one iteration are one step, and no row of skips.
+#[test]
+fn an_iteration_of_two_optimizers_is_one_step() {
+    let (folder, mut first, recorder) = in_f16();
+    let mut second = training(&first.amp);
+    let mut iteration = |first_factor, second_factor| {
+        step(&mut first, 1.0, first_factor).unwrap();
+        step(&mut second, 1.0, second_factor).unwrap();
+        recorder.written().len()
+    };
+    assert_eq!(iteration(1e9, 1e9), 0);
+    assert_eq!(iteration(1.0, 1.0), 0);
+    assert_eq!(iteration(1.0, 1e9), 0, "the first one's alone is finite");
+    assert_eq!(iteration(1e9, 1e9), 1);
+    let flight = json(&recorder.written()[0]);
+    assert_eq!(flight["step"], 4);
+    let outcomes = flight["steps"].as_array().unwrap().iter();
+    let outcomes: Vec<_> = outcomes
+        .map(|step| step["outcome"].as_str().unwrap())
+        .collect();
+    assert_eq!(outcomes, ["skipped", "stepped", "skipped", "skipped"]);
+    let log = fs::read_to_string(folder.path().join("steps.jsonl")).unwrap();
+    assert_eq!(log.lines().count(), 4);
+}

@@ -76,7 +76,7 @@ fn runs_stand_beside_each_other_and_those_without_skips_are_named() {
     let paths: [&Path; 5] = [&both, &learned, &recorded, "--page".as_ref(), &both];
     let page = page(&paths, &both);
     assert!(page.contains("Runs without skips: f32."));
-    assert!(page.contains("<td>f16</td><td>2</td><td>3.0000</td><td>-</td><td>1</td><td>2^16</td><td>50.00 %</td><td>250.0</td>"), "{page}");
+    assert!(page.contains("<td>f16</td><td>2</td><td>3.0000</td><td>-</td><td>at least 1</td><td>2^16</td><td>50.00 %</td><td>250.0</td>"), "{page}");
     assert!(page.contains("f16: share of gradient values by exponent"));
     // Units are on the axes, the first run is dashed, and the page shows through.
     let chart = |title: &str| {
@@ -89,6 +89,37 @@ fn runs_stand_beside_each_other_and_those_without_skips_are_named() {
     let dashes = chart("Train Loss").matches(r##"stroke="#1F77B4""##).count();
     assert!(dashes > 10, "{dashes}");
     assert!(!page.contains("#FFFFFF") && !page.contains("#000000"));
+}
+
+/// They may be those of skips, and the others stay where they were.
+#[test]
+fn lines_that_cannot_be_read_are_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let [learned, recorded] = ["learned", "recorded"].map(|name| folder.path().join(name));
+    learner(&learned, &[[4.0, 3.0, 2.0, 1.0]], &[[0.0; 4]]);
+    let log = |name: &str, text: &str| {
+        fs::write(learned.join("train/epoch-1").join(name), text).unwrap();
+    };
+    log("Skipped_Steps.log", "0,1\n0,1\n\0\0\n0,1\n");
+    log("Mode.log", "fast\nslow\n");
+    fs::create_dir_all(&recorded).unwrap();
+    let step = |step| format!(r#"{{"step":{step},"outcome":"stepped","loss_scale":8.0}}"#);
+    // The disk was full for a moment: the third line was glued to half of the second.
+    let [one, two, three, four] = [1, 2, 3, 4].map(step);
+    let lines = format!("{one}\n{}{three}\n{four}\n", &two[..20]);
+    fs::write(recorded.join("steps.jsonl"), lines).unwrap();
+    let both = folder.path().join("both.html");
+    let page = page(&[&learned, &recorded, "--page".as_ref(), &both], &both);
+    assert!(!page.contains("without skips"));
+    let file = "<code>train/epoch-1/Skipped_Steps.log</code>";
+    for said in [
+        &format!("learned: 1 line of {file} cannot be read. Skips may be among them."),
+        "recorded: 2 steps in <code>steps.jsonl</code> cannot be read. Skips may be among them.",
+    ] {
+        assert!(page.contains(said), "{page}");
+    }
+    assert_eq!(page.matches("<td>at least 0</td>").count(), 2);
+    assert!(!page.contains("Mode.log"));
 }
 
 #[test]

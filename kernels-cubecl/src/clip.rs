@@ -18,6 +18,7 @@ use burn::tensor::{Device, Tensor};
 use cubecl::prelude::*;
 use std::collections::HashMap;
 
+use crate::BufferAddress;
 use crate::{status::FIELDS, words::upload};
 
 /// How one gradient is clipped by a norm. Thresholds are above 0; an infinite one never clips, and one below 2^-126 is taken as that.
@@ -78,6 +79,11 @@ impl ClipTable {
     pub fn upload(clips: &[NormClip], device: &Device) -> Self {
         let words = clips.iter().flat_map(|clip| clip.words());
         Self(upload(words, [clips.len() * WORDS], device))
+    }
+
+    /// Where its words are: see [`BufferAddress`].
+    pub fn address(&self) -> Option<BufferAddress> {
+        BufferAddress::of(self.0.clone().into_dispatch())
     }
 }
 

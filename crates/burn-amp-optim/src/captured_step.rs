@@ -21,8 +21,14 @@ use burn_amp_core::{AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, StepError
 /// Runs before a recording: fusing backends find their kernels in the first ones, and memory is there after them.
 const RUNS: usize = 3;
 
+/// What a recording costs: as much as so many steps. Beside those runs there are one that is thrown away, one before the recording, and that.
+const COST: usize = RUNS + 3;
+
 /// Shapes of batches whose steps are kept. Each keeps the memory of its activations.
 const MAX_SHAPES: usize = 4;
+
+/// Recordings that may make room for others before they were worth their cost.
+const MAX_WASTED: usize = 1;
 
 /// A training step that is captured and replayed: forward pass, backward pass, test, update and loss scale in one call of the device.
 ///
@@ -63,7 +69,8 @@ const MAX_SHAPES: usize = 4;
 /// - **The closure** is called some times before a recording, with no effect on model and optimizer, and not in a replay. So it
 ///   should not count or collect anything.
 /// - **Shapes**: a batch of another shape is recorded too. Four are kept, the ones that were used last. Each keeps the memory of its
-///   activations.
+///   activations. Where more than four come in turn, each step would be a recording, which costs as much as six: a warning says so, and from there
+///   on nothing is recorded.
 /// - **Where a device has no graphs** (Flex, CubeCL's `cpu`), and where a model is on several devices, the closure is called in each step, and all else is the same.
 /// - **One thread** makes all steps: this is not `Send`.
 pub struct CapturedStep<M, B, O, F> {
@@ -75,6 +82,8 @@ pub struct CapturedStep<M, B, O, F> {
     device: Option<Device>,
     /// The one used last at the end.
     captured: Vec<Captured>,
+    /// Recordings that have made room for others before they were worth their cost.
+    wasted: usize,
     /// Shared by all of them.
     scale: Option<burn_amp_kernels::DeviceScale>,
     /// A replay belongs to the thread that has recorded.
@@ -86,12 +95,14 @@ struct Captured {
     kind: Vec<Kind>,
     /// The tensors of a batch, where the recorded step reads them.
     inputs: Vec<BridgeTensor>,
-    /// Where the inputs were in the recording, until the first replay has found them there: nobody can hold them afterwards.
-    addresses: Option<Vec<Option<BufferAddress>>>,
+    /// Where the inputs were in the recording, and what else it reads: a replay finds them there.
+    input_addresses: Vec<Option<BufferAddress>>,
+    stage_addresses: Vec<Option<BufferAddress>>,
     recorded: InspectedStep,
     rows: Vec<Tensor<1>>,
     clip: Option<ClipTable>,
     graph: Graph,
+    replays: usize,
 }
 
 impl<M, B, O, F> CapturedStep<M, B, O, F>
@@ -131,6 +142,7 @@ where
             loss,
             device,
             captured: Vec::new(),
+            wasted: 0,
             scale: None,
             thread: PhantomData,
         })
@@ -177,17 +189,15 @@ where
                 self.captured.push(known);
             }
             None => {
+                if !self.make_room() {
+                    return self.run(lr, batch);
+                }
                 let captured = self.capture(&device, &lr, kind, &batch);
                 if captured.is_err() {
                     // What was recorded has lost its scale.
-                    self.captured.clear();
-                    self.scale = None;
-                    self.optim.end_recording();
+                    self.forget();
                 }
                 self.captured.push(captured?);
-                if self.captured.len() > MAX_SHAPES {
-                    self.captured.remove(0);
-                }
             }
         }
         self.replay(&device, lr, batch)
@@ -239,6 +249,31 @@ where
         self.captured.clear();
         let model = self.model.take().expect(PANICKED);
         (model, self.optim)
+    }
+
+    /// Makes room for one more shape. Where recordings are not worth their cost, because too many shapes come in turn, it ends them.
+    fn make_room(&mut self) -> bool {
+        if self.captured.len() < MAX_SHAPES {
+            return true;
+        }
+        let oldest = self.captured.remove(0);
+        self.wasted += usize::from(oldest.replays < COST);
+        if self.wasted <= MAX_WASTED {
+            return true;
+        }
+        burn_amp_core::warn!(
+            "batches of more than {MAX_SHAPES} shapes come in turn, and a step that is recorded costs as much as {COST}: from here on none is recorded,              and the closure is called in each. Pad batches to at most {MAX_SHAPES} shapes"
+        );
+        self.forget();
+        self.device = None;
+        false
+    }
+
+    /// Frees what was recorded. The next scale is the host's.
+    fn forget(&mut self) {
+        self.captured.clear();
+        self.scale = None;
+        self.optim.end_recording();
     }
 
     fn here(&self) -> &M {
@@ -293,15 +328,18 @@ where
                 "parameters or state are held elsewhere, and are not written in their places",
             ));
         }
+        let stage_addresses = stage.addresses();
         self.scale = Some(stage.scale);
         Ok(Captured {
             kind,
-            addresses: Some(addresses_of(&inputs)),
+            input_addresses: addresses_of(&inputs),
+            stage_addresses,
             inputs,
             recorded,
             rows: stage.rows,
             clip: stage.clip,
             graph,
+            replays: 0,
         })
     }
 
@@ -376,9 +414,7 @@ where
         }
         let mut captured = self.captured.pop().expect("a shape that was recorded");
         (_, captured.inputs) = copied_to(captured.inputs, batch);
-        if let Some(addresses) = captured.addresses.take()
-            && addresses != addresses_of(&captured.inputs)
-        {
+        if captured.input_addresses != addresses_of(&captured.inputs) {
             return Err(refused("the closure keeps a tensor of the batch"));
         }
         let scale = self.scale.take().expect("that of what was recorded");
@@ -390,12 +426,20 @@ where
         let model = self.model.as_ref().expect(PANICKED);
         let stage = (self.optim).begin_replay(stage, &captured.recorded, lr, model, device);
         let stage = stage.inspect_err(|_| self.captured.clear())?;
+        if captured.stage_addresses != stage.addresses() {
+            self.optim.undo_step();
+            self.forget();
+            return Err(refused(
+                "learning rate, time or loss scale were not sent to where the recorded step reads them. The next step is recorded anew",
+            ));
+        }
         // SAFETY: inputs, rows and scale are in `captured` and `self`, parameters and state in model and optimizer, which nobody writes
-        // elsewhere meanwhile (`addresses`, `stays` in `capture`). This is not `Send`.
+        // elsewhere meanwhile (the addresses above, `stays` in `capture`). This is not `Send`.
         let replayed = unsafe { captured.graph.replay() };
         let loss = match replayed {
             Ok(()) => {
                 self.optim.end_replay(&captured.recorded);
+                captured.replays += 1;
                 Ok(copied(captured.recorded.loss.clone()))
             }
             Err(error) => {
@@ -468,4 +512,47 @@ fn random_operations<M: Module>(model: &M) -> String {
         "the closure draws random numbers{layers}, and a replay would draw the same again. Make them outside and pass them in the batch, or \
          train without dropout"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::{Linear, LinearConfig};
+    use burn::optim::AdamConfig;
+
+    use super::*;
+    use crate::FusedAdam;
+    use burn_amp_core::MixedPrecision;
+
+    /// It would train on with the learning rate, or the batch, of an earlier step.
+    #[test]
+    fn a_replay_that_would_read_elsewhere_is_an_error_and_no_step() {
+        let device = Device::default().autodiff();
+        let amp = MixedPrecision::f16();
+        let optim = FusedAdam::new(AdamConfig::new());
+        let (model, optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), optim);
+        let loss = |model: &Linear, x: Tensor<2>| amp.autocast(x, |x| model.forward(x)).mean();
+        let mut step = CapturedStep::new(model, optim, loss).unwrap();
+        let batch = Tensor::<2>::ones([3, 4], &device);
+        step.step(0.1, batch.clone()).unwrap();
+        let moves: [fn(&mut Captured); 2] = [
+            |captured| captured.rows[0] = copied(captured.rows[0].clone()),
+            |captured| {
+                let input = Tensor::<2>::from_bridge(captured.inputs[0].clone());
+                captured.inputs[0] = copied(input).into_bridge();
+            },
+        ];
+        for moves in moves {
+            // A device without graphs.
+            let Some(captured) = step.captured.last_mut() else {
+                return;
+            };
+            moves(captured);
+            let before = step.model().weight.val().into_data();
+            let error = step.step(0.1, batch.clone()).unwrap_err();
+            assert!(matches!(error, AmpError::CannotCapture { .. }), "{error}");
+            assert_eq!(step.model().weight.val().into_data(), before);
+            step.step(0.1, batch.clone()).unwrap();
+            assert!(step.model().weight.val().into_data() != before);
+        }
+    }
 }

@@ -1,12 +1,15 @@
 //! Fusion: the pass as one lazy custom operation with any number of tensors. Nothing waits.
 
+#[cfg(feature = "cubecl")]
 use burn::backend::tensor::FloatTensor;
 use burn_fusion::custom::{OperationFn, OperationIr, StreamId};
 use burn_fusion::{Fusion, FusionBackend};
 
 use super::compose::by_burn;
 use super::custom::{describe, execute};
-use crate::{AmpOps, BufferAddress, CastOps, Job, TensorVec};
+#[cfg(feature = "cubecl")]
+use crate::BufferAddress;
+use crate::{AmpOps, CastOps, Job, TensorVec};
 
 impl<B: FusionBackend + CastOps> CastOps for Fusion<B> {}
 
@@ -29,10 +32,12 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
 }
 
 /// Backends that say where their tensors' values are.
+#[cfg(feature = "cubecl")]
 pub(crate) trait Located: burn::backend::Backend {
     fn address(tensor: FloatTensor<Self>) -> BufferAddress;
 }
 
+#[cfg(feature = "cubecl")]
 impl<B: FusionBackend + Located> Located for Fusion<B> {
     fn address(tensor: FloatTensor<Self>) -> BufferAddress {
         let client = tensor.client.clone();

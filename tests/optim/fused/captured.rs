@@ -149,6 +149,21 @@ pub fn has_graphs() -> bool {
     step.shapes() > 0
 }
 
+/// Each of them would be recorded anew when it comes back, which costs as much as six steps.
+#[test]
+fn more_shapes_in_turn_than_are_kept_end_the_recording() {
+    let (mut step, mut expected) = (captured(begun()), begun());
+    let lines = logs("shapes come in turn", || {
+        for rows in [1, 2, 3, 4, 5].repeat(4) {
+            step.step(1e-3, batch(0, Event::Nothing, rows)).unwrap();
+            train(&mut expected, 1e-3, batch(0, Event::Nothing, rows));
+        }
+    });
+    assert_eq!(step.shapes(), 0);
+    assert_eq!(lines.len(), usize::from(has_graphs()), "{lines:?}");
+    assert_eq!(parameters(&step.model()), parameters(&expected.model));
+}
+
 /// After a refusal, and where the closure panics, model and optimizer are as they were, and train on.
 #[test]
 fn a_refusal_changes_nothing() {

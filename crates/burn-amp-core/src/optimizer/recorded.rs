@@ -4,7 +4,7 @@ use burn::tensor::{Device, Tensor};
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
 };
-use burn_amp_kernels::{ClipTable, DeviceScale, inspect};
+use burn_amp_kernels::{BufferAddress, ClipTable, DeviceScale, inspect};
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 
@@ -33,6 +33,16 @@ pub struct Stage {
     pub rows: Vec<Tensor<1>>,
     /// How gradients are clipped by norms.
     pub clip: Option<ClipTable>,
+}
+
+impl Stage {
+    /// Where a recording finds all of it.
+    pub fn addresses(&self) -> Vec<Option<BufferAddress>> {
+        let row = |row: &Tensor<1>| BufferAddress::of(row.clone().into_dispatch());
+        let clip = self.clip.iter().map(ClipTable::address);
+        let others = clip.chain([self.scale.address()]);
+        self.rows.iter().map(row).chain(others).collect()
+    }
 }
 
 impl InspectedStep {

@@ -144,7 +144,8 @@ impl Ledger {
         let schedule = self.live.schedule();
         let raises = found.overflow.is_some() && schedule.config().raise_error_at_min_scale;
         let is_at_floor = raises && self.live.is_at_floor();
-        let mut recorded = (self.account()).record(purpose, found, &schedule, is_at_floor, is_first);
+        let mut recorded =
+            (self.account()).record(purpose, found, &schedule, is_at_floor, is_first);
         if found.spares_scale() && schedule.config().enabled {
             // The others that share the scale are not kept waiting.
             self.live.report(&self.page.member, None);

@@ -26,10 +26,9 @@ pub fn advance(
     if comptime!(border.len() > 0) {
         let mut given = true.runtime();
         if comptime!(border.len() > 1) {
-            let rows = &border[1];
             given = false;
-            for row in 0..rows.len() / FIELDS {
-                given = given || rule::is_bad(rows, row);
+            for row in 0..border[1].len() / FIELDS {
+                given = given || rule::is_bad(&border[1], row);
             }
         }
         spares = rule::spares(&border[0], given, state, largest);

@@ -7,16 +7,16 @@ usage() {
   cat <<TEXT
 usage: carry.sh [FOLDER]
 
-Builds FOLDER (default: carry, in Cargo's target folder), of at most $LIMIT MiB. Copy it to a machine with an NVIDIA driver, and
-there run FOLDER/run.sh (\`run.sh --help\`).
+Builds FOLDER (default: carry, in Cargo's target folder), of at most $LIMIT MiB, and FOLDER-llvm beside it if LLVM is a library on this machine. Copy
+both to a machine with an NVIDIA driver, beside each other, and there run FOLDER/run.sh (\`run.sh --help\`). Without FOLDER-llvm it uses CUDA's NVRTC.
 
 Needs Rust, the crates that this project depends on, and LLVM, which CubeCL's build downloads. Nothing of CUDA.
 CARGO_TARGET_DIR names another target folder. CARRY_PROFILE=dev builds in half the time, and what it builds is large and slow.
 TEXT
 }
 
-# MiB.
-LIMIT=60
+# MiB of a folder: with the repository, which travels too, it is below 64.
+LIMIT=55
 root=$(cd "$(dirname "$0")/../.." && pwd)
 case ${1-} in
 -h | --help)
@@ -40,18 +40,19 @@ version=$(sed -n '/^name = "cubecl-cuda"/{n;s/version = "\(.*\)"/\1/p}' "$root/C
 # copies of their sources, in which `crate` is the module that each has become.
 rm -rf "$package"
 mkdir -p "$package/cubecl-cuda"
-(cd "$root" && find tests kernels-cubecl/benches examples/gpt/benches -name '*.rs' -exec cp --parents {} "$package" \;)
+(cd "$root" && find tests kernels-cubecl/benches crates/burn-amp/benches examples/gpt/benches -name '*.rs' -exec cp --parents {} "$package" \;)
 
 module() { # name, file
   local name=$1 source=$2 files
   case $source in
   */main.rs) files=$(cd "$root" && find "$(dirname "$source")" -name '*.rs') ;;
-  *) files=$source ;;
+  # With the modules in the folder of its name.
+  *) files="$source $(cd "$root" && find "${source%.rs}" -name '*.rs' 2>/dev/null || true)" ;;
   esac
   local file
   for file in $files; do
     mkdir -p "$package/$(dirname "$file")"
-    sed -E "s/(^|[^\$A-Za-z_])crate::/\1crate::$name::/g; s/Options::parse\(\)/Options::parse_from(crate::arguments())/" \
+    sed -E "s/(^|[^\$A-Za-z_])crate::/\1crate::$name::/g; s/Options::parse\(\)/Options::parse_from(crate::arguments())/; s/std::env::args\(\)/crate::arguments().into_iter()/" \
       "$root/$file" >"$package/$file"
   done
   printf '#[path = "%s"]\nmod %s;\n' "$source" "$name" >>"$package/carry.rs"
@@ -62,27 +63,8 @@ bench() { # name, file
   printf '\n#[test]\n#[ignore = "a bench"]\nfn bench() {\n    main();\n}\n' >>"$package/$2"
 }
 
-cat >"$package/carry.rs" <<'RUST'
-//! Tests and benches of burn-amp in one program.
-#![allow(dead_code, missing_docs)]
-
-/// A device that adds two numbers.
-#[test]
-#[ignore = "the first question to a machine"]
-fn probe() {
-    let device = burn::tensor::Device::default();
-    let sum = burn::tensor::Tensor::<1>::from_floats([1.0, 2.0], &device) + 1.0;
-    assert_eq!(sum.into_data().iter::<f32>().sum::<f32>(), 5.0);
-    println!("\ndevice: {device:?}");
-}
-
-/// A bench's options: the test program has options of its own.
-fn arguments() -> Vec<String> {
-    let given = std::env::var("CARRY_ARGUMENTS").unwrap_or_default();
-    std::iter::once("carry").chain(given.split_whitespace()).map(String::from).collect()
-}
-
-RUST
+cp "$root"/kernels-cubecl/benches/carry/page.rs "$package"
+cp "$root"/kernels-cubecl/benches/carry/program.rs "$package/carry.rs"
 module backend kernels-cubecl/tests/backend/main.rs
 module cast kernels-cubecl/tests/cast/main.rs
 module launches kernels-cubecl/tests/launches.rs
@@ -92,11 +74,14 @@ module optim tests/optim/main.rs
 module scaler tests/scaler/main.rs
 module records tests/records/main.rs
 module step_launches tests/launches/main.rs
+bench device kernels-cubecl/benches/device.rs
 bench gradients kernels-cubecl/benches/gradients/main.rs
-[ ! -e "$root/examples/gpt/benches/training.rs" ] || bench training examples/gpt/benches/training.rs
+bench training examples/gpt/benches/training.rs
+bench step crates/burn-amp/benches/step.rs
 
 # CubeCL chooses between its two ways to PTX, LLVM and C++, when it is compiled. Here a variable chooses: both ways in one program.
-crate=$(ls -d "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/cubecl-cuda-"$version" | head -n 1)
+(cd "$root" && cargo fetch --quiet)
+crate=$(find "${CARGO_HOME:-$HOME/.cargo}"/registry/src -maxdepth 2 -name "cubecl-cuda-$version" | head -n 1)
 cp -rp "$crate/." "$package/cubecl-cuda"
 chmod -R u+w "$package/cubecl-cuda"
 choice=$package/cubecl-cuda/src/compiler.rs
@@ -118,14 +103,13 @@ autotests = false
 [workspace]
 
 [features]
-default = ["capture", "cubecl", "cuda", "flex", "fusion", "std", "wgpu"]
+default = ["capture", "cubecl", "cuda", "flex", "fusion", "std"]
 capture = []
 cubecl = []
 cuda = []
 flex = []
 fusion = []
 std = []
-wgpu = []
 
 [lib]
 path = "empty.rs"
@@ -147,12 +131,15 @@ debug = false
 [profile.dev.package.burn-flex]
 opt-level = 2
 
+[profile.release.package.burn-flex]
+opt-level = 3
+
 [dependencies]
-burn = { workspace = true, features = ["autodiff", "cuda", "extension", "flex", "fusion", "optim", "std", "wgpu"] }
-burn-amp = { workspace = true, features = ["adaptive", "cuda", "flex", "fusion", "pipeline", "std", "torch", "wgpu"] }
+burn = { workspace = true, features = ["autodiff", "autotune", "cuda", "extension", "flex", "fusion", "optim", "persistence", "std"] }
+burn-amp = { workspace = true, features = ["adaptive", "cuda", "flex", "fusion", "pipeline", "std", "torch"] }
 burn-amp-core = { workspace = true }
-burn-amp-kernels = { workspace = true, features = ["capture", "cuda", "flex", "fusion", "std", "wgpu"] }
-burn-amp-tests = { path = "$root/tests", features = ["cuda", "fusion", "wgpu"] }
+burn-amp-kernels = { workspace = true, features = ["capture", "cuda", "flex", "fusion", "std"] }
+burn-amp-tests = { path = "$root/tests", features = ["cuda", "fusion"] }
 burn-autodiff = { workspace = true, features = ["std"] }
 burn-cubecl = { workspace = true }
 burn-flex = { workspace = true, features = ["rayon", "simd", "std"] }
@@ -163,6 +150,7 @@ burn-std = { workspace = true }
 clap = { workspace = true }
 crc32fast = { workspace = true }
 cubecl = { workspace = true }
+digits = { path = "$root/examples/digits" }
 gpt = { path = "$root/examples/gpt" }
 half = { workspace = true }
 log = { workspace = true }
@@ -182,15 +170,30 @@ export CUDARC_CUDA_VERSION=12080 CARGO_INCREMENTAL=0
 program=$(cargo test --manifest-path "$package/Cargo.toml" --target-dir "$target/carry-build" --profile "$profile" --no-run --test carry \
   --message-format json-render-diagnostics | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 
-rm -rf "$folder"
+rm -rf "$folder" "$folder-llvm"
 mkdir -p "$folder/reference"
 strip -o "$folder/carry" "$program"
 gzip -9 "$folder/carry"
 cp "$root"/tests/reference/*.json "$folder/reference"
-cp "$root"/kernels-cubecl/benches/carry/run.sh "$root"/kernels-cubecl/benches/torch_peer.py "$root"/examples/gpt/benches/torch_training_peer.py "$folder"
-size=$(du -sm "$folder" | cut -f 1)
-echo "$folder: $size MiB. Copy it to a machine with an NVIDIA driver, and run run.sh there."
-if [ "$size" -gt "$LIMIT" ]; then
-  echo "carry.sh: that is more than $LIMIT MiB" >&2
-  exit 1
+cp "$root"/kernels-cubecl/benches/carry/*.sh "$root"/kernels-cubecl/benches/torch_peer.py "$root"/examples/gpt/benches/torch_training_peer.py "$folder"
+git -C "$root" describe --always --dirty >"$folder/commit"
+
+# LLVM, where the build links it as a library: too large to travel with the program, so it has a folder of its own. In its place the program can
+# start by a library that has all functions of LLVM's and nothing in them.
+library=$(ldd "$program" | sed -n 's/^[[:space:]]*\(libLLVM[^ ]*\) => \([^ ]*\).*/\2/p')
+if [ -n "$library" ]; then
+  name=$(basename "$library")
+  mkdir -p "$folder/stubs" "$folder-llvm"
+  nm -D --undefined-only "$program" | sed -n 's/.* U \(LLVM[A-Za-z0-9_]*\).*/void \1(void) {}/p' | sort -u |
+    cc -shared -fPIC -Wl,-soname,"$name" -x c -o "$folder/stubs/$name" -
+  xz -T0 -c "$library" >"$folder-llvm/$name.xz"
 fi
+for each in "$folder" "$folder-llvm"; do
+  [ -d "$each" ] || continue
+  size=$(du -sm "$each" | cut -f 1)
+  echo "$each: $size MiB"
+  if [ "$size" -gt "$LIMIT" ]; then
+    echo "carry.sh: that is more than $LIMIT MiB" >&2
+    exit 1
+  fi
+done

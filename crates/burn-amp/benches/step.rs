@@ -8,6 +8,8 @@
 //! BURN_DEVICE=wgpu cargo bench -p burn-amp --bench step --features wgpu
 //! ```
 //!
+//! `--json FILE` writes the rows to a file, anew with each. `torch_peer.py step` of the kernels' benches does the same in torch.
+//!
 //! All ways take turns in one run. Times are medians over the rounds, and ratios are medians of the rounds' ratios. Gradients are held from
 //! step to step, so that no way frees them.
 
@@ -17,7 +19,8 @@ use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use burn_amp::optim::{FusedAdam, ModuleOptim};
 use burn_amp::{MixedPrecision, ScaledOptimizer, torch::MasterWeights};
 use rayon::prelude::*;
-use std::time::Instant;
+use serde::Serialize;
+use std::{fs, path::PathBuf, time::Instant};
 
 #[path = "step/whole.rs"]
 mod whole;
@@ -196,11 +199,55 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
+#[derive(Serialize)]
+struct Row {
+    parameters: String,
+    way: &'static str,
+    milliseconds: f64,
+    /// Medians of the rounds' ratios.
+    to_burns: String,
+    to_copy: String,
+}
+
+/// All that was measured so far.
+#[derive(Serialize)]
+struct File {
+    device: String,
+    rows: Vec<Row>,
+    #[serde(skip)]
+    path: Option<PathBuf>,
+}
+
+impl File {
+    fn add(&mut self, row: Row) {
+        println!(
+            "| {} | {} | {:.3} | {} | {} |",
+            row.parameters, row.way, row.milliseconds, row.to_burns, row.to_copy
+        );
+        self.rows.push(row);
+        if let Some(path) = &self.path {
+            // Whole whenever it is read.
+            let beside = path.with_extension("tmp");
+            let text = serde_json::to_string_pretty(self).expect("JSON");
+            let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
+            written.expect("the file can be written");
+        }
+    }
+}
+
 fn main() {
-    let quick = std::env::args().any(|argument| argument == "--quick");
+    let arguments: Vec<String> = std::env::args().collect();
+    let quick = arguments.iter().any(|argument| argument == "--quick");
+    let option = arguments.iter().position(|argument| argument == "--json");
+    let path = option.and_then(|at| arguments.get(at + 1));
     let (width, rounds) = if quick { (256, 23) } else { (768, NEEDED) };
     let device = Device::default();
     let host = format!("{device:?}").contains("Flex");
+    let mut file = File {
+        device: format!("{device:?}"),
+        rows: Vec::new(),
+        path: path.map(PathBuf::from),
+    };
     println!("{device:?}; milliseconds a step\n");
     println!("| parameters | way | step | / Burn's | / copy |");
     println!("|---|---|--:|--:|--:|");
@@ -242,15 +289,18 @@ fn main() {
             })
         };
         for (name_of_way, own) in names.iter().zip(&times) {
-            println!(
-                "| {name}, {:.1} M in {}, {dtype:?} | {name_of_way} | {:.3} | {} | {} |",
-                values as f64 / 1e6,
-                shapes.len(),
-                median(own.clone()),
-                ratio(own, times.first()),
-                ratio(own, times.get(ways.len())),
-            );
+            file.add(Row {
+                parameters: format!(
+                    "{name}, {:.1} M in {}, {dtype:?}",
+                    values as f64 / 1e6,
+                    shapes.len()
+                ),
+                way: name_of_way,
+                milliseconds: median(own.clone()),
+                to_burns: ratio(own, times.first()),
+                to_copy: ratio(own, times.get(ways.len())),
+            });
         }
     }
-    whole::tables(quick, &device);
+    whole::tables(quick, &device, &mut file);
 }

@@ -6,12 +6,17 @@
 //! BURN_DEVICE=cuda cargo bench -p gpt --bench training --features cuda -- --size gpt2
 //! ```
 //!
+//! `--captured` has the device record a whole step of `FusedAdam` and replay it, so that the host's share of a step is gone; `--checkpointing`
+//! computes activations again in the backward pass.
+//!
 //! All train with Adam on the same tokens. Only `f16-scaled` has a loss scale: its optimizer tests all gradients, and reads the result. The
 //! others have Burn's optimizer and nothing of ours but `autocast`, so that what the scaler costs is the difference between `f16` and
 //! `f16-scaled`. `torch_training_peer.py` does the same in torch.
 
 #[path = "../../../kernels-cubecl/benches/gradients/launches.rs"]
 mod launches;
+#[path = "../../../kernels-cubecl/benches/gradients/save.rs"]
+mod save;
 
 use burn::{
     module::Module,
@@ -19,7 +24,10 @@ use burn::{
     optim::{AdamConfig, GradientsParams, ModuleOptimizer},
     tensor::{DType, Device, Int, Tensor, TensorData},
 };
-use burn_amp::{MixedPrecision, ScaledOptimizer};
+use burn_amp::{
+    GradScalerConfig, MixedPrecision, ScaledOptimizer,
+    optim::{CapturedStep, FusedAdam},
+};
 use clap::{Parser, ValueEnum};
 use gpt::{
     Result,
@@ -65,6 +73,15 @@ struct Options {
     /// Rounds, in which the precisions take turns
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// The optimizer is `FusedAdam`, and not Burn's `Adam`
+    #[arg(long)]
+    fused: bool,
+    /// The device records a step of `FusedAdam` once and replays it: the host's share of a step is gone
+    #[arg(long)]
+    captured: bool,
+    /// Burn's gradient checkpointing
+    #[arg(long)]
+    checkpointing: bool,
     /// Writes the table to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -74,6 +91,22 @@ struct Options {
     /// Cargo says so; it means nothing here
     #[arg(long, hide = true)]
     bench: bool,
+}
+
+impl Options {
+    fn way(&self) -> String {
+        let way = match (self.captured, self.fused) {
+            (true, _) => "captured steps of FusedAdam",
+            (false, true) => "FusedAdam",
+            (false, false) => "Adam",
+        };
+        let checkpointing = if self.checkpointing {
+            ", checkpointing"
+        } else {
+            ""
+        };
+        format!("{way}{checkpointing}")
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -161,70 +194,133 @@ impl Case {
 enum Optimizer {
     Plain(ModuleOptimizer),
     Scaled(Box<ScaledOptimizer<ModuleOptimizer>>),
+    Fused(FusedAdam),
+    ScaledFused(Box<ScaledOptimizer<FusedAdam>>),
+}
+
+impl Optimizer {
+    /// With a loss scale if there is one.
+    fn new(amp: Option<&MixedPrecision>, fused: bool) -> Self {
+        let adam = AdamConfig::new();
+        match (amp, fused) {
+            (None, false) => Self::Plain(adam.init()),
+            (None, true) => Self::Fused(FusedAdam::new(adam)),
+            (Some(amp), false) => Self::Scaled(Box::new(ScaledOptimizer::new(adam.init(), amp))),
+            (Some(amp), true) => {
+                Self::ScaledFused(Box::new(ScaledOptimizer::new(FusedAdam::new(adam), amp)))
+            }
+        }
+    }
+
+    fn step(&mut self, lr: f64, model: Gpt, grads: GradientsParams) -> Result<Gpt> {
+        Ok(match self {
+            Self::Plain(optimizer) => optimizer.step(lr, model, grads),
+            Self::Scaled(optimizer) => optimizer.try_step(lr, model, grads)?,
+            Self::Fused(optimizer) => optimizer.step(lr, model, grads),
+            Self::ScaledFused(optimizer) => optimizer.try_step(lr, model, grads)?,
+        })
+    }
+}
+
+type Batch = (Tensor<2, Int>, Tensor<1, Int>);
+type Replayed = CapturedStep<Gpt, Batch, FusedAdam, Box<dyn FnMut(&Gpt, Batch) -> Tensor<1>>>;
+
+fn loss_of(model: &Gpt, amp: Option<&MixedPrecision>, (input, next): Batch) -> Tensor<1> {
+    let logits = match amp {
+        Some(amp) => amp.autocast(input, |input| model.forward(input)),
+        None => model.forward(input),
+    };
+    let loss = CrossEntropyLossConfig::new().init(&next.device());
+    loss.forward(logits, next)
+}
+
+/// The precision of a captured step, which needs a loss scale by which the device decides the step: one that stays 1 where none is needed.
+fn with_scale(run: Run) -> Result<MixedPrecision> {
+    let one = GradScalerConfig::new()
+        .with_init_scale(1.0)
+        .with_dynamic(false);
+    let precision = run.precision()?;
+    Ok(match run {
+        Run::F16Scaled => precision,
+        _ => precision.with_scaler(one)?,
+    })
 }
 
 /// A run in progress.
 struct Trainer {
     amp: Option<MixedPrecision>,
-    model: Option<Gpt>,
-    optimizer: Optimizer,
-    input: Tensor<2, Int>,
-    next: Tensor<1, Int>,
+    way: Way,
+    batch: Batch,
     /// Of the last step, before it.
     loss: Option<Tensor<1>>,
 }
 
+/// How its steps are made.
+enum Way {
+    /// The model is away while a step has it, and after one that has failed.
+    ByOne(Option<Box<Gpt>>, Box<Optimizer>),
+    Replayed(Box<Replayed>),
+}
+
 impl Trainer {
-    fn new(run: Run, case: &Case, device: &Device) -> Result<Self> {
-        let device = device.clone().autodiff();
+    fn new(run: Run, case: &Case, options: &Options, device: &Device) -> Result<Self> {
+        let mut device = device.clone().autodiff();
+        if options.checkpointing {
+            device = device.gradient_checkpointing();
+        }
         let mut model = case.network(&device);
-        let adam = AdamConfig::new().init();
-        let amp = match run {
-            Run::F32 => None,
-            _ => Some(run.precision()?),
+        let amp = match (run, options.captured) {
+            (_, true) => Some(with_scale(run)?),
+            (Run::F32, false) => None,
+            (_, false) => Some(run.precision()?),
         };
         if let Some(amp) = &amp {
             amp.check_device(&device)?;
             model = model.apply_reparameterization(amp.clone());
         }
-        let optimizer = match &amp {
-            Some(amp) if run == Run::F16Scaled => {
-                Optimizer::Scaled(Box::new(ScaledOptimizer::new(adam, amp)))
+        let batch = case.tokens(&device);
+        let way = match &amp {
+            Some(amp) if options.captured => {
+                let optim = ScaledOptimizer::new(FusedAdam::new(AdamConfig::new()), amp);
+                let amp = amp.clone();
+                let loss = move |model: &Gpt, batch| loss_of(model, Some(&amp), batch);
+                let step = CapturedStep::new(model, optim, Box::new(loss) as _)?;
+                Way::Replayed(Box::new(step))
             }
-            _ => Optimizer::Plain(adam),
+            _ => {
+                let scaler = amp.as_ref().filter(|_| run == Run::F16Scaled);
+                let optimizer = Optimizer::new(scaler, options.fused);
+                Way::ByOne(Some(Box::new(model)), Box::new(optimizer))
+            }
         };
-        let (input, next) = case.tokens(&device);
         Ok(Self {
             amp,
-            model: Some(model),
-            optimizer,
-            input,
-            next,
+            way,
+            batch,
             loss: None,
         })
     }
 
     fn step(&mut self) -> Result<()> {
-        let model = self.model.take().ok_or("an earlier step has failed")?;
-        let input = self.input.clone();
-        let logits = match &self.amp {
-            Some(amp) => amp.autocast(input, |input| model.forward(input)),
-            None => model.forward(input),
-        };
-        let loss = CrossEntropyLossConfig::new().init(&self.next.device());
-        let loss = loss.forward(logits, self.next.clone());
-        self.loss = Some(loss.clone().inner());
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        let lr = 3e-4;
-        self.model = Some(match &mut self.optimizer {
-            Optimizer::Plain(optimizer) => optimizer.step(lr, model, grads),
-            Optimizer::Scaled(optimizer) => optimizer.try_step(lr, model, grads)?,
+        let (lr, batch) = (3e-4, self.batch.clone());
+        self.loss = Some(match &mut self.way {
+            Way::Replayed(step) => step.step(lr, batch)?,
+            Way::ByOne(model, optimizer) => {
+                let own = *model.take().ok_or("an earlier step has failed")?;
+                let loss = loss_of(&own, self.amp.as_ref(), batch);
+                let grads = GradientsParams::from_grads(loss.backward(), &own);
+                *model = Some(Box::new(optimizer.step(lr, own, grads)?));
+                loss.inner()
+            }
         });
         Ok(())
     }
 
     fn parameters(&self) -> usize {
-        self.model.as_ref().map_or(0, Module::num_params)
+        match &self.way {
+            Way::ByOne(model, _) => model.as_ref().map_or(0, |model| model.num_params()),
+            Way::Replayed(step) => step.model().num_params(),
+        }
     }
 }
 
@@ -236,10 +332,22 @@ struct Measured {
     /// In a step, on a device that counts them.
     launches: Option<u32>,
     bytes: u64,
+    left_bytes: u64,
     loss: f32,
 }
 
 impl Measured {
+    fn new(run: Run) -> Self {
+        Self {
+            run,
+            seconds: Vec::new(),
+            launches: None,
+            bytes: 0,
+            left_bytes: 0,
+            loss: f32::NAN,
+        }
+    }
+
     /// One round, with a network of its own.
     fn round(&mut self, case: &Case, options: &Options, device: &Device) -> Result<usize> {
         let sync = || {
@@ -247,9 +355,13 @@ impl Measured {
                 .sync()
                 .map_err(|error| format!("{device:?}: {error}"))
         };
+        // What is dropped may still be in a queue, and memory of it in a pool.
+        sync()?;
         memory::forget(device);
-        let mut trainer = Trainer::new(self.run, case, device)?;
-        // They compile and allocate; from the second on, the optimizer has a state.
+        sync()?;
+        self.left_bytes = memory::most(device);
+        let mut trainer = Trainer::new(self.run, case, options, device)?;
+        // They compile and allocate, and one is recorded; from the second on, the optimizer has a state.
         for _ in 0..2 {
             trainer.step()?;
         }
@@ -310,6 +422,9 @@ struct Row {
     launches: Option<u32>,
     /// Beside what was held before the first network was.
     peak_bytes: u64,
+    /// Of them, those that an earlier network had left behind: should be few.
+    #[serde(default)]
+    left_bytes: u64,
     loss: f32,
 }
 
@@ -317,6 +432,8 @@ struct Row {
 struct File {
     program: String,
     device: String,
+    /// How steps are made.
+    way: String,
     case: Case,
     parameters: usize,
     rows: Vec<Row>,
@@ -329,16 +446,12 @@ impl File {
         Ok(serde_json::from_str(&text).map_err(|e| error(e.to_string()))?)
     }
 
-    fn save(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self)?;
-        fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()).into())
-    }
-
     fn print(&self, torch: Option<&Self>) {
         let peer = |row: &Row| {
-            let rows = &torch?.rows;
-            let other = rows.iter().find(|other| other.precision == row.precision)?;
-            Some(row.seconds / other.seconds)
+            let of = |name: &str| torch?.rows.iter().find(|other| other.precision == name);
+            // CubeCL multiplies f32 as tf32 where there are tensor cores.
+            let alike = (row.precision == "f32").then(|| of("tf32")).flatten();
+            Some(row.seconds / alike.or_else(|| of(&row.precision))?.seconds)
         };
         let full = self.rows.iter().find(|row| row.precision == name(Run::F32));
         let ratio = |ratio: Option<f64>| ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
@@ -414,23 +527,39 @@ fn run(options: &Options) -> Result<()> {
             Run::F16 | Run::F16Scaled => DType::F16,
         };
         if device.supports_dtype(half) {
-            all.push(Measured {
-                run: *run,
-                seconds: Vec::new(),
-                launches: None,
-                bytes: 0,
-                loss: f32::NAN,
-            });
+            all.push(Measured::new(*run));
         } else {
             eprintln!("{}: this device has no {half:?}", name(*run));
         }
     }
-    let mut parameters = 0;
+    let mut file = File {
+        program: "burn-amp".into(),
+        device: format!("{device:?}"),
+        way: options.way(),
+        case,
+        parameters: 0,
+        rows: Vec::new(),
+    };
     for _ in 0..options.rounds {
-        for measured in &mut all {
-            parameters = measured.round(&case, options, &device)?;
+        for index in 0..all.len() {
+            file.parameters = all[index].round(&case, options, &device)?;
+            // Each time: whoever stops the bench keeps what was measured.
+            file.rows = rows(&all, &case, before);
+            if let Some(path) = &options.json {
+                save::save(path, &file)?;
+            }
         }
     }
+    println!(
+        "{}, {case:?}, {} parameters, {}; medians of {} rounds of {} steps\n",
+        file.device, file.parameters, file.way, options.rounds, options.steps
+    );
+    file.print(torch.as_ref());
+    Ok(())
+}
+
+/// Of those that were measured so far.
+fn rows(all: &[Measured], case: &Case, before: u64) -> Vec<Row> {
     let without = all.iter().find(|measured| measured.run == Run::F16);
     let tokens = (case.batch * case.context) as f64;
     let row = |measured: &Measured| {
@@ -450,23 +579,10 @@ fn run(options: &Options) -> Result<()> {
             scaler_share: shares.as_deref().map(median),
             launches: measured.launches,
             peak_bytes: measured.bytes.saturating_sub(before),
+            left_bytes: measured.left_bytes.saturating_sub(before),
             loss: measured.loss,
         }
     };
-    let file = File {
-        program: "burn-amp".into(),
-        device: format!("{device:?}"),
-        case,
-        parameters,
-        rows: all.iter().map(row).collect(),
-    };
-    println!(
-        "{}, {case:?}, {parameters} parameters, Adam; medians of {} rounds of {} steps\n",
-        file.device, options.rounds, options.steps
-    );
-    file.print(torch.as_ref());
-    match &options.json {
-        Some(path) => file.save(path),
-        None => Ok(()),
-    }
+    let measured = all.iter().filter(|measured| !measured.seconds.is_empty());
+    measured.map(row).collect()
 }

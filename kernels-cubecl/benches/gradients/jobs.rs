@@ -7,7 +7,8 @@ use burn::{
     tensor::{DType, Device, FloatDType, Tensor, TensorData, bf16, f16},
 };
 use burn_amp_kernels::{
-    AmpOps, Job, TensorList, TensorVec, histogram, inspect, unscale, unscale_in_dtype,
+    AmpOps, Job, TensorList, TensorVec, UpdateRow, UpdateRule, histogram, inspect, unscale,
+    unscale_in_dtype, update,
 };
 use rayon::prelude::*;
 
@@ -30,6 +31,32 @@ impl Reads {
     }
 }
 
+pub const SGD: UpdateRule = UpdateRule::Sgd {
+    momentum: true,
+    nesterov: false,
+};
+pub const ADAM: UpdateRule = UpdateRule::Adam { amsgrad: false };
+pub const ADAM_W: UpdateRule = UpdateRule::AdamW {
+    amsgrad: false,
+    cautious: false,
+};
+
+/// A step that changes little, however often it is taken.
+const ROW: UpdateRow = UpdateRow {
+    taken: 1.0,
+    scale: 1.0,
+    lr: 1e-6,
+    fresh: 0.0,
+    decay: 0.0,
+    beta_1: 0.9,
+    factor_1: 0.1,
+    beta_2: 0.999,
+    factor_2: 0.001,
+    correction_1: 1.0,
+    correction_2: 1.0,
+    epsilon: 1e-5,
+};
+
 /// A set's gradients on a device.
 pub struct Gradients<'a> {
     set: &'a Set,
@@ -38,6 +65,8 @@ pub struct Gradients<'a> {
     /// Held by this list alone.
     owned: TensorList,
     shared: TensorList,
+    /// Parameters and both moments, for the optimizers, which alone hold them.
+    kept: [TensorList; 3],
     /// As many values in one tensor, for the copy on other devices than Flex.
     whole: Option<Tensor<1>>,
     /// The same bytes in plain memory, for the copies on Flex.
@@ -114,12 +143,27 @@ impl<'a> Gradients<'a> {
             [shape] if shape.len() == 1 => shared.get::<1>(0),
             _ => Tensor::from_data(data(set, &[set.elements()], dtype), (device, dtype)),
         });
+        let zeros = || {
+            let mut list = TensorList::new();
+            for shape in &set.shapes {
+                by_rank!(shape, D => {
+                    let shape: [usize; D] = std::array::from_fn(|axis| shape[axis]);
+                    list.push(Tensor::<D>::zeros(shape, (device, dtype)));
+                })
+            }
+            list
+        };
+        let kept = match dtype {
+            DType::F32 => [list(), zeros(), zeros()],
+            _ => std::array::from_fn(|_| TensorList::new()),
+        };
         Self {
             set,
             device: device.clone(),
             dtype,
             owned: list(),
             shared,
+            kept,
             whole,
             targets: plain.clone(),
             plain,
@@ -164,6 +208,67 @@ impl<'a> Gradients<'a> {
             time,
             reads: reads.0,
         }
+    }
+
+    /// In place, then by the norm, as by torch's `clip_grad_norm_`: multiplied whatever the norm is.
+    pub fn clip(&mut self) -> Run {
+        let (list, factor) = (std::mem::take(&mut self.owned), self.factor());
+        self.sync();
+        let start = Instant::now();
+        let (list, status) = unscale_in_dtype(list, factor).expect("a supported dtype");
+        let mut reads = Reads::default();
+        let mut norm = 0.0;
+        reads.read(|| {
+            norm = status
+                .read()
+                .iter()
+                .map(|one| one.norm.powi(2))
+                .sum::<f64>()
+        });
+        let coefficient = (1e9 / (norm.sqrt() + 1e-6)).min(1.0) as f32;
+        let coefficient = Tensor::from_floats([coefficient], &self.device);
+        let (list, _) = unscale_in_dtype(list, coefficient).expect("a supported dtype");
+        self.sync();
+        let time = start.elapsed();
+        self.owned = list;
+        Run {
+            time,
+            reads: reads.0,
+        }
+    }
+
+    /// A fused optimizer's step, parameters in f32, in place.
+    pub fn update(&mut self, rule: UpdateRule) -> Run {
+        let count = 1 + rule.states();
+        let mut list = TensorList::new();
+        // Taken from the end, and put back from the end: each comes back to its place.
+        for (index, shape) in self.set.shapes.iter().enumerate().rev() {
+            by_rank!(shape, D => {
+                list.push(self.shared.get::<D>(index));
+                for kept in &mut self.kept[..count] {
+                    list.push(kept.pop::<D>().expect("a tensor for each shape"));
+                }
+            })
+        }
+        let row = UpdateRow {
+            // `AdamW` multiplies the parameter by it.
+            decay: f32::from(u8::from(rule == ADAM_W)),
+            ..ROW
+        };
+        let rows = UpdateRow::upload(&vec![row; self.set.shapes.len()], &self.device);
+        self.sync();
+        let start = Instant::now();
+        let mut list = update(rule, list, rows).expect("a supported dtype");
+        self.sync();
+        let time = start.elapsed();
+        for shape in &self.set.shapes {
+            by_rank!(shape, D => {
+                for kept in self.kept[..count].iter_mut().rev() {
+                    kept.push(list.pop::<D>().expect("what was stepped"));
+                }
+            })
+        }
+        Run { time, reads: 0 }
     }
 
     pub fn inspect(&mut self) -> Run {

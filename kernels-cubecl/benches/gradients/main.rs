@@ -3,6 +3,7 @@
 mod jobs;
 mod launches;
 mod report;
+mod save;
 mod sets;
 
 use std::{
@@ -30,9 +31,12 @@ struct Options {
     /// The output of torch_peer.py, for a column of ratios.
     #[arg(long, value_name = "FILE")]
     torch: Option<PathBuf>,
-    /// Measures the sets whose names contain this alone.
-    #[arg(long, default_value = "")]
-    set: String,
+    /// Measures the sets whose names contain this alone; several with commas between.
+    #[arg(long, value_delimiter = ',', default_value = "")]
+    set: Vec<String>,
+    /// Leaves out the same job in Burn's operations: thousands of launches.
+    #[arg(long)]
+    without_composed: bool,
     /// Seconds for each set and dtype.
     #[arg(long)]
     seconds: Option<f64>,
@@ -111,7 +115,7 @@ fn run(options: &Options) -> Result<(), String> {
     println!("{backend}, {threads} CPU threads, median of interleaved runs");
     let mut rows = Vec::new();
     for set in sets::all(large) {
-        if !set.name.contains(&options.set) {
+        if !options.set.iter().any(|name| set.name.contains(name)) {
             continue;
         }
         let (elements, tensors) = (set.elements(), set.shapes.len());
@@ -125,22 +129,23 @@ fn run(options: &Options) -> Result<(), String> {
             let mut gradients = Gradients::new(&set, dtype, &device, flex);
             let times = measure(
                 &mut gradients,
-                &jobs(&device, dtype, flex),
+                &jobs(&device, dtype, flex, !options.without_composed),
                 !flex,
                 Duration::from_secs_f64(seconds),
             );
             let found = Row::of(&backend, &set, dtype, &times, torch.as_ref());
             found.iter().for_each(Row::print);
             rows.extend(found);
+            // Each time: whoever stops the bench keeps what was measured.
+            if let Some(file) = &options.json {
+                save::save(file, &report::File { rows: &rows })?;
+            }
         }
-    }
-    if let Some(file) = &options.json {
-        report::save(file, &rows)?;
     }
     Ok(())
 }
 
-/// 256 M elements need 8 GB with all copies; 64 M where that much is not free.
+/// 256 M elements need 12 GB with all copies and an optimizer's state; 64 M where that much is not free.
 fn large() -> usize {
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = memory.lines().find_map(|line| {
@@ -150,7 +155,7 @@ fn large() -> usize {
             .strip_suffix(" kB")?;
         kilobytes.parse::<u64>().ok()
     });
-    let enough = available.is_some_and(|kilobytes| kilobytes > 12 << 20);
+    let enough = available.is_some_and(|kilobytes| kilobytes > 16 << 20);
     if enough { 1 << 28 } else { 1 << 26 }
 }
 
@@ -168,7 +173,7 @@ struct Times {
     launches: Option<u32>,
 }
 
-fn jobs(device: &Device, dtype: DType, flex: bool) -> Vec<Job> {
+fn jobs(device: &Device, dtype: DType, flex: bool, composed: bool) -> Vec<Job> {
     let mut jobs = vec![
         Job {
             name: "unscale_in_place",
@@ -199,6 +204,27 @@ fn jobs(device: &Device, dtype: DType, flex: bool) -> Vec<Job> {
             work: |g| g.composed(false),
         },
     ];
+    jobs.push(Job {
+        name: "clip",
+        work: |g| g.clip(),
+    });
+    // Optimizers are given gradients in f32.
+    if dtype == DType::F32 {
+        jobs.extend([
+            Job {
+                name: "sgd",
+                work: |g| g.update(jobs::SGD),
+            },
+            Job {
+                name: "adam",
+                work: |g| g.update(jobs::ADAM),
+            },
+            Job {
+                name: "adamw",
+                work: |g| g.update(jobs::ADAM_W),
+            },
+        ]);
+    }
     // From f32 to f16, or from either half to f32.
     if dtype != DType::F32 || device.supports_dtype(DType::F16) {
         jobs.push(Job {
@@ -216,6 +242,7 @@ fn jobs(device: &Device, dtype: DType, flex: bool) -> Vec<Job> {
             work: |g| g.copy_into(),
         });
     }
+    jobs.retain(|job| composed || !job.name.starts_with("composed"));
     jobs
 }
 

@@ -19,11 +19,11 @@ pub struct Row {
     least_seconds: f64,
     bytes: u64,
     gb_per_s: f64,
-    /// To an out-of-place copy of the same gradients, for casts of as many bytes as they move, in this run.
+    /// To an out-of-place copy of the same gradients, for casts and optimizers of as many bytes as they move, in this run.
     copy_ratio: Option<f64>,
     /// To the same job in Burn's operations, in this run.
     composed_ratio: Option<f64>,
-    /// To torch's unscaling, which measures no norm.
+    /// To torch's unscaling, which measures no norm, or to its fused optimizer.
     torch_ratio: Option<f64>,
     /// To torch's unscaling followed by its clipping by norm.
     torch_clip_ratio: Option<f64>,
@@ -54,6 +54,11 @@ impl Row {
             let own = median(&times.seconds);
             // What has to be moved: composed operations move it more than once.
             let (bytes, composed) = match times.job {
+                // Gradient, parameter and velocity; with Adam both moments. All but the gradient are also written.
+                "sgd" => (size + 16, None),
+                "adam" | "adamw" => (size + 24, None),
+                // Unscaled, and then multiplied.
+                "clip" => (4 * size, None),
                 "unscale_in_place" => (2 * size, seconds("composed")),
                 "unscale" => (size + 4, seconds("composed")),
                 "inspect" => (size, seconds("composed_inspect")),
@@ -65,12 +70,20 @@ impl Row {
                 "composed_inspect" => (size, None),
                 _ => (2 * size, None),
             };
-            let unscales = matches!(times.job, "unscale_in_place" | "unscale");
-            let torch = torch.filter(|_| unscales);
-            let torch = |op| Some(own / torch?.seconds(set.name, dtype, op, set.elements())?);
-            // A copy moves `2 * size`. Casts are compared with a copy of as many bytes as they move themselves.
+            let (alike, with_clip) = match times.job {
+                "unscale_in_place" | "unscale" => (Some("unscale"), Some("unscale_clip")),
+                "clip" => (None, Some("unscale_clip")),
+                "sgd" | "adam" | "adamw" => (Some(times.job), None),
+                _ => (None, None),
+            };
+            let torch = |op: Option<&str>| {
+                Some(own / torch?.seconds(set.name, dtype, op?, set.elements())?)
+            };
+            // A copy moves `2 * size`. What moves others than the gradients is compared with a copy of as many bytes.
             let copied = match times.job {
-                "scaled_cast" | "composed_cast" => bytes as f64 / (2 * size) as f64,
+                "scaled_cast" | "composed_cast" | "sgd" | "adam" | "adamw" => {
+                    bytes as f64 / (2 * size) as f64
+                }
                 _ => 1.0,
             };
             let bytes = bytes * set.elements() as u64;
@@ -87,8 +100,8 @@ impl Row {
                     .filter(|_| times.job != "copy")
                     .map(|other| own / (other * copied)),
                 composed_ratio: composed.map(|other| own / other),
-                torch_ratio: torch("unscale"),
-                torch_clip_ratio: torch("unscale_clip"),
+                torch_ratio: torch(alike),
+                torch_clip_ratio: torch(with_clip),
                 launches: times.launches,
                 reads: times.reads,
             }
@@ -193,11 +206,6 @@ impl Torch {
 }
 
 #[derive(Serialize)]
-struct File<'a> {
-    rows: &'a [Row],
-}
-
-pub fn save(file: &Path, rows: &[Row]) -> Result<(), String> {
-    let text = serde_json::to_string_pretty(&File { rows }).map_err(|e| e.to_string())?;
-    std::fs::write(file, text).map_err(|e| format!("{}: {e}", file.display()))
+pub struct File<'a> {
+    pub rows: &'a [Row],
 }

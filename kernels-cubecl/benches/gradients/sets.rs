@@ -1,4 +1,4 @@
-//! The gradient sets: shapes of real models, and three extremes.
+//! The gradient sets: shapes of real models, and four extremes.
 
 pub struct Set {
     pub name: &'static str,
@@ -27,6 +27,7 @@ pub fn all(large: usize) -> Vec<Set> {
         set("gpt2-124m", gpt2(), 1),
         set("resnet-50", resnet50(), 1),
         set("mlp-1000", vec![vec![64, 64]; 1000], 1),
+        set("mlp-10000", vec![vec![64, 64]; 10_000], 1),
         // The tokens of a batch are few of those that there are.
         set("embedding", vec![vec![50257, 768]], 50),
         set("large", vec![vec![large]], 1),

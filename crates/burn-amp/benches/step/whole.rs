@@ -15,7 +15,7 @@ use burn_amp::optim::{CapturedStep, FusedAdam, ModuleOptim};
 use burn_amp::{MixedPrecision, ScaledOptimizer};
 use std::time::Instant;
 
-use crate::{LR, median};
+use crate::{File, LR, Row, median};
 
 /// A network, and how it computes a loss.
 trait Network: Module + 'static {
@@ -116,7 +116,13 @@ fn adam() -> FusedAdam {
     FusedAdam::new(AdamConfig::new())
 }
 
-fn table<N: Network>(name: &str, network: &N, batch: N::Batch, rounds: usize, device: &Device) {
+fn table<N: Network>(
+    name: &str,
+    network: &N,
+    batch: N::Batch,
+    rounds: usize,
+    (device, file): (&Device, &mut File),
+) {
     let here = || batch.clone();
     let mut ways: [(&str, Step); 4] = [
         (
@@ -146,11 +152,17 @@ fn table<N: Network>(name: &str, network: &N, batch: N::Batch, rounds: usize, de
     for ((way, _), own) in ways.iter().zip(times) {
         let ratios = own.iter().zip(&first).map(|(own, first)| own / first);
         let ratio = median(ratios.collect());
-        println!("| {name} | {way} | {:.3} | {ratio:.2} |", median(own));
+        file.add(Row {
+            parameters: name.to_owned(),
+            way,
+            milliseconds: median(own),
+            to_burns: format!("{ratio:.2}"),
+            to_copy: String::new(),
+        });
     }
 }
 
-pub fn tables(quick: bool, device: &Device) {
+pub fn tables(quick: bool, device: &Device, file: &mut File) {
     let is_host = format!("{device:?}").contains("Flex");
     let rounds = match (quick, is_host) {
         (true, _) => 20,
@@ -159,7 +171,7 @@ pub fn tables(quick: bool, device: &Device) {
     };
     let autodiff = device.clone().autodiff();
     println!("\nWhole steps in f16, forward and backward passes included\n");
-    println!("| network | way | step | / Burn's |\n|---|---|--:|--:|");
+    println!("| network | way | step | / Burn's | |\n|---|---|--:|--:|--:|");
 
     let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&autodiff);
     let network = Digits {
@@ -173,7 +185,7 @@ pub fn tables(quick: bool, device: &Device) {
         &network,
         (images, labels),
         rounds,
-        device,
+        (device, file),
     );
 
     let (width, windows) = (64, 4);
@@ -195,6 +207,6 @@ pub fn tables(quick: bool, device: &Device) {
         &network,
         (tokens, next),
         rounds / 2,
-        device,
+        (device, file),
     );
 }

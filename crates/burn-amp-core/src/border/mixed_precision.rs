@@ -193,7 +193,7 @@ impl MixedPrecision {
     ///
     /// In Burn 0.22.1 those are CubeCL devices without Burn's feature `fusion`. There a float tensor that a closure captures or makes in f32, and a layer
     /// that holds one, meet half precision without a panic: what comes out is garbage, and may train. Run [`check`](Self::check) on each new model, which
-    /// compares the loss with that in f32.
+    /// compares the loss with that in f32. With fusion, Burn 0.22.1 refuses all but the product of an f16 matrix and an f32 one, which `check` finds.
     ///
     /// ```
     /// use burn_amp::MixedPrecision;

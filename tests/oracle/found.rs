@@ -1,0 +1,74 @@
+//! Programs that failed once. Each is named after what was right.
+
+use crate::differs;
+use crate::program::{Action, Pass, Program, Shape, Slope};
+use Action::{Flush, Look, Train, Untested};
+
+const GOOD: Pass = Pass {
+    slope: Slope::Power(0),
+    shape: Shape::One,
+};
+const NAN: Pass = Pass {
+    slope: Slope::Nan,
+    ..GOOD
+};
+/// At a scale of 2^8 and more.
+const OVERFLOW: Pass = Pass {
+    slope: Slope::Power(12),
+    ..GOOD
+};
+
+fn holds(micro_batches: u32, actions: &[Action]) {
+    let program = Program {
+        scale: 8,
+        growth_interval: 1,
+        micro_batches,
+        limit: None,
+        rejects: None,
+        actions: actions.to_vec(),
+    };
+    differs(&program).unwrap();
+}
+
+fn shaped(pass: Pass, shape: Shape) -> Action {
+    Train(Pass { shape, ..pass })
+}
+
+#[test]
+fn a_bad_loss_beside_a_good_one_spares_the_scale() {
+    holds(1, &[shaped(NAN, Shape::First)]);
+    holds(1, &[shaped(NAN, Shape::Last)]);
+}
+
+#[test]
+fn gradients_that_were_looked_at_leave_the_next_cause_alone() {
+    holds(1, &[Look(GOOD), Train(NAN)]);
+}
+
+#[test]
+fn an_overflow_that_nobody_tested_comes_first() {
+    holds(1, &[Untested(OVERFLOW), Train(NAN)]);
+    holds(1, &[Untested(NAN), Train(OVERFLOW)]);
+}
+
+#[test]
+fn what_came_before_a_finite_step_explains_nothing() {
+    let micro_batches = [Train(GOOD), Train(NAN), Train(GOOD), Train(GOOD)];
+    let flushed = [Train(GOOD), Untested(OVERFLOW), Flush];
+    holds(4, &[&flushed[..], &micro_batches].concat());
+}
+
+#[test]
+fn a_setting_between_backward_and_step_forgets_no_cause() {
+    holds(1, &[Untested(OVERFLOW), Action::Interval(3), Train(NAN)]);
+    holds(2, &[Train(NAN), Action::Scale(8), Train(GOOD)]);
+}
+
+#[test]
+fn an_overflow_of_a_parameter_in_a_window_comes_before_a_bad_loss() {
+    let steep = Pass {
+        slope: Slope::Power(7),
+        ..GOOD
+    };
+    holds(2, &[Train(steep), Train(NAN)]);
+}

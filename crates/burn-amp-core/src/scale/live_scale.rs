@@ -381,14 +381,19 @@ impl LiveScale {
         events: VecDeque<BorderEvent>,
         overflows: impl Iterator<Item = &'a str>,
     ) -> SkipCause {
-        let first = self.events.first_cause(events);
-        let (cause, regions) = match first {
-            Some(first) => first,
-            None if self.is_of_scopes() && self.schedule().is_idle() => {
+        let before = {
+            let iteration = &locked(&self.state).members.iteration;
+            iteration.cause.zip(Some(iteration.regions.clone()))
+        };
+        let (cause, regions) = match (self.events.first_cause(events), before) {
+            // Another worker's skip has read what explains this one, and computes the next iteration.
+            (Some((SkipCause::Unknown, _)), Some(before)) => before,
+            (Some(first), _) => first,
+            (None, _) if self.is_of_scopes() && self.schedule().is_idle() => {
                 let output_finite = true;
                 (SkipCause::Loss { output_finite }, Vec::new())
             }
-            None => {
+            (None, _) => {
                 let regions = self.regions.lock().of_parameters(overflows);
                 (SkipCause::Scale, regions)
             }

@@ -118,9 +118,12 @@ impl BorderEvent {
         if unread.is_empty() {
             return events.into();
         }
+        let reading = Reading::now(Status::default(), unread);
         #[cfg(any(test, feature = "counts"))]
-        READS.set(READS.get() + 1);
-        let (_, statuses) = Reading::now(Status::default(), unread).wait(1.0);
+        if !reading.is_there() {
+            READS.set(READS.get() + 1);
+        }
+        let (_, statuses) = reading.wait(1.0);
         let mut statuses = statuses.into_iter();
         events.retain_mut(|event| {
             if event.unread().is_none() {

@@ -415,9 +415,9 @@ impl GradScaler {
                 live.read_wanted();
             }
         }
-        // An infinity that no scope gave may be another rank's overflow: it lowers the scale, as with PyTorch. A NaN may be of any loss. Of
-        // several optimizers, the test of another may have cleared what explains it: their threads step in their own time.
-        let may_overflow = |grads: &UnscaledGradients| !grads.has_nan() || live.is_shared();
+        // An infinity that no scope gave may be another rank's overflow: it lowers the scale, as with PyTorch. A NaN may be of any loss.
+        let may_overflow =
+            |grads: &UnscaledGradients| !grads.has_nan() || live.is_used_by_several();
         if grads.finding.cause == SkipCause::Unknown && may_overflow(&grads) {
             grads.finding.cause = SkipCause::Scale;
         }

@@ -3,8 +3,9 @@
 use burn_amp_kernels::{PassedGradient, ScaleState, UnreadEvent};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{self, ThreadId};
 
 use crate::error::{AmpError, in_range};
 use crate::scale::border_events::{BorderEvent, BorderEvents, EventPlace, OpenRegion, next_number};
@@ -34,6 +35,10 @@ pub(crate) struct LiveScale {
     skips: AtomicU64,
     state: Mutex<State>,
     regions: SharedRegions,
+    /// Which has opened the first scope.
+    thread: OnceLock<ThreadId>,
+    /// Whether others have opened scopes, too.
+    is_on_threads: AtomicBool,
     /// The gradients that came to the border since the last step.
     pub(crate) events: Arc<BorderEvents>,
     /// The steps of which the host does not know the outcome.
@@ -58,6 +63,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct ScopesLeft {
     opened: u64,
+    is_on_threads: bool,
     events: VecDeque<BorderEvent>,
     readers: HashMap<Arc<str>, Readers>,
     /// The regions that were opened.
@@ -213,6 +219,10 @@ impl LiveScale {
     /// Counts a scope, and gives it its number.
     pub(crate) fn open(&self) -> u64 {
         self.opened.fetch_add(1, Ordering::Relaxed);
+        let here = thread::current().id();
+        if *self.thread.get_or_init(|| here) != here {
+            self.is_on_threads.store(true, Ordering::Relaxed);
+        }
         // Not where they come: a backward pass waits for nothing.
         if BorderEvent::are_many(self.events.len()) {
             self.events.fold(|region| self.needs_measures(region));
@@ -228,6 +238,11 @@ impl LiveScale {
     /// The parameter that was read last in a scope that is closed; none if none was.
     pub(crate) fn last_read(&self) -> Option<Arc<str>> {
         locked(&self.last_read).clone()
+    }
+
+    /// Whether several optimizers or threads use it, in their own time: the test of one may clear what explains the skip of another.
+    pub(crate) fn is_used_by_several(&self) -> bool {
+        self.is_shared() || self.is_on_threads.load(Ordering::Relaxed)
     }
 
     /// How many scopes were opened so far.
@@ -488,6 +503,7 @@ impl LiveScale {
         self.untested.end();
         ScopesLeft {
             opened: self.opened(),
+            is_on_threads: self.is_on_threads.load(Ordering::Relaxed),
             events: measured_elsewhere(self.events.take()),
             readers: regions.readers_now(),
             regions: regions.take_opened(),
@@ -497,6 +513,7 @@ impl LiveScale {
     /// Decides on what the scopes of another have left.
     pub(crate) fn take_over(&self, left: ScopesLeft) {
         self.opened.store(left.opened, Ordering::Relaxed);
+        (self.is_on_threads).store(left.is_on_threads, Ordering::Relaxed);
         self.events.restore(left.events);
         self.regions.lock().join_readers(left.readers);
         for named in left.regions {

@@ -417,7 +417,7 @@ impl GradScaler {
         }
         // An infinity that no scope gave may be another rank's overflow: it lowers the scale, as with PyTorch. A NaN may be of any loss.
         let may_overflow =
-            |grads: &UnscaledGradients| !grads.has_nan() || live.is_used_by_several();
+            |grads: &UnscaledGradients| !grads.has_nan() || live.is_used_by_threads();
         if grads.finding.cause == SkipCause::Unknown && may_overflow(&grads) {
             grads.finding.cause = SkipCause::Scale;
         }

@@ -240,9 +240,9 @@ impl LiveScale {
         locked(&self.last_read).clone()
     }
 
-    /// Whether several optimizers or threads use it, in their own time: the test of one may clear what explains the skip of another.
-    pub(crate) fn is_used_by_several(&self) -> bool {
-        self.is_shared() || self.is_on_threads.load(Ordering::Relaxed)
+    /// Whether several threads use it, in their own time: the test of one may clear what explains the skip of another.
+    pub(crate) fn is_used_by_threads(&self) -> bool {
+        self.is_on_threads.load(Ordering::Relaxed)
     }
 
     /// How many scopes were opened so far.

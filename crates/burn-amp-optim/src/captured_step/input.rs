@@ -8,6 +8,7 @@ use std::vec;
 
 /// What a batch consists of: steps are recorded for one such list.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant)] // A `Device` is large where backends are many; lists are rare.
 pub(super) enum Kind {
     Tensor {
         shape: Shape,

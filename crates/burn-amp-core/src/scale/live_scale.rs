@@ -514,6 +514,10 @@ impl LiveScale {
     pub(crate) fn take_over(&self, left: ScopesLeft) {
         self.opened.store(left.opened, Ordering::Relaxed);
         (self.is_on_threads).store(left.is_on_threads, Ordering::Relaxed);
+        // The last test here may have been made while these came: they are of the next one all the same.
+        if let Some(first) = left.events.front() {
+            self.tested.store(first.number - 1, Ordering::Relaxed);
+        }
         self.events.restore(left.events);
         self.regions.lock().join_readers(left.readers);
         for named in left.regions {

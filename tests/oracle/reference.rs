@@ -95,7 +95,7 @@ impl Reference {
         if self
             .program
             .rejects
-            .is_some_and(|every| self.counters.judged % every == 0)
+            .is_some_and(|every| self.counters.judged.is_multiple_of(every))
         {
             self.counters.rejected += 1;
             self.outcome = Some(StepOutcome::Guarded);

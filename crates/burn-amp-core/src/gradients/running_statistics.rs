@@ -151,7 +151,7 @@ pub(crate) fn unchanged<M: Module, R>(module: &M, forward: impl FnOnce() -> R) -
     result
 }
 
-/// Values of a module that are not trained: running statistics, and frozen parameters until [`Buffers::running`] has told them apart.
+/// Values of a module that are not trained: running statistics, and frozen parameters until `Buffers::running` has told them apart.
 #[derive(Clone, Debug, Default)]
 pub struct Statistics(Vec<Parameter>);
 

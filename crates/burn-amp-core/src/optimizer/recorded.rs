@@ -130,8 +130,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             _ => None,
         });
         let clips = clip.clone().map(|table| (table, inspected.status.clone()));
-        let now = DeviceStep::new(stage.scale.clone(), Weak::new());
-        let next = inspected.advance(&now).scale;
+        // Held by nobody else when it is written, below.
+        let next = (inspected.advance(&DeviceStep::new(stage.scale.clone(), Weak::new()))).scale;
         let device_step = Arc::new(DeviceStep::recorded(next, clips, Arc::default(), rehearsal));
         let update = Update::decided_by(&device_step, lr);
         let module = self.optim.update(update, module, grads);

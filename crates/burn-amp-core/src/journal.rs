@@ -126,6 +126,12 @@ impl Journal {
         };
     }
 
+    /// Shows the account of an optimizer, which has changed between two calls: maybe that of a clone, which counts on by itself.
+    pub(crate) fn show_account(&self, optimizer: u64, account: &SharedAccount) {
+        let accounts = &mut locked(&self.entries).accounts;
+        accounts.insert(optimizer, account.clone());
+    }
+
     /// The scale after the last steps of an optimizer, so many: their iteration has ended since.
     pub(crate) fn end_iteration(&self, optimizer: u64, steps: usize, loss_scale: f32) {
         let mut entries = locked(&self.entries);

@@ -257,7 +257,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ) -> Result<UnscaledGradients, AmpError> {
         self.check_settings()?;
         self.synchronize()?;
-        self.scaler.resolve_dropped()?;
+        let resolved = self.scaler.resolve_dropped();
+        self.scaler.ledger.show_account();
+        resolved?;
         self.scaler.unscale(grads, module)
     }
 

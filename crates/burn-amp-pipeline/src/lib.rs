@@ -573,8 +573,11 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
                 Ok(updated) => {
                     failed = failed.or(updated.error);
                     image = updated.image.or(image);
-                    // A micro-batch was entered when it was sent.
-                    self.scaler.follow(&updated.reached, what == What::Update);
+                    match what {
+                        What::Other => self.scaler.follow_setting(&updated.reached),
+                        // A micro-batch was entered when it was sent.
+                        _ => self.scaler.follow(&updated.reached, what == What::Update),
+                    }
                     if what == What::Update {
                         // The update knows nothing of the forward passes of the present window, unless all is done.
                         let is_behind = until == Until::LastUpdate;

@@ -112,6 +112,13 @@ impl Ledger {
         }
     }
 
+    /// Shows what the account counts between two calls.
+    pub(crate) fn show_account(&self) {
+        for journal in &self.page.journals {
+            journal.show_account(self.page.optimizer, &self.page.account);
+        }
+    }
+
     /// Shows the scale after an iteration of so many steps.
     pub(crate) fn show_end(&self, steps: usize, loss_scale: f32) {
         let journals = self.page.journals.iter().filter(|_| steps > 0);

@@ -47,6 +47,7 @@ impl GradScaler {
     pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
         self.change(|schedule| schedule.with_scale("loss_scale", scale))?;
         self.account().end_row();
+        self.ledger.show_account();
         Ok(())
     }
 

@@ -59,6 +59,15 @@ impl GradScaler {
         self.ledger.show(is_call.then(|| self.loss_scale()));
     }
 
+    /// As [`follow`](Self::follow), by a setting: what the last call of `step` has done stays.
+    pub fn follow_setting(&mut self, reached: &Self) {
+        let last = self.account().clone();
+        self.follow(reached, false);
+        let mut account = self.account();
+        (account.outcome, account.status, account.is_step) =
+            (last.outcome, last.status, last.is_step);
+    }
+
     /// Whether other optimizers move the scale, too.
     pub fn is_shared(&self) -> bool {
         self.live().is_shared()

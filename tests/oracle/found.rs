@@ -1,8 +1,8 @@
 //! Programs that failed once. Each is named after what was right.
 
 use crate::differs;
-use crate::program::{Action, Pass, Program, Shape, Slope};
-use Action::{Flush, Look, Train, Untested};
+use crate::program::{Action, Clip, Pass, Program, Shape, Slope};
+use Action::{Flush, Train, Unscale, Untested};
 
 const GOOD: Pass = Pass {
     slope: Slope::Power(0),
@@ -23,11 +23,40 @@ fn holds(micro_batches: u32, actions: &[Action]) {
         scale: 8,
         growth_interval: 1,
         micro_batches,
-        limit: None,
+        clip: None,
         rejects: None,
+        averages: false,
         actions: actions.to_vec(),
     };
     differs(&program).unwrap();
+}
+
+/// What is printed can be pasted here.
+#[test]
+fn a_program_prints_as_code() {
+    use {Action::*, Clip::*, Shape::*, Slope::*};
+    macro_rules! prints {
+        ($program:expr) => {
+            let bare = |text: &str| text.replace([' ', '\n'], "");
+            let printed = format!("{:?}", $program);
+            assert_eq!(bare(&printed), bare(stringify!($program)));
+        };
+    }
+    prints!(Program {
+        scale: 8,
+        growth_interval: 1,
+        micro_batches: 2,
+        clip: Some(GlobalNorm),
+        rejects: None,
+        averages: true,
+        actions: vec![
+            Train(Pass {
+                slope: Power(-4),
+                shape: One
+            }),
+            Wait
+        ]
+    });
 }
 
 fn shaped(pass: Pass, shape: Shape) -> Action {
@@ -42,7 +71,7 @@ fn a_bad_loss_beside_a_good_one_spares_the_scale() {
 
 #[test]
 fn gradients_that_were_looked_at_leave_the_next_cause_alone() {
-    holds(1, &[Look(GOOD), Train(NAN)]);
+    holds(1, &[Unscale(GOOD), Train(NAN)]);
 }
 
 #[test]
@@ -62,6 +91,17 @@ fn what_came_before_a_finite_step_explains_nothing() {
 fn a_setting_between_backward_and_step_forgets_no_cause() {
     holds(1, &[Untested(OVERFLOW), Action::Interval(3), Train(NAN)]);
     holds(2, &[Train(NAN), Action::Scale(8), Train(GOOD)]);
+}
+
+#[test]
+fn a_handle_counts_what_is_changed_between_two_steps() {
+    holds(1, &[Train(OVERFLOW), Action::Clone, Action::Scale(4)]);
+    holds(1, &[Unscale(GOOD), Unscale(GOOD)]);
+}
+
+#[test]
+fn a_setting_of_a_pipeline_leaves_the_last_outcome() {
+    holds(1, &[Flush, Action::Interval(1)]);
 }
 
 #[test]

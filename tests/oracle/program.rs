@@ -2,19 +2,60 @@
 
 use burn_amp::StepOutcome;
 use proptest::prelude::*;
+use std::fmt;
 
-/// The settings of a run, and what it does. Its `Debug` text is code.
-#[derive(Clone, Debug)]
+/// The settings of a run, and what it does.
+#[derive(Clone)]
 pub struct Program {
     /// The first loss scale is two to this.
     pub scale: i32,
     pub growth_interval: u32,
     pub micro_batches: u32,
-    /// Gradients are limited to this.
-    pub limit: Option<f32>,
+    pub clip: Option<Clip>,
     /// A hook rejects each finite step of a number that this divides.
     pub rejects: Option<u64>,
+    /// Whether weights are averaged.
+    pub averages: bool,
     pub actions: Vec<Action>,
+}
+
+/// Code, for `found.rs`.
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            scale,
+            growth_interval,
+            micro_batches,
+            clip,
+            rejects,
+            averages,
+            actions,
+        } = self;
+        write!(
+            f,
+            "Program {{ scale: {scale}, growth_interval: {growth_interval}, micro_batches: {micro_batches}, clip: {clip:?}, \
+             rejects: {rejects:?}, averages: {averages}, actions: vec!{actions:?} }}"
+        )
+    }
+}
+
+/// By which rule gradients are clipped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Clip {
+    Value,
+    Norm,
+    GlobalNorm,
+}
+
+impl Clip {
+    /// What is clipped by a norm is the input times a power of two, whose norm is 2.5 times that. So its factor is a power of two, and nobody
+    /// rounds: norms of less than 40 stay as they are, and beside 80 and more the 1e-6 of PyTorch's rule vanishes.
+    pub fn limit(self) -> f32 {
+        match self {
+            Self::Value => 0.5,
+            Self::Norm | Self::GlobalNorm => 40.0,
+        }
+    }
 }
 
 /// One call of the run.
@@ -25,7 +66,7 @@ pub enum Action {
     /// As `Train`, but the gradients are thrown away.
     Discard(Pass),
     /// As `Train`, but the gradients are unscaled and dropped.
-    Look(Pass),
+    Unscale(Pass),
     /// A backward pass whose gradients nobody tests.
     Untested(Pass),
     /// A forward pass whose gradients nobody asks for.
@@ -42,6 +83,8 @@ pub enum Action {
     Interval(u32),
     /// Sets the loss scale to two to this.
     Scale(i32),
+    /// Sets the learning rate to two to this.
+    Rate(i32),
     /// Waits for all that is in flight.
     Wait,
 }
@@ -75,10 +118,56 @@ pub enum Shape {
     Last,
     /// Its output is the input of a second one.
     Chained,
+    /// Nothing in it is trained: there are no gradients.
+    Frozen,
 }
 
 /// Exact in f16 under all scales of a run.
 pub const BESIDE: i32 = -4;
+
+/// What a program may ask for, and not each executor has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Need {
+    Accumulation,
+    Clipping,
+    Hook,
+    Average,
+    Flush,
+    Discard,
+    Unscale,
+    Record,
+    Clone,
+    Setting,
+}
+
+impl Need {
+    pub const ALL: [Self; 10] = [
+        Self::Accumulation,
+        Self::Clipping,
+        Self::Hook,
+        Self::Average,
+        Self::Flush,
+        Self::Discard,
+        Self::Unscale,
+        Self::Record,
+        Self::Clone,
+        Self::Setting,
+    ];
+
+    /// What an action asks for; none if each executor has it.
+    fn of(action: &Action) -> Option<Self> {
+        match action {
+            Action::Flush => Some(Self::Flush),
+            Action::Discard(_) => Some(Self::Discard),
+            Action::Unscale(_) => Some(Self::Unscale),
+            Action::Save | Action::Load => Some(Self::Record),
+            Action::Clone => Some(Self::Clone),
+            Action::Interval(_) | Action::Scale(_) => Some(Self::Setting),
+            Action::Train(_) | Action::Untested(_) | Action::Validate => None,
+            Action::Rate(_) | Action::Wait => None,
+        }
+    }
+}
 
 /// What is compared.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,6 +177,8 @@ pub struct Shown {
     pub tracker: u32,
     pub counters: Counts,
     pub outcome: Option<StepOutcome>,
+    /// None where they cannot be seen.
+    pub hooks: Option<Hooks>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -98,8 +189,28 @@ pub struct Counts {
     pub skips_in_a_row: u64,
     pub discarded: u64,
     pub rejected: u64,
-    /// How many steps the hook has judged.
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hooks {
+    /// How many steps one has judged.
     pub judged: u64,
+    /// The bits of the averages; none before the first.
+    pub average: Option<Vec<u32>>,
+}
+
+impl Program {
+    /// All that it asks for.
+    pub fn needs(&self) -> impl Iterator<Item = Need> {
+        let settings = [
+            (self.micro_batches > 1).then_some(Need::Accumulation),
+            self.clip.map(|_| Need::Clipping),
+            self.rejects.map(|_| Need::Hook),
+            self.averages.then_some(Need::Average),
+        ];
+        let actions = self.actions.iter().map(Need::of);
+        settings.into_iter().chain(actions).flatten()
+    }
 }
 
 impl Slope {
@@ -116,27 +227,28 @@ impl Slope {
 fn passes() -> impl Strategy<Value = Pass> {
     let slope = prop_oneof![
         6 => (-4i32..4).prop_map(Slope::Power),
+        2 => (4i32..12).prop_map(Slope::Power),
         2 => (12i32..20).prop_map(Slope::Power),
         1 => Just(Slope::Zero),
         1 => Just(Slope::Nan),
         1 => Just(Slope::Infinite),
     ];
     let shape = prop_oneof![
-        3 => Just(Shape::One),
+        4 => Just(Shape::One),
         1 => Just(Shape::Nested),
         1 => Just(Shape::First),
         1 => Just(Shape::Last),
         1 => Just(Shape::Chained),
+        1 => Just(Shape::Frozen),
     ];
     (slope, shape).prop_map(|(slope, shape)| Pass { slope, shape })
 }
 
-/// Runs as they are drawn.
-pub fn programs() -> impl Strategy<Value = Program> {
-    let action = prop_oneof![
-        12 => passes().prop_map(Action::Train),
+fn actions() -> impl Strategy<Value = Action> {
+    prop_oneof![
+        14 => passes().prop_map(Action::Train),
         1 => passes().prop_map(Action::Discard),
-        1 => passes().prop_map(Action::Look),
+        1 => passes().prop_map(Action::Unscale),
         1 => passes().prop_map(Action::Untested),
         1 => Just(Action::Validate),
         1 => Just(Action::Flush),
@@ -145,21 +257,65 @@ pub fn programs() -> impl Strategy<Value = Program> {
         1 => Just(Action::Clone),
         1 => (1u32..5).prop_map(Action::Interval),
         1 => (4i32..17).prop_map(Action::Scale),
+        1 => (-6i32..0).prop_map(Action::Rate),
         1 => Just(Action::Wait),
-    ];
+    ]
+}
+
+/// Runs as they are drawn. `can` says which of their needs they may have: another one has less of them.
+pub fn programs(can: fn(Need) -> bool) -> impl Strategy<Value = Program> {
     let micro_batches = prop_oneof![2 => Just(1u32), 1 => Just(2), 1 => Just(4)];
-    let limit = prop_oneof![Just(None), Just(Some(0.5))];
+    let clip = prop_oneof![
+        2 => Just(None),
+        1 => Just(Some(Clip::Value)),
+        1 => Just(Some(Clip::Norm)),
+        1 => Just(Some(Clip::GlobalNorm)),
+    ];
     let rejects = prop_oneof![2 => Just(None), 1 => Just(Some(2u64)), 1 => Just(Some(3))];
-    let settings = (8i32..17, 1u32..5, micro_batches, limit, rejects);
-    (settings, prop::collection::vec(action, 1..24)).prop_map(|(settings, actions)| {
-        let (scale, growth_interval, micro_batches, limit, rejects) = settings;
-        Program {
+    let averages = prop_oneof![2 => Just(false), 1 => Just(true)];
+    let settings = (8i32..17, 1u32..5, micro_batches, clip, rejects, averages);
+    let drawn = (settings, prop::collection::vec(actions(), 1..24));
+    drawn.prop_map(move |(settings, actions)| {
+        let (scale, growth_interval, micro_batches, clip, rejects, averages) = settings;
+        let program = Program {
             scale,
             growth_interval,
             micro_batches,
-            limit,
+            clip,
             rejects,
+            averages,
             actions,
-        }
+        };
+        program.with_exact_norms().with_needs(can)
     })
+}
+
+impl Program {
+    /// See [`Clip::limit`].
+    fn with_exact_norms(mut self) -> Self {
+        if !matches!(self.clip, Some(Clip::Norm | Clip::GlobalNorm)) {
+            return self;
+        }
+        self.micro_batches = 1;
+        for action in &mut self.actions {
+            if let Action::Train(pass) = action
+                && matches!(pass.shape, Shape::First | Shape::Last | Shape::Chained)
+            {
+                pass.shape = Shape::One;
+            }
+        }
+        self
+    }
+
+    fn with_needs(mut self, can: fn(Need) -> bool) -> Self {
+        self.actions
+            .retain(|action| Need::of(action).is_none_or(can));
+        if !can(Need::Accumulation) {
+            self.micro_batches = 1;
+        }
+        self.clip = self.clip.filter(|_| can(Need::Clipping));
+        self.rejects = self.rejects.filter(|_| can(Need::Hook));
+        self.averages &= can(Need::Average);
+        self
+    }
 }

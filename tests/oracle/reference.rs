@@ -1,19 +1,24 @@
 //! A run by hand, in f32: multiply by the scale, test, step. Everything of it can be checked by reading.
 //!
 //! The model is `y = x * w`. Slopes and inputs are powers of two, so that f16 rounds nothing: the gradient is `slope * x`, or infinite where
-//! that times the scale is more than f16 holds.
+//! that times the scale is more than f16 holds. It does not depend on `w`: what is stale changes a run by its scale alone.
 
-use crate::executor::{Executor, Gain, INPUT, LR};
-use crate::program::{Action, BESIDE, Counts, Pass, Program, Shape, Shown};
+use crate::executor::Executor;
+use crate::model::{Gain, INPUT, RATE};
+use crate::program::{Action, BESIDE, Clip, Counts, Hooks, Pass, Program, Shape, Shown};
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn_amp::StepOutcome;
+use burn_amp_tests::{Pack, numbers, state};
 
 #[derive(Clone)]
 pub struct Reference {
     program: Program,
     model: Gain,
     optim: ModuleOptimizer,
+    rate: f64,
+    average: Option<[f32; 4]>,
+    judged: u64,
     scale: f32,
     tracker: u32,
     interval: u32,
@@ -25,14 +30,25 @@ pub struct Reference {
     /// Why passes have overflowed that are in no window.
     skips: Vec<Cause>,
     /// What gradients were that are tested and dropped, until the next call counts them.
-    dropped: Vec<Option<Cause>>,
+    dropped: Vec<Evidence>,
     saved: Option<Box<Reference>>,
+    pipeline: Option<Pipeline>,
+}
+
+/// What the training knows of a pipeline that is stale.
+#[derive(Clone)]
+struct Pipeline {
+    /// What it computes with: the state after the last update that it has received.
+    received: Shown,
+    /// The state after the update in flight.
+    in_flight: Option<Shown>,
 }
 
 /// What a backward pass gives.
 #[derive(Clone, Copy)]
 struct Found {
-    gradient: [f32; 4],
+    /// None where nothing is trained.
+    gradient: Option<[f32; 4]>,
     skip: Option<Cause>,
 }
 
@@ -42,12 +58,24 @@ enum Cause {
     Loss,
 }
 
+/// What gradients say of the scale.
+#[derive(Clone, Copy, PartialEq)]
+enum Evidence {
+    /// There were none.
+    Nothing,
+    Finite,
+    Overflow(Cause),
+}
+
 impl Reference {
-    pub fn new(program: &Program) -> Self {
-        Self {
+    pub fn new(program: &Program, is_stale: bool) -> Self {
+        let mut new = Self {
             program: program.clone(),
             model: Gain::new(),
             optim: AdamConfig::new().init(),
+            rate: RATE,
+            average: None,
+            judged: 0,
             scale: 2f32.powi(program.scale),
             tracker: 0,
             interval: program.growth_interval,
@@ -58,10 +86,34 @@ impl Reference {
             skips: Vec::new(),
             dropped: Vec::new(),
             saved: None,
+            pipeline: None,
+        };
+        new.pipeline = is_stale.then(|| Pipeline {
+            received: new.now(),
+            in_flight: None,
+        });
+        new
+    }
+
+    fn now(&self) -> Shown {
+        Shown {
+            parameters: self.model.bits(),
+            scale: self.scale,
+            tracker: self.tracker,
+            counters: self.counters,
+            outcome: self.outcome,
+            hooks: Some(Hooks {
+                judged: self.judged,
+                average: self.average.map(|values| values.map(f32::to_bits).to_vec()),
+            }),
         }
     }
 
     fn found(&self, pass: Pass) -> Found {
+        if pass.shape == Shape::Frozen {
+            let (gradient, skip) = (None, None);
+            return Found { gradient, skip };
+        }
         let slope = pass.slope.value();
         let beside = match pass.shape {
             Shape::First | Shape::Last => 2f32.powi(BESIDE),
@@ -69,45 +121,69 @@ impl Reference {
         };
         // A chain is two products with the input.
         let times = if pass.shape == Shape::Chained { 2 } else { 1 };
-        let fits = |value: f32| (value * self.scale).abs() < 65520.0;
+        let pipeline = self.pipeline.as_ref();
+        let scale = pipeline.map_or(self.scale, |pipeline| pipeline.received.scale);
+        let fits = |value: f32| (value * scale).abs() < 65520.0;
         let all_fit = (0..=times).all(|power| INPUT.iter().all(|x| fits(slope * x.powi(power))));
         let skip = match slope.is_finite() {
             false => Some(Cause::Loss),
             true => (!all_fit).then_some(Cause::Scale),
         };
         let gradient = INPUT.map(|x| slope * x.powi(times) + beside * x);
-        Found { gradient, skip }
+        Found {
+            gradient: Some(gradient),
+            skip,
+        }
     }
 
     /// A step with the mean of the window.
     fn step(&mut self) {
+        if let Some(pipeline) = &mut self.pipeline {
+            let before = pipeline.in_flight.take();
+            pipeline.received = before.unwrap_or_else(|| pipeline.received.clone());
+        }
+        self.update_or_skip();
+        let now = self.now();
+        if let Some(pipeline) = &mut self.pipeline {
+            pipeline.in_flight = Some(now);
+        }
+    }
+
+    fn update_or_skip(&mut self) {
         let window = std::mem::take(&mut self.window);
-        let skip = cause(&std::mem::take(&mut self.window_skips), &window);
+        let seen = evidence(&std::mem::take(&mut self.window_skips), &window);
         // What came before explains nothing that comes after.
         self.skips.clear();
         self.counters.steps += 1;
-        self.outcome = Some(StepOutcome::Skipped);
-        if let Some(cause) = skip {
+        if let Evidence::Overflow(_) = seen {
             self.counters.skipped += 1;
-            return self.overflowed(cause);
+            self.outcome = Some(StepOutcome::Skipped);
+            return self.advance(seen);
         }
-        self.counters.judged += u64::from(self.program.rejects.is_some());
-        if self
-            .program
-            .rejects
-            .is_some_and(|every| self.counters.judged.is_multiple_of(every))
-        {
+        if seen == Evidence::Finite && self.is_rejected() {
             self.counters.rejected += 1;
             self.outcome = Some(StepOutcome::Guarded);
             return;
         }
-        let mean = |i: usize| {
-            window.iter().map(|found| found.gradient[i]).sum::<f32>() / window.len() as f32
+        self.outcome = Some(StepOutcome::NoGradients);
+        if seen == Evidence::Finite {
+            self.update(clipped(mean(&window), self.program.clip));
+            self.outcome = Some(StepOutcome::Stepped);
+        }
+        self.advance(seen);
+        if self.program.averages {
+            let new: [f32; 4] = numbers(&self.model)[..4].try_into().unwrap();
+            let old = self.average.unwrap_or(new);
+            self.average = Some(std::array::from_fn(|i| 0.5 * old[i] + 0.5 * new[i]));
+        }
+    }
+
+    fn is_rejected(&mut self) -> bool {
+        let Some(every) = self.program.rejects else {
+            return false;
         };
-        let limit = self.program.limit.unwrap_or(f32::INFINITY);
-        self.update(std::array::from_fn(|i| mean(i).clamp(-limit, limit)));
-        self.outcome = Some(StepOutcome::Stepped);
-        self.finite();
+        self.judged += 1;
+        self.judged.is_multiple_of(every)
     }
 
     fn pass(&mut self, pass: Pass) -> Found {
@@ -116,31 +192,89 @@ impl Reference {
         found
     }
 
-    fn overflowed(&mut self, cause: Cause) {
-        if cause == Cause::Loss {
-            self.counters.bad_losses += 1;
-        } else {
-            self.counters.skips_in_a_row += 1;
-            (self.scale, self.tracker) = (self.scale / 2.0, 0);
-        }
-    }
-
-    fn finite(&mut self) {
-        self.counters.skips_in_a_row = 0;
-        self.tracker += 1;
-        if self.tracker >= self.interval {
-            (self.scale, self.tracker) = (self.scale * 2.0, 0);
+    /// Moves the scale.
+    fn advance(&mut self, seen: Evidence) {
+        match seen {
+            Evidence::Nothing => {}
+            Evidence::Overflow(Cause::Loss) => self.counters.bad_losses += 1,
+            Evidence::Overflow(Cause::Scale) => {
+                self.counters.skips_in_a_row += 1;
+                (self.scale, self.tracker) = (self.scale / 2.0, 0);
+            }
+            Evidence::Finite => {
+                self.counters.skips_in_a_row = 0;
+                self.tracker += 1;
+                if self.tracker >= self.interval {
+                    (self.scale, self.tracker) = (self.scale * 2.0, 0);
+                }
+            }
         }
     }
 
     /// Counts what was tested and dropped.
     fn count_dropped(&mut self) {
-        for skip in std::mem::take(&mut self.dropped) {
+        for seen in std::mem::take(&mut self.dropped) {
             self.counters.discarded += 1;
-            match skip {
-                Some(cause) => self.overflowed(cause),
-                None => self.finite(),
-            }
+            self.advance(seen);
+        }
+    }
+
+    /// A call that makes no step.
+    fn enter(&mut self, outcome: StepOutcome) {
+        self.outcome = Some(outcome);
+        if let Some(pipeline) = &mut self.pipeline {
+            pipeline.received.outcome = Some(outcome);
+        }
+    }
+
+    /// The training waits for all that is in flight. It has the outcome of the last update that it has received.
+    fn receive(&mut self) {
+        let now = self.now();
+        if let Some(pipeline) = &mut self.pipeline {
+            let last = pipeline.in_flight.take();
+            let outcome = match last {
+                _ if !self.window.is_empty() => now.outcome,
+                Some(last) => last.outcome,
+                None => pipeline.received.outcome,
+            };
+            pipeline.received = Shown { outcome, ..now };
+        }
+    }
+
+    /// Goes on from what was saved, in a fresh state. Settings are the program's, and so is the model, unless the record has it: that of a
+    /// pipeline whose model was behind.
+    fn load(&mut self) {
+        let Some(saved) = self.saved.clone() else {
+            return;
+        };
+        let is_behind = |pipeline: &Pipeline| pipeline.in_flight.is_some();
+        let model = match saved.pipeline.as_ref().is_some_and(is_behind) {
+            true => saved.model.clone(),
+            false => self.model.clone(),
+        };
+        let (interval, rate) = (self.program.growth_interval, self.rate);
+        let kept = Some(saved.clone());
+        *self = Self {
+            model,
+            rate,
+            saved: kept,
+            ..*saved
+        };
+        // Where settings are others, it gets all its skips again.
+        if std::mem::replace(&mut self.interval, interval) != interval {
+            self.counters.skips_in_a_row = 0;
+        }
+        // A record does not hold these, nor why a window's passes have overflowed.
+        self.dropped.clear();
+        self.skips.clear();
+        self.window_skips.clear();
+        for found in &mut self.window {
+            found.skip = found.skip.and(Some(Cause::Scale));
+        }
+        self.outcome = None;
+        let now = self.now();
+        if let Some(pipeline) = &mut self.pipeline {
+            (pipeline.received, pipeline.in_flight) = (now, None);
         }
     }
 
@@ -150,14 +284,50 @@ impl Reference {
             self.model.w.id,
             Tensor::<1>::from_floats(gradient, &Device::flex()),
         );
-        self.model = self.optim.step(LR, self.model.clone(), grads);
+        self.model = self.optim.step(self.rate, self.model.clone(), grads);
     }
 }
 
-/// Why gradients cannot be stepped with. What happened first counts, in passes that nobody has tested too.
-fn cause(skips: &[Cause], tested: &[Found]) -> Option<Cause> {
-    let own = tested.iter().find_map(|found| found.skip)?;
-    Some(skips.first().copied().unwrap_or(own))
+/// What gradients say. Of an overflow, what happened first is the cause, in passes that nobody has tested too.
+fn evidence(skips: &[Cause], tested: &[Found]) -> Evidence {
+    match tested.iter().find_map(|found| found.skip) {
+        Some(own) => Evidence::Overflow(skips.first().copied().unwrap_or(own)),
+        None if tested.iter().all(|found| found.gradient.is_none()) => Evidence::Nothing,
+        None => Evidence::Finite,
+    }
+}
+
+/// One without gradients counts.
+fn mean(window: &[Found]) -> [f32; 4] {
+    let sum = |i: usize| {
+        window
+            .iter()
+            .flat_map(|found| found.gradient)
+            .map(|of| of[i])
+            .sum::<f32>()
+    };
+    // Unscaling multiplies, by an inverse that is rounded.
+    let by = 1.0 / window.len() as f32;
+    std::array::from_fn(|i| sum(i) * by)
+}
+
+fn clipped(gradient: [f32; 4], rule: Option<Clip>) -> [f32; 4] {
+    let Some(rule) = rule else {
+        return gradient;
+    };
+    let limit = rule.limit();
+    let norm = gradient
+        .iter()
+        .map(|value| value * value)
+        .sum::<f32>()
+        .sqrt();
+    match rule {
+        Clip::Value => gradient.map(|value| value.clamp(-limit, limit)),
+        Clip::Norm | Clip::GlobalNorm if norm > limit => {
+            gradient.map(|value| value * (limit / norm))
+        }
+        Clip::Norm | Clip::GlobalNorm => gradient,
+    }
 }
 
 impl Executor for Reference {
@@ -166,13 +336,13 @@ impl Executor for Reference {
         let found = match *action {
             Action::Train(pass)
             | Action::Discard(pass)
-            | Action::Look(pass)
+            | Action::Unscale(pass)
             | Action::Untested(pass) => Some(self.pass(pass)),
             _ => None,
         };
         if matches!(
             action,
-            Action::Train(_) | Action::Discard(_) | Action::Look(_) | Action::Flush
+            Action::Train(_) | Action::Discard(_) | Action::Unscale(_) | Action::Flush
         ) {
             self.count_dropped();
         }
@@ -180,9 +350,9 @@ impl Executor for Reference {
             Action::Train(_) => {
                 self.window.extend(found);
                 self.window_skips.append(&mut self.skips);
-                self.outcome = Some(StepOutcome::Accumulated);
-                if self.window.len() == self.program.micro_batches as usize {
-                    self.step();
+                match self.window.len() == self.program.micro_batches as usize {
+                    true => self.step(),
+                    false => self.enter(StepOutcome::Accumulated),
                 }
             }
             Action::Discard(_) => {
@@ -190,56 +360,39 @@ impl Executor for Reference {
                 self.skips.clear();
                 self.outcome = Some(StepOutcome::Dropped);
             }
-            Action::Look(_) => {
-                let skip = cause(&std::mem::take(&mut self.skips), found.as_slice());
-                self.dropped.push(skip);
+            Action::Unscale(_) => {
+                let seen = evidence(&std::mem::take(&mut self.skips), found.as_slice());
+                self.dropped.push(seen);
             }
             // A run that was changed gets all its skips again.
             Action::Scale(exponent) => {
                 (self.scale, self.counters.skips_in_a_row) = (2f32.powi(exponent), 0);
             }
-            Action::Flush if self.window.is_empty() => {
-                self.outcome = Some(StepOutcome::NoGradients)
-            }
+            Action::Flush if self.window.is_empty() => self.enter(StepOutcome::NoGradients),
             Action::Flush => self.step(),
             Action::Save => self.saved = Some(Box::new(self.clone())),
-            Action::Load => {
-                if let Some(saved) = &self.saved {
-                    // Settings are the program's; where they are others, it gets all its skips again.
-                    let (model, interval) = (self.model.clone(), self.program.growth_interval);
-                    let saved = Some(saved.clone());
-                    *self = Self {
-                        model,
-                        saved,
-                        ..*self.saved.clone().unwrap()
-                    };
-                    if std::mem::replace(&mut self.interval, interval) != interval {
-                        self.counters.skips_in_a_row = 0;
-                    }
-                    // A record does not hold these, nor why a window's passes have overflowed.
-                    self.dropped.clear();
-                    self.skips.clear();
-                    self.window_skips.clear();
-                    for found in &mut self.window {
-                        found.skip = found.skip.and(Some(Cause::Scale));
-                    }
-                    self.outcome = None;
-                }
-            }
+            Action::Load => self.load(),
             Action::Interval(interval) => self.interval = interval,
+            Action::Rate(exponent) => self.rate = 2f64.powi(exponent),
             // A clone does not count what its original has dropped.
             Action::Clone => self.dropped.clear(),
-            Action::Untested(_) | Action::Validate | Action::Wait => {}
+            Action::Wait => self.receive(),
+            Action::Untested(_) | Action::Validate => {}
         }
     }
 
-    fn shown(&mut self, _: bool) -> Option<Shown> {
-        Some(Shown {
-            parameters: self.model.bits(),
-            scale: self.scale,
-            tracker: self.tracker,
-            counters: self.counters,
-            outcome: self.outcome,
+    fn shown(&mut self, is_end: bool) -> Option<Shown> {
+        if is_end {
+            self.receive();
+        }
+        Some(match &self.pipeline {
+            Some(pipeline) => pipeline.received.clone(),
+            None => self.now(),
         })
+    }
+
+    /// That of Burn's optimizer alone.
+    fn record(&mut self) -> Option<Pack> {
+        Some(state(&self.optim))
     }
 }

@@ -1,0 +1,154 @@
+//! A `GradScaler` by its four calls, with a window and averages beside it.
+
+use super::{Executor, average, scaler_shown};
+use crate::model::{Gain, RATE, amp, averages, clip, grads, loss, validate};
+use crate::program::{Action, Hooks, Program, Shown};
+use burn::optim::{AdamConfig, ModuleOptimizer, OptimizerRecord};
+use burn::tensor::Bytes;
+use burn_amp::gradients::{AccumulationWindow, UnscaledGradients};
+use burn_amp::torch::GradScaler;
+use burn_amp::{AccumulationConfig, AmpRecord, Ema, MixedPrecision, StepOutcome};
+use burn_amp_tests::Pack;
+
+#[derive(Clone)]
+struct Parts {
+    optim: ModuleOptimizer,
+    window: AccumulationWindow,
+    ema: Option<Ema>,
+}
+
+impl Parts {
+    fn new(program: &Program) -> Self {
+        let window = AccumulationConfig::new(program.micro_batches);
+        Self {
+            optim: AdamConfig::new().init(),
+            window: window.init().unwrap(),
+            ema: program.averages.then(|| averages().init().unwrap()),
+        }
+    }
+}
+
+pub struct ByHand {
+    program: Program,
+    amp: MixedPrecision,
+    model: Gain,
+    scaler: GradScaler,
+    parts: Parts,
+    rate: f64,
+    /// Of the optimizer, and of scaler, window and averages.
+    saved: Option<(Bytes, Vec<Bytes>)>,
+}
+
+impl ByHand {
+    pub fn new(program: &Program) -> Self {
+        let amp = amp(program);
+        Self {
+            program: program.clone(),
+            model: amp.attach(Gain::new()),
+            scaler: GradScaler::from(&amp),
+            amp,
+            parts: Parts::new(program),
+            rate: RATE,
+            saved: None,
+        }
+    }
+
+    fn step(&mut self, mut grads: UnscaledGradients) {
+        if let Some(rule) = self.program.clip {
+            grads = grads.clip(&clip(rule)).unwrap();
+        }
+        let model = self.model.clone();
+        self.model = (self.scaler).step(&mut self.parts.optim, self.rate, model, grads);
+        let outcome = self.scaler.last_outcome();
+        // A step without gradients was made, and has changed nothing.
+        let is_applied = [StepOutcome::Stepped, StepOutcome::NoGradients]
+            .map(Some)
+            .contains(&outcome);
+        if let Some(ema) = &mut self.parts.ema
+            && is_applied
+        {
+            self.model = ema.update(self.model.clone());
+        }
+        self.scaler.update().unwrap();
+    }
+
+    fn save(&mut self) {
+        let parts = &self.parts;
+        let mut records = vec![self.scaler.to_record(), parts.window.to_record()];
+        records.extend(parts.ema.as_ref().map(Ema::to_record));
+        let optim = parts.optim.to_record().into_bytes().unwrap();
+        let records = records
+            .into_iter()
+            .map(|record| record.into_bytes().unwrap());
+        self.saved = Some((optim, records.collect()));
+    }
+
+    fn load(&mut self) {
+        let Some((optim, records)) = self.saved.clone() else {
+            return;
+        };
+        self.amp = amp(&self.program);
+        self.model = self.amp.attach(self.model.again());
+        self.scaler = GradScaler::from(&self.amp);
+        let mut parts = Parts::new(&self.program);
+        let optim = OptimizerRecord::from_bytes(optim).unwrap();
+        parts.optim = parts.optim.load_record(optim);
+        let mut records = records.into_iter();
+        let mut next = || AmpRecord::from_bytes(records.next().unwrap()).unwrap();
+        self.scaler.load_record(next()).unwrap();
+        parts.window.load_record(next()).unwrap();
+        if let Some(ema) = &mut parts.ema {
+            ema.load_record(next()).unwrap();
+        }
+        self.parts = parts;
+    }
+}
+
+impl Executor for ByHand {
+    fn act(&mut self, action: &Action) {
+        let (amp, model, scaler) = (&self.amp, &self.model, &mut self.scaler);
+        match *action {
+            Action::Train(pass) if self.program.micro_batches > 1 => {
+                let grads = grads(amp, model, pass);
+                let full = scaler.accumulate(&mut self.parts.window, grads, model);
+                if let Some(grads) = full.unwrap() {
+                    self.step(grads);
+                }
+            }
+            Action::Train(pass) => {
+                let grads = scaler.backward(loss(amp, model, pass), model);
+                let grads = scaler.unscale(grads, model).unwrap();
+                self.step(grads);
+            }
+            Action::Flush => {
+                if let Some(grads) = scaler.flush(&mut self.parts.window, model) {
+                    self.step(grads);
+                }
+            }
+            Action::Discard(pass) => scaler.discard(grads(amp, model, pass)).unwrap(),
+            Action::Validate => validate(amp, model),
+            Action::Clone => self.parts = self.parts.clone(),
+            Action::Interval(interval) => scaler.set_growth_interval(interval).unwrap(),
+            Action::Untested(pass) => drop(loss(amp, model, pass).backward()),
+            Action::Scale(exponent) => scaler.set_loss_scale(2f64.powi(exponent)).unwrap(),
+            Action::Rate(exponent) => self.rate = 2f64.powi(exponent),
+            Action::Save => self.save(),
+            Action::Load => self.load(),
+            Action::Wait => {}
+            Action::Unscale(_) => unreachable!("the table leaves it out"),
+        }
+    }
+
+    fn shown(&mut self, _: bool) -> Option<Shown> {
+        let ema = self.parts.ema.as_ref();
+        let average = ema.and_then(|ema| average(ema, &self.model));
+        Some(Shown {
+            hooks: Some(Hooks { judged: 0, average }),
+            ..scaler_shown(&self.model, &self.scaler)
+        })
+    }
+
+    fn record(&mut self) -> Option<Pack> {
+        None
+    }
+}

@@ -180,12 +180,19 @@ git -C "$root" describe --always --dirty >"$folder/commit"
 
 # LLVM, where the build links it as a library: too large to travel with the program, so it has a folder of its own. In its place the program can
 # start by a library that has all functions of LLVM's and nothing in them.
+if ldd "$program" | grep 'libLLVM.*not found'; then
+  echo "carry.sh: put the folder of this library into LD_LIBRARY_PATH, and run this again" >&2
+  exit 1
+fi
 library=$(ldd "$program" | sed -n 's/^[[:space:]]*\(libLLVM[^ ]*\) => \([^ ]*\).*/\2/p')
 if [ -n "$library" ]; then
   name=$(basename "$library")
   mkdir -p "$folder/stubs" "$folder-llvm"
-  nm -D --undefined-only "$program" | sed -n 's/.* U \(LLVM[A-Za-z0-9_]*\).*/void \1(void) {}/p' | sort -u |
-    cc -shared -fPIC -Wl,-soname,"$name" -x c -o "$folder/stubs/$name" -
+  # Each function as `name@version`: the program starts only where it finds this version too.
+  wanted=$(nm -D --undefined-only "$program" | sed -n 's/.* U \([A-Za-z0-9_]*@LLVM[^ ]*\)$/\1/p' | sort -u)
+  printf '%s { *; };\n' "$(sed -n '1s/.*@//p' <<<"$wanted")" >"$package/stubs.map"
+  sed 's/\(.*\)@.*/void \1(void) {}/' <<<"$wanted" |
+    cc -shared -fPIC -Wl,-soname,"$name" -Wl,--version-script,"$package/stubs.map" -x c -o "$folder/stubs/$name" -
   xz -T0 -c "$library" >"$folder-llvm/$name.xz"
 fi
 for each in "$folder" "$folder-llvm"; do

@@ -70,6 +70,8 @@ pub(crate) struct Cast {
     pub(crate) dtype: FloatDType,
     /// The cast's input, by its number among all tensors that require gradients.
     pub(crate) node: u64,
+    /// The backward pass.
+    pub(crate) pass: u64,
 }
 
 impl PassedGradient {
@@ -91,6 +93,12 @@ impl PassedGradient {
     /// The number of the tensor that was cast among all that require gradients: those that are made later have higher ones.
     pub fn node(&self) -> u64 {
         self.cast.node
+    }
+
+    /// The number of its backward pass, of all of this process. Two that one thread makes in turn are taken for one if the second's first cast is no
+    /// deeper in its graph than the first's last.
+    pub fn pass(&self) -> u64 {
+        self.cast.pass
     }
 
     /// Measures gradients of one device, cast in the same way, in one pass: as one event. None of an empty list. Does not wait for the device.
@@ -157,6 +165,11 @@ impl UnreadEvent {
     /// The number of the tensor that was cast, as that of a [`PassedGradient`].
     pub fn node(&self) -> u64 {
         self.cast.node
+    }
+
+    /// The number of its backward pass, as that of a [`PassedGradient`].
+    pub fn pass(&self) -> u64 {
+        self.cast.pass
     }
 
     fn read_rows(&self) -> Option<Vec<TensorStatus>> {

@@ -48,7 +48,7 @@ pub use worker_side::HandedOver;
 
 use crate::border::cast::{CastFloat, multiply_losses};
 use crate::border::open::SCALES_GRADIENTS;
-use crate::gradients::entries::{Entries, LOW_RANK, measure};
+use crate::gradients::entries::{Entries, LOW_RANK, ids_of, measure};
 use crate::gradients::running_statistics::{Buffers, Statistics};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients};
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, SkipCause, StepOutcome};
@@ -408,8 +408,14 @@ impl GradScaler {
     ) -> UnscaledGradients {
         let live = self.live();
         match (grads.skips(), window) {
-            (true, Some(events)) => grads.finding.cause = live.cause_of(events, grads.overflows()),
-            (true, None) => grads.finding.cause = live.cause_of_skip(grads.overflows()),
+            (true, Some(events)) => {
+                let events = BorderEvent::of_skip(events, 0);
+                grads.finding.cause = live.cause_of(events, grads.overflows());
+            }
+            (true, None) => {
+                let ids = ids_of(&grads.entries);
+                grads.finding.cause = live.cause_of_skip(&ids, grads.overflows());
+            }
             (false, window) => {
                 live.events.restore_window(window.unwrap_or_default());
                 live.read_wanted();

@@ -6,6 +6,8 @@ use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy
 use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn_autodiff::{Autodiff, grads::Gradients};
 use std::any::Any;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ops::{AmpOps, CastOps, Job, TensorVec, first};
 use crate::status::Status;
@@ -65,20 +67,40 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
         _checkpointer: &mut Checkpointer,
     ) {
         let node = ops.parents[0].as_ref().map_or(0, |parent| parent.id.value);
+        let pass = pass_at(ops.node.order);
         unary::<B, _>(ops.parents, ops.node, grads, |grad| {
-            ops.state.backward(grad, node)
+            ops.state.backward(grad, node, pass)
         });
     }
 }
 
+thread_local! {
+    /// How deep in its graph this thread was last, and in which pass.
+    static HERE: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
+}
+
+/// The number of the backward pass that is at this depth of its graph. A pass goes from the loss to the leaves, so that one that is deeper than the
+/// last was is another.
+fn pass_at(depth: usize) -> u64 {
+    static PASSES: AtomicU64 = AtomicU64::new(0);
+    let (last, pass) = HERE.get();
+    let pass = match depth > last {
+        true => PASSES.fetch_add(1, Ordering::Relaxed) + 1,
+        false => pass,
+    };
+    HERE.set((depth, pass));
+    pass
+}
+
 impl<B: Backend + AmpOps> State<B> {
-    fn backward(self, grad: FloatTensor<B>, node: u64) -> FloatTensor<B> {
+    fn backward(self, grad: FloatTensor<B>, node: u64, pass: u64) -> FloatTensor<B> {
         let (dtype, factor) = (self.from, self.factor);
         let cast = Cast {
             factor,
             is_ratio: !self.scale.is_empty(),
             dtype,
             node,
+            pass,
         };
         match self.watch.map(|watch| watch.0) {
             Some(Callback::Measured(callback, _)) => {

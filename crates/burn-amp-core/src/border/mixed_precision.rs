@@ -1,4 +1,4 @@
-use burn::module::{Module, Param, Reparameterization, Reparameterizer};
+use burn::module::{Module, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_amp_kernels::{UnsupportedDType, refuses_two_dtypes};
 use std::any::Any;
@@ -450,6 +450,7 @@ impl Reparameterizer for MixedPrecision {
         let scoped = ScopedParameter {
             amp: self.clone(),
             path: path.into(),
+            id: param.id,
         };
         (param, Some(scoped))
     }
@@ -464,6 +465,9 @@ pub struct ScopedParameter {
     amp: MixedPrecision,
     #[module(skip)]
     path: Arc<str>,
+    /// As the parameter had it when it was attached.
+    #[module(skip)]
+    id: ParamId,
 }
 
 impl Reparameterization for ScopedParameter {
@@ -471,6 +475,6 @@ impl Reparameterization for ScopedParameter {
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let base = AnyTensor::with_graph(base);
-        self.amp.read(&self.path, base).into_handle()
+        self.amp.read(&self.path, self.id, base).into_handle()
     }
 }

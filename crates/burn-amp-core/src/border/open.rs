@@ -1,5 +1,6 @@
 //! The border of half precision: what is known of a scope that is open, and the casts over its border.
 
+use burn::module::ParamId;
 use burn::tensor::{DType, Device, FloatDType};
 use burn_amp_kernels::{Factor, Watch, can_watch};
 use std::cell::Cell;
@@ -274,7 +275,12 @@ impl Open {
     }
 
     /// Takes a parameter in. While the closure runs, its gradient comes from a `backward` inside, which lacks the loss scale.
-    pub(crate) fn take_parameter(&self, path: &Arc<str>, base: AnyTensor) -> AnyTensor {
+    pub(crate) fn take_parameter(
+        &self,
+        path: &Arc<str>,
+        id: ParamId,
+        base: AnyTensor,
+    ) -> AnyTensor {
         self.note(&base);
         let is_scaled = self.side.scale != 1.0 || self.side.device_step.is_some();
         let is_step = self.amp.is_scaled() && self.dry.is_none();
@@ -292,7 +298,7 @@ impl Open {
                     if awaits_gradients {
                         warn_of_a_leak(&path, &gradient.device());
                     }
-                    amp.live().keep_gradient(place.clone(), gradient);
+                    amp.live().keep_of_parameter(place.clone(), id, gradient);
                 }
             })
         });

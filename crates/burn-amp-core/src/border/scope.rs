@@ -17,6 +17,7 @@
 //! assert_eq!(output.dtype(), DType::F32);
 //! ```
 
+use burn::module::ParamId;
 use burn::tensor::{DType, FloatDType};
 use burn_amp_kernels::{Watch, panic_message};
 use std::any::Any;
@@ -360,7 +361,7 @@ impl MixedPrecision {
     }
 
     /// The value of a parameter where it is read.
-    pub(crate) fn read(&self, path: &Arc<str>, base: AnyTensor) -> AnyTensor {
+    pub(crate) fn read(&self, path: &Arc<str>, id: ParamId, base: AnyTensor) -> AnyTensor {
         let Some(open) = innermost().filter(|open| open.amp.is(self)) else {
             if HERE.with_borrow(|here| !here.is_inside) {
                 self.note_read_elsewhere(path);
@@ -385,7 +386,7 @@ impl MixedPrecision {
             }
             _ => {}
         }
-        open.take_parameter(path, base)
+        open.take_parameter(path, id, base)
     }
 }
 

@@ -73,6 +73,11 @@ impl Entry {
     }
 }
 
+/// The parameters of gradients.
+pub(crate) fn ids_of(entries: &[Entry]) -> Vec<ParamId> {
+    entries.iter().map(|entry| entry.id).collect()
+}
+
 /// What one traversal of a module has found.
 #[derive(Default)]
 pub struct Entries {

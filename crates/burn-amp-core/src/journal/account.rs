@@ -206,11 +206,13 @@ impl Account {
         }
     }
 
-    /// Whether a scale is more than one growth above the last at which gradients were finite, and can still fall to it.
+    /// Whether a scale is more than one growth above the last at which gradients were finite, or the first of all, and can still fall to it.
     fn is_above(&self, schedule: &LossScale) -> bool {
-        let growth = schedule.config().growth_factor;
-        let is_above = |worked: f32| f64::from(schedule.scale()) > f64::from(worked) * growth;
-        self.worked_at.is_some_and(is_above) && !schedule.is_at_floor()
+        let config = schedule.config();
+        // All gradients so far may have been zero.
+        let worked = self.worked_at.map_or(config.init_scale, f64::from);
+        let is_above = f64::from(schedule.scale()) > worked * config.growth_factor;
+        is_above && !schedule.is_at_floor()
     }
 
     /// A step that was rejected does not move the loss scale.

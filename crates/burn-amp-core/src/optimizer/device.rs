@@ -7,7 +7,7 @@ use burn_amp_kernels::{Status, TensorList, can_update, inspect};
 use std::{collections::VecDeque, sync::Arc, thread};
 
 use super::{ScaledOptimizer, refused};
-use crate::gradients::entries::{Entries, Entry, handles};
+use crate::gradients::entries::{Entries, Entry, handles, ids_of};
 use crate::scale::device_step::{DeviceStep, Run};
 use crate::values::{distinct_parameters, parameters};
 use crate::{
@@ -295,9 +295,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: &GradientsParams,
     ) -> Option<Start> {
         let live = self.scaler.live().clone();
-        let events = live.events.of_step(live.tested());
-        let has_islands = events.iter().any(BorderEvent::is_return);
-        let (entries, mut events, pass) = self.find_gradients(lr, module, grads, events).ok()?;
+        let mut has_islands = false;
+        let found = self.find_gradients(lr, module, grads, |ids| {
+            let events = live.events.of_last_passes(live.tested(), ids);
+            has_islands = events.iter().any(BorderEvent::is_return);
+            events
+        });
+        let (entries, mut events, pass) = found.ok()?;
         // None where a hook has to see the gradients.
         let of_module = || distinct_parameters(module);
         let (hooks, ..) = self.options.hooks.judge(None, None, &of_module).ok()??;
@@ -316,7 +320,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             }
         }
         // They go with the step.
-        live.events.clear(live.note_test());
+        live.events.clear(live.note_test(), &ids_of(&entries));
         self.options.hooks = hooks;
         let inspected = Inspected {
             entries,
@@ -326,13 +330,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Some((inspected, device_step))
     }
 
-    /// The gradients of a step that the device can decide, and where they came to the border, and left it; or why it cannot.
+    /// The gradients of a step that the device can decide, and where they came to the border, and left it, of the `events` of such parameters; or
+    /// why it cannot.
     pub(super) fn find_gradients<M: Module>(
         &self,
         lr: &ModuleLearningRate,
         module: &M,
         grads: &GradientsParams,
-        events: VecDeque<BorderEvent>,
+        events: impl FnOnce(&[ParamId]) -> VecDeque<BorderEvent>,
     ) -> Result<(Vec<Entry>, Vec<BorderEvent>, TensorList), AmpError> {
         // What is refused is refused by the step that waits.
         let entries = Entries::find(parameters(module), Some(grads), None, Some(lr))?;
@@ -351,7 +356,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let pass = pass.ok_or_else(|| refused("the gradients are not all on one device"))?;
         let several =
             "gradients come from several scopes, or from `rescaled` regions whose factors move";
-        let events = BorderEvent::single(events).ok_or_else(|| refused(several))?;
+        let events =
+            BorderEvent::single(events(&ids_of(&entries))).ok_or_else(|| refused(several))?;
         Ok((entries, events, pass))
     }
 
@@ -429,7 +435,7 @@ mod tests {
             grads.register(param.id, zero.clone());
         }
         let optim = ScaledOptimizer::new(AdamConfig::new().init(), &MixedPrecision::f16());
-        let looked = optim.find_gradients(&1e-3.into(), &module, &grads, VecDeque::new());
+        let looked = optim.find_gradients(&1e-3.into(), &module, &grads, |_| VecDeque::new());
         assert!(
             matches!(looked, Err(AmpError::CannotCapture { reason }) if reason.contains("65,536"))
         );

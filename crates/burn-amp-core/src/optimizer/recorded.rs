@@ -100,7 +100,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let mut grads = GradientsParams::from_grads(loss.clone().backward(), module);
         in_flight.set_device_step(None);
         let events = (self.scaler.live().events).take_if(|event| event.number > begin);
-        let (entries, events, pass) = self.find_gradients(lr, module, &grads, events)?;
+        let (entries, events, pass) = self.find_gradients(lr, module, &grads, |_| events)?;
         let inspected = Inspected {
             entries,
             events: events

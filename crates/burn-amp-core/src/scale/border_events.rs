@@ -3,10 +3,12 @@
 
 mod cause;
 
+use burn::module::ParamId;
 use burn_amp_kernels::{EventStatus, PassedGradient, Reading, Status, UnreadEvent};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::{cell::RefCell, collections::HashSet, collections::VecDeque};
 
 use crate::{lock::locked, scale::loss_scale::Measures};
 
@@ -57,10 +59,26 @@ pub(crate) enum EventPlace {
 pub(crate) struct BorderEvent {
     /// In the order of the backward passes, and of the scopes that were opened.
     pub(crate) number: u64,
+    /// Its backward pass.
+    pass: u64,
     place: EventPlace,
+    /// Those that the gradients are of, where they left half precision for parameters.
+    parameters: Vec<ParamId>,
     measured: Measured,
-    /// Whether it is of no step that comes: its gradients were discarded, or are in a window, which has it too.
-    is_claimed: bool,
+    step: StepOf,
+}
+
+/// Of which step gradients are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum StepOf {
+    /// One that comes.
+    Next,
+    /// That of a window which was tested.
+    Window,
+    /// The one that was tested, or one that comes: several passes were over before it.
+    Either,
+    /// None that comes: they were discarded, or are in a window, which has the event too.
+    None,
 }
 
 /// What is known of a gradient.
@@ -222,7 +240,7 @@ impl BorderEvent {
 
     /// The region that it enters, unless its gradients are of no step that comes.
     pub(crate) fn entered(&self) -> Option<&Arc<OpenRegion>> {
-        self.place.entered().filter(|_| !self.is_claimed)
+        self.place.entered().filter(|_| self.step != StepOf::None)
     }
 
     /// What came to a region, as it was before the region multiplied it. Waits for the device.
@@ -244,11 +262,15 @@ impl BorderEvent {
         Some((region, measures))
     }
 
-    /// Those that explain a skip: of discarded gradients, and of others' windows, if there is nothing else.
-    fn of_skip(mut events: VecDeque<Self>) -> VecDeque<Self> {
-        if events.iter().any(|event| !event.is_claimed) {
-            events.retain(|event| !event.is_claimed);
+    /// Those that explain a skip, in their order: those after the last test, at this number, and then those before. Those of discarded gradients, and
+    /// of others' windows, if there is nothing else.
+    pub(crate) fn of_skip(mut events: VecDeque<Self>, tested: u64) -> VecDeque<Self> {
+        let is_free = |event: &Self| event.step != StepOf::None;
+        if events.iter().any(is_free) {
+            events.retain(is_free);
         }
+        let order = |event: &Self| (event.number <= tested, event.number);
+        events.make_contiguous().sort_by_key(order);
         events
     }
 
@@ -258,7 +280,7 @@ impl BorderEvent {
         let older = Self::read_now(events.drain(..half));
         let (mut first, mut arrived) = (HashSet::new(), HashSet::new());
         let kept = older.into_iter().filter(|event| {
-            let group = event.is_claimed;
+            let group = event.step == StepOf::None;
             (event.is_bad() && first.insert(group))
                 || (event.has_arrived() && arrived.insert(group))
                 || event.entered().is_some_and(&wanted)
@@ -303,21 +325,26 @@ thread_local! {
 }
 
 impl BorderEvents {
-    /// Adds one that was measured now. Returns how many there are.
-    pub(crate) fn add(&self, place: EventPlace, event: UnreadEvent) -> usize {
-        let mut queue = locked(&self.queue);
-        queue.push(place, Measured::OnDevice(Box::new(event)));
-        queue.events.len()
+    /// Adds one that was measured now.
+    pub(crate) fn add(&self, place: EventPlace, event: UnreadEvent) {
+        let pass = event.pass();
+        locked(&self.queue).push(place, pass, Measured::OnDevice(Box::new(event)));
     }
 
-    /// Adds a gradient that passes, to be measured where it is asked for.
-    pub(crate) fn keep(&self, place: EventPlace, gradient: PassedGradient) {
+    /// Adds a gradient that passes, maybe of a parameter, to be measured where it is asked for.
+    pub(crate) fn keep(
+        &self,
+        place: EventPlace,
+        parameter: Option<ParamId>,
+        gradient: PassedGradient,
+    ) {
         let mut queue = locked(&self.queue);
         queue.kept += gradient.elements();
-        let device = gradient.device();
+        let (pass, device) = (gradient.pass(), gradient.device());
         let joins = |event: &&mut BorderEvent| {
             let is_there = |other: &PassedGradient| other.device() == device;
             event.place == place
+                && event.pass == pass
                 && matches!(&event.measured, Measured::Kept(others) if others.first().is_some_and(is_there))
         };
         // Those of a scope's parameters are one event. Others have an order.
@@ -325,10 +352,16 @@ impl BorderEvents {
             EventPlace::Parameter(..) => queue.events.iter_mut().rev().take(16).find(joins),
             _ => None,
         };
-        match last.map(|event| &mut event.measured) {
-            Some(Measured::Kept(others)) => others.push(gradient),
-            _ => queue.push(place, Measured::Kept(vec![gradient])),
-        }
+        let event = match last {
+            Some(event) => {
+                if let Measured::Kept(others) = &mut event.measured {
+                    others.push(gradient);
+                }
+                event
+            }
+            None => queue.push(place, pass, Measured::Kept(vec![gradient])),
+        };
+        event.parameters.extend(parameter);
         if queue.kept > MAX_KEPT {
             BorderEvent::limit_kept(&mut queue.events);
             queue.kept = 0;
@@ -352,34 +385,42 @@ impl BorderEvents {
         taken
     }
 
-    /// Those of a step: after the last test of gradients, at this number, if there are any.
-    pub(crate) fn of_step(&self, tested: u64) -> VecDeque<BorderEvent> {
-        let mut events = locked(&self.queue).events.clone();
-        let is_new = |event: &BorderEvent| event.number > tested && !event.is_claimed;
-        if events.iter().any(is_new) {
-            events.retain(is_new);
-        }
-        BorderEvent::of_skip(events)
+    /// Those of a step with gradients of these parameters, as they explain it: see [`of_skip`](BorderEvent::of_skip).
+    pub(crate) fn of_step(&self, tested: u64, ids: &[ParamId]) -> VecDeque<BorderEvent> {
+        let queue = locked(&self.queue);
+        let own = queue.own_passes(ids);
+        let events = queue.events.iter().filter(|event| own(event));
+        BorderEvent::of_skip(events.cloned().collect(), tested)
     }
 
-    /// As [`of_step`](Self::of_step), and takes all out, which a skip has explained.
-    pub(crate) fn take_for_skip(&self, tested: u64) -> VecDeque<BorderEvent> {
-        let events = self.of_step(tested);
-        drop(self.take());
+    /// As [`of_step`](Self::of_step), without those before the last test, if there are any after it.
+    pub(crate) fn of_last_passes(&self, tested: u64, ids: &[ParamId]) -> VecDeque<BorderEvent> {
+        let mut events = self.of_step(tested, ids);
+        if events.iter().any(|event| event.number > tested) {
+            events.retain(|event| event.number > tested);
+        }
         events
     }
 
-    /// Those of a micro-batch, which a window keeps until its test: all that no window has. Where optimizers are several, the `others` may
-    /// need them too.
-    pub(crate) fn take_micro_batch(&self, others: bool) -> VecDeque<BorderEvent> {
+    /// As [`of_step`](Self::of_step), and takes them out with what else is of these parameters: a skip is explained by them.
+    pub(crate) fn take_for_skip(&self, tested: u64, ids: &[ParamId]) -> VecDeque<BorderEvent> {
+        let events = self.of_step(tested, ids);
+        self.clear(u64::MAX, ids);
+        events
+    }
+
+    /// Those of a micro-batch with gradients of these parameters, which a window keeps until its test: all that no window has. Where optimizers are
+    /// several, the `others` may need them too.
+    pub(crate) fn take_micro_batch(&self, others: bool, ids: &[ParamId]) -> VecDeque<BorderEvent> {
         if !others {
             return self.take();
         }
         let mut queue = locked(&self.queue);
-        let own = queue.events.iter().filter(|event| !event.is_claimed);
-        let own = own.cloned().collect();
-        queue.claim(u64::MAX);
-        own
+        let own = queue.own_passes(ids);
+        let is_free = |event: &&BorderEvent| event.step != StepOf::None && own(event);
+        let taken = queue.events.iter().filter(is_free).cloned().collect();
+        queue.claim(u64::MAX, own);
+        taken
     }
 
     /// Puts back what was taken out.
@@ -387,11 +428,36 @@ impl BorderEvents {
         locked(&self.queue).events.extend(events);
     }
 
-    /// Forgets those up to this number.
-    pub(crate) fn clear(&self, until: u64) {
+    /// Forgets those up to this number, of passes that have reached one of these parameters, or none at all.
+    pub(crate) fn clear(&self, until: u64, ids: &[ParamId]) {
         let mut queue = locked(&self.queue);
-        queue.events.retain(|event| event.number > until);
-        queue.kept = queue.events.iter().map(BorderEvent::kept).sum();
+        let own = queue.own_passes(ids);
+        (queue.events).retain(|event| event.number > until || !own(event));
+        queue.count_kept();
+    }
+
+    /// Forgets all of them.
+    pub(crate) fn forget(&self) {
+        *locked(&self.queue) = Queue::default();
+    }
+
+    /// An iteration has ended, whose last test was at this number: what came before it explains nothing. But where several passes were over,
+    /// some may be of a step that comes: these are kept for one more iteration.
+    pub(crate) fn end_iteration(&self, tested: u64) {
+        let mut queue = locked(&self.queue);
+        let until = |event: &&BorderEvent| event.number <= tested;
+        let is = |step| move |event: &&BorderEvent| event.step == step;
+        let before = queue.events.iter().filter(until);
+        let passes: HashSet<_> = (before.filter(is(StepOf::Next)))
+            .map(|event| event.pass)
+            .collect();
+        let are_several = passes.len() > 1 || queue.events.iter().any(|e| is(StepOf::Either)(&e));
+        let stays = |event: &BorderEvent| are_several && event.step == StepOf::Next;
+        (queue.events).retain(|event| event.number > tested || stays(event));
+        for event in queue.events.iter_mut().filter(|e| e.number <= tested) {
+            event.step = StepOf::Either;
+        }
+        queue.count_kept();
     }
 
     /// Puts back those that a window has kept until its test.
@@ -399,18 +465,26 @@ impl BorderEvents {
         let numbers: HashSet<_> = window.iter().map(|event| event.number).collect();
         let events = &mut locked(&self.queue).events;
         events.retain(|event| !numbers.contains(&event.number));
-        events.extend(window);
+        events.extend(window.into_iter().map(|mut event| {
+            if event.step == StepOf::Next {
+                event.step = StepOf::Window;
+            }
+            event
+        }));
     }
 
-    /// The gradients that came up to this number are thrown away.
-    pub(crate) fn discard(&self, until: u64) {
-        locked(&self.queue).claim(until);
+    /// The gradients of these parameters that came up to this number are thrown away.
+    pub(crate) fn discard(&self, until: u64, ids: &[ParamId]) {
+        let mut queue = locked(&self.queue);
+        let own = queue.own_passes(ids);
+        queue.claim(until, own);
     }
 
     /// Whether a gradient that is not zero has come to a scope on its way back, up to this number. Waits for the device.
     pub(crate) fn have_arrived(&self, until: u64) -> bool {
         let events = locked(&self.queue).events.clone().into_iter();
-        let scopes = events.filter(|event| event.is_scope() && event.number <= until);
+        let is_meant = |event: &BorderEvent| event.number <= until && event.step != StepOf::Either;
+        let scopes = events.filter(|event| event.is_scope() && is_meant(event));
         BorderEvent::read_now(scopes)
             .iter()
             .any(BorderEvent::has_arrived)
@@ -423,8 +497,8 @@ impl BorderEvents {
         BorderEvent::fold(&mut events, wanted);
         let mut queue = locked(&self.queue);
         events.append(&mut queue.events);
-        queue.kept = events.iter().map(BorderEvent::kept).sum();
         queue.events = events;
+        queue.count_kept();
     }
 
     /// Remembers the handle whose scope this thread has opened before: one graph may pass both.
@@ -452,17 +526,43 @@ impl BorderEvents {
 }
 
 impl Queue {
-    fn push(&mut self, place: EventPlace, measured: Measured) {
+    fn push(&mut self, place: EventPlace, pass: u64, measured: Measured) -> &mut BorderEvent {
         self.events.push_back(BorderEvent {
             number: next_number(),
+            pass,
             place,
+            parameters: Vec::new(),
             measured,
-            is_claimed: false,
+            step: StepOf::Next,
         });
+        self.events.back_mut().expect("one was added")
     }
 
-    fn claim(&mut self, until: u64) {
+    fn count_kept(&mut self) {
+        self.kept = self.events.iter().map(BorderEvent::kept).sum();
+    }
+
+    /// Which events are of gradients of these parameters, or of all if there are none: not those of passes that have reached others alone. If
+    /// there is no such event, a model has got other ids since, by loading a record: then all are.
+    fn own_passes(&self, ids: &[ParamId]) -> impl Fn(&BorderEvent) -> bool + use<> {
+        let ids: HashSet<_> = ids.iter().collect();
+        let mut passes = HashMap::new();
+        for event in &self.events {
+            if !event.parameters.is_empty() {
+                let is_own = passes.entry(event.pass).or_insert(false);
+                *is_own = *is_own || event.parameters.iter().any(|id| ids.contains(id));
+            }
+        }
+        let others = passes.into_iter().filter(|(_, is_own)| !is_own);
+        let others: HashSet<_> = others.map(|(pass, _)| pass).collect();
+        let is_own = move |event: &BorderEvent| !others.contains(&event.pass);
+        let all = ids.is_empty() || !self.events.iter().any(&is_own);
+        move |event| all || is_own(event)
+    }
+
+    fn claim(&mut self, until: u64, own: impl Fn(&BorderEvent) -> bool) {
         let events = self.events.iter_mut();
-        (events.filter(|event| event.number <= until)).for_each(|event| event.is_claimed = true);
+        let events = events.filter(|event| event.number <= until && own(event));
+        events.for_each(|event| event.step = StepOf::None);
     }
 }

@@ -1,10 +1,11 @@
 //! The loss scale that all scopes of one `MixedPrecision` and its optimizers share.
 
+use burn::module::ParamId;
 use burn_amp_kernels::{PassedGradient, ScaleState, UnreadEvent};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
 use crate::error::{AmpError, in_range};
@@ -23,6 +24,9 @@ use crate::{
 const MAX_SCALE: f32 = f32::from_bits(253 << 23); // 2^126
 const MIN_SCALE: f32 = f32::from_bits(1 << 23); // 2^-126
 
+/// Threads that are remembered.
+const MAX_THREADS: usize = 16;
+
 /// One schedule for all scopes and optimizers of a `MixedPrecision`. Its rules are asked without a lock: they are code of a program, and a logger may
 /// ask for the scale.
 #[derive(Default)]
@@ -35,9 +39,9 @@ pub(crate) struct LiveScale {
     skips: AtomicU64,
     state: Mutex<State>,
     regions: SharedRegions,
-    /// Which has opened the first scope.
-    thread: OnceLock<ThreadId>,
-    /// Whether others have opened scopes, too.
+    /// On which threads gradients came to scopes, the last of them at the end.
+    threads: Mutex<Vec<ThreadId>>,
+    /// Whether several threads did so in turn.
     is_on_threads: AtomicBool,
     /// The gradients that came to the border since the last step.
     pub(crate) events: Arc<BorderEvents>,
@@ -183,7 +187,7 @@ impl LiveScale {
     /// As [`set_schedule`](Self::set_schedule), of another run: what came to the border before is forgotten.
     pub(crate) fn restart_at(&self, schedule: LossScale) {
         self.set_schedule(schedule);
-        self.events.clear(u64::MAX);
+        self.events.forget();
     }
 
     /// Gradients were tested: what came to the border before is explained, or explains nothing.
@@ -219,10 +223,6 @@ impl LiveScale {
     /// Counts a scope, and gives it its number.
     pub(crate) fn open(&self) -> u64 {
         self.opened.fetch_add(1, Ordering::Relaxed);
-        let here = thread::current().id();
-        if *self.thread.get_or_init(|| here) != here {
-            self.is_on_threads.store(true, Ordering::Relaxed);
-        }
         // Not where they come: a backward pass waits for nothing.
         if BorderEvent::are_many(self.events.len()) {
             self.events.fold(|region| self.needs_measures(region));
@@ -313,7 +313,7 @@ impl LiveScale {
                     let finite = seen.filter(|seen| *seen != Evidence::Overflow);
                     finite.into_iter().for_each(|seen| self.advance(seen));
                     self.regions.end_iteration(finite);
-                    self.events.clear(self.tested());
+                    self.events.end_iteration(self.tested());
                 }
             }
         }
@@ -350,6 +350,7 @@ impl LiveScale {
 
     /// Remembers a gradient on its way back.
     pub(crate) fn add_event(&self, place: EventPlace, event: UnreadEvent) {
+        self.note_thread();
         self.untested.add_arrival(event.node());
         self.events.add(place, event);
         if let Some(count) = self.untested.too_many() {
@@ -361,18 +362,47 @@ impl LiveScale {
         }
     }
 
-    /// Remembers a gradient that leaves half precision, or comes back to it, to be measured where it is asked for.
-    pub(crate) fn keep_gradient(&self, place: EventPlace, gradient: PassedGradient) {
-        if matches!(place, EventPlace::Parameter(..)) {
-            self.untested.add_parameter(gradient.node());
+    /// A training that goes on on another thread is one; where a thread comes back, they are several.
+    fn note_thread(&self) {
+        let here = thread::current().id();
+        let mut threads = locked(&self.threads);
+        if threads.last() == Some(&here) {
+            return;
         }
-        self.events.keep(place, gradient);
+        if threads.contains(&here) {
+            self.is_on_threads.store(true, Ordering::Relaxed);
+        }
+        // Of those that come one after the other, no more than the last are of interest.
+        let before = threads.len().saturating_sub(MAX_THREADS);
+        threads.drain(..before);
+        threads.retain(|thread| *thread != here);
+        threads.push(here);
     }
 
-    /// The cause of a skip: the forward pass, or the first event in the order of the backward pass, or else the
+    /// Remembers a gradient that leaves half precision, or comes back to it, to be measured where it is asked for.
+    pub(crate) fn keep_gradient(&self, place: EventPlace, gradient: PassedGradient) {
+        self.events.keep(place, None, gradient);
+    }
+
+    /// The same of a gradient that leaves half precision for a parameter.
+    pub(crate) fn keep_of_parameter(
+        &self,
+        place: EventPlace,
+        id: ParamId,
+        gradient: PassedGradient,
+    ) {
+        self.untested.add_parameter(gradient.node());
+        self.events.keep(place, Some(id), gradient);
+    }
+
+    /// The cause of a skip with gradients of these parameters: the forward pass, or the first event in the order of the backward pass, or else the
     /// regions of the `overflows`, the parameters whose gradients overflow; but no scale that scopes do not apply. Waits for the device.
-    pub(crate) fn cause_of_skip<'a>(&self, overflows: impl Iterator<Item = &'a str>) -> SkipCause {
-        let events = self.events.take_for_skip(self.tested());
+    pub(crate) fn cause_of_skip<'a>(
+        &self,
+        ids: &[ParamId],
+        overflows: impl Iterator<Item = &'a str>,
+    ) -> SkipCause {
+        let events = self.events.take_for_skip(self.tested(), ids);
         self.cause_of(events, overflows)
     }
 
@@ -470,10 +500,10 @@ impl LiveScale {
         regions.states_in_window()
     }
 
-    /// Adds the events of a micro-batch to those that a window keeps until its test.
-    pub(crate) fn move_to_window(&self, window: &mut VecDeque<BorderEvent>) {
+    /// Adds the events of a micro-batch with gradients of these parameters to those that a window keeps until its test.
+    pub(crate) fn move_to_window(&self, window: &mut VecDeque<BorderEvent>, ids: &[ParamId]) {
         self.untested.end();
-        window.extend(self.events.take_micro_batch(self.is_shared()));
+        window.extend(self.events.take_micro_batch(self.is_shared(), ids));
         BorderEvent::limit_kept(window);
         if BorderEvent::are_many(window.len()) {
             BorderEvent::fold(window, |region| self.needs_measures(region));

@@ -3,7 +3,7 @@
 use burn::module::Module;
 
 use super::{GradScaler, step::check_accepted};
-use crate::gradients::entries::{Entries, Entry};
+use crate::gradients::entries::{Entries, Entry, ids_of};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients};
 use crate::values::{AnyTensor, optimizer_dtype, parameters};
 use crate::{
@@ -124,7 +124,8 @@ impl GradScaler {
             if let Some((path, cause)) = overflow {
                 window.add_overflow(&path, cause, found);
             }
-            self.live().move_to_window(&mut window.state.events);
+            let events = &mut window.state.events;
+            self.live().move_to_window(events, &ids_of(found));
         }
         self.account().outcome = Some(StepOutcome::Accumulated);
         Ok(window.state.len >= window.config.micro_batches)

@@ -7,7 +7,7 @@ use burn::{
 
 use super::GradScaler;
 use crate::error::{AmpError, StepError, or_panic};
-use crate::gradients::entries::{Entries, Entry};
+use crate::gradients::entries::{Entries, Entry, ids_of};
 use crate::gradients::{StepGradients, UnscaledGradients};
 use crate::journal::Ended;
 use crate::journal::account::{Purpose, log_skip};
@@ -200,7 +200,7 @@ impl GradScaler {
             let after = self.schedule().scale();
             log_skip([before, after], Purpose::Step, &ended.overflows);
         }
-        self.live().events.clear(self.live().tested());
+        self.live().events.end_iteration(self.live().tested());
         self.notify_ended(ended.outcome, counted.as_ref().err());
         counted.map(|()| ended.seen.map(Evidence::outcome))
     }
@@ -285,11 +285,12 @@ impl GradScaler {
         if (tested.as_ref()).is_none_or(UnscaledGradients::skips) {
             self.buffers.suspect();
         }
-        let until = match &tested {
-            Some(_) => self.live().tested(),
-            None => u64::MAX,
+        // Of untested gradients nobody knows the parameters: all that came are theirs.
+        let (until, ids) = match &tested {
+            Some(grads) => (self.live().tested(), ids_of(&grads.entries)),
+            None => (u64::MAX, Vec::new()),
         };
-        self.live().events.discard(until);
+        self.live().events.discard(until, &ids);
         let recorded = match tested.filter(|_| self.is_enabled()) {
             Some(grads) => {
                 self.pending.take(&grads.pending);

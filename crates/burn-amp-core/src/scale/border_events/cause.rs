@@ -9,11 +9,12 @@ use crate::{lock::locked, scale::loss_scale::SkipCause};
 
 impl BorderEvents {
     /// Whether a scope of another handle has made a gradient infinite that came here: it was opened and left `between` the opening of a scope here and
-    /// the arrival of that gradient, and got a finite one. Waits for the device.
-    fn is_made_by_others(&self, between: Range<u64>) -> bool {
+    /// the arrival of that gradient in the same pass, and got a finite one. Waits for the device.
+    fn is_made_by_others(&self, pass: u64, between: Range<u64>) -> bool {
         let of_chain = |other: Arc<Self>| {
             let events = locked(&other.queue).events.clone().into_iter();
-            let events = BorderEvent::read_now(events.filter(|e| between.contains(&e.number)));
+            let is_there = |e: &BorderEvent| e.pass == pass && between.contains(&e.number);
+            let events = BorderEvent::read_now(events.filter(is_there));
             // One whose input requires no gradients is not part of a chain.
             let left = |event: &BorderEvent| {
                 let scope = event.place.left().filter(|scope| *scope > between.start);
@@ -29,7 +30,7 @@ impl BorderEvents {
         others.any(of_chain)
     }
 
-    /// What was not finite first, and the regions in which it became so; none if nothing is known of what scopes have given. Waits for the device.
+    /// What was not finite first in events of this order, and the regions in which it became so; none if nothing is known of what scopes have given. Waits for the device.
     ///
     /// Where a gradient comes to half precision, it was made in f32: by the loss, or by what is between two scopes. Where it leaves half
     /// precision, or overflows as it comes, the scale has made it.
@@ -37,8 +38,6 @@ impl BorderEvents {
         &self,
         events: VecDeque<BorderEvent>,
     ) -> Option<(SkipCause, Vec<Arc<str>>)> {
-        let mut events = Vec::from(BorderEvent::of_skip(events));
-        events.sort_by_key(|event| event.number);
         let events = Vec::from(BorderEvent::read_now(events));
         let gives = |event: &BorderEvent| {
             matches!(
@@ -58,7 +57,7 @@ impl BorderEvents {
         let some = |region: &Arc<OpenRegion>| Some(region.clone());
         match &first.place {
             EventPlace::Scope(opened, _) if !status.gradient_finite => {
-                let is_others = self.is_made_by_others(*opened..first.number);
+                let is_others = self.is_made_by_others(first.pass, *opened..first.number);
                 let output_finite = status.output_finite;
                 let cause = match is_others && output_finite {
                     true => SkipCause::OtherScale,

@@ -2,6 +2,8 @@
 
 use crate::causes::*;
 use crate::support::*;
+use std::collections::VecDeque;
+use std::thread;
 
 /// Steps that look for a worse model or input first: what comes after is at fault of nothing. Whether the first pass is tested or not.
 #[test]
@@ -163,6 +165,75 @@ fn windows_take_and_give_back_their_own_events() {
     assert_eq!(play("w. o? w!"), (512.0, (1, 0), (1, 1)));
 }
 
+/// Passes of two players (a and b) that are over before some steps (sa, sb), of models of their own or of one: a step is explained by its own.
+#[test]
+fn several_passes_may_be_over_before_the_first_step() {
+    let play = |script: &str, window: u32| {
+        let amp = handle();
+        let mut runs = [(); 2].map(|()| (Player::new(net(), &amp), VecDeque::new()));
+        if window > 1 {
+            let run = &mut runs[0].0;
+            run.optim = run.optim.clone().with_accumulation(window);
+        }
+        for call in script.split(' ') {
+            let (run, grads) = &mut runs[usize::from(call.contains('b'))];
+            let output = || scope(&amp, &run.model.trunk, ones());
+            match call.as_bytes()[1] {
+                b'?' => grads.push_back(run.gradients(nan(output()))),
+                b'!' => grads.push_back(run.gradients(steep(output()))),
+                b'.' => grads.push_back(run.gradients(flat(output()))),
+                _ => drop(run.step(0.01, grads.pop_front().unwrap())),
+            }
+        }
+        let of = |run: &Player<Net>| (run.counters().skipped(), run.counters().bad_losses());
+        (amp.loss_scale(), runs.map(|(run, _)| of(&run)))
+    };
+    for (script, scale, a, b) in [
+        ("a. a? sa sa", 1024.0, (1, 1), (0, 0)),
+        ("a. a! sa sa", 512.0, (1, 0), (0, 0)),
+        // Each step is one pass late.
+        ("a. a. sa a? sa a. sa sa", 1024.0, (1, 1), (0, 0)),
+        ("a. a. sa a! sa a. sa sa", 512.0, (1, 0), (0, 0)),
+        ("a? b! sa sb", 512.0, (1, 1), (1, 0)),
+        ("b! a? sa sb", 512.0, (1, 1), (1, 0)),
+        ("a! b? sa sb", 512.0, (1, 0), (1, 1)),
+        ("b? a. sa sb", 1024.0, (0, 0), (1, 1)),
+        // One steps more often, as a critic does.
+        ("b? a. sa a. sa sb", 1024.0, (0, 0), (1, 1)),
+        ("b! a. sa a. sa sb", 512.0, (0, 0), (1, 0)),
+    ] {
+        assert_eq!(play(script, 1), (scale, [a, b]), "{script}");
+    }
+    // With a window of a's.
+    for (script, a, b) in [
+        ("a? b! sa sb a. sa", (1, 1), (1, 0)),
+        ("b! a? sa sb a. sa", (1, 1), (1, 0)),
+        ("a. b! sa a? sb sa", (1, 1), (1, 0)),
+    ] {
+        assert_eq!(play(script, 2), (512.0, [a, b]), "{script}");
+    }
+}
+
+/// Others of this process may be on threads of their own; one that goes on on another is still one.
+#[test]
+fn a_training_that_moves_to_a_thread_keeps_what_is_known() {
+    let mut run = Player::new(net(), &handle());
+    run.train(0.01, GOOD(&run.amp, &run.model));
+    let mut run = thread::spawn(move || {
+        drop(run.gradients(GOOD(&run.amp, &run.model)));
+        let mut reduced = GradientsParams::new();
+        let bad = vector(&[0.001, f32::NAN]).inner();
+        reduced.register(run.model.trunk.factor.id, bad);
+        run.step(0.01, reduced);
+        run
+    })
+    .join()
+    .unwrap();
+    assert_eq!(outcome_of(&run.amp, run.counters()), UNKNOWN);
+    run.train(0.01, GOOD(&run.amp, &run.model));
+    assert_eq!(run.counters().skipped(), 1);
+}
+
 /// However many scopes a window has.
 #[test]
 fn a_long_window_keeps_what_was_first() {
@@ -191,8 +262,13 @@ fn a_long_window_keeps_what_was_first() {
 /// Two trainings of their own, whose passes interleave on one thread.
 #[test]
 fn a_bad_loss_is_that_of_ones_own_training() {
-    let losses: [Loss; 2] = [GOOD, |amp, net| flat(chain(amp, net, |x| x))];
-    for (own, others) in losses
+    let losses: [Loss; 3] = [
+        GOOD,
+        |amp, net| flat(chain(amp, net, |x| x)),
+        // Which overflows itself.
+        |amp, net| steep(chain(amp, net, |x| x)),
+    ];
+    for (own, others) in [losses[0], losses[1]]
         .into_iter()
         .flat_map(|own| losses.map(|others| (own, others)))
     {

@@ -60,18 +60,24 @@ fn where_a_run_of_overflows_ends() {
 #[test]
 fn a_scale_far_above_where_it_has_worked_falls() {
     let config = config().with_growth_interval(1);
-    let mut run = ByHand::new(config);
-    run.iterate(ONES);
-    (0..80).for_each(|_| _ = run.iterate([0.0; 10]));
-    let top = f64::from(run.scale()).log2();
-    assert_eq!(top, 91.0);
-    // One growth above 1024 is where every schedule tries.
-    (0..80).for_each(|_| _ = run.iterate(BAD));
-    assert_eq!(run.counters().consecutive_skips(), 80);
-    assert_eq!(run.scale(), 2048.0);
-    (0..50).for_each(|_| _ = run.iterate(BAD));
-    let scale = 2f32.powi(11 - 50);
-    assert_eq!(run.step(BAD).unwrap_err(), exhausted(scale, 131));
+    // After a step at 1024, or from there on.
+    for begins in [true, false] {
+        let mut run = ByHand::new(config);
+        if begins {
+            run.iterate(ONES);
+        }
+        let zeros = if begins { 80 } else { 81 };
+        (0..zeros).for_each(|_| _ = run.iterate([0.0; 10]));
+        let top = f64::from(run.scale()).log2();
+        assert_eq!(top, 91.0);
+        // One growth above 1024 is where every schedule tries.
+        (0..80).for_each(|_| _ = run.iterate(BAD));
+        assert_eq!(run.counters().consecutive_skips(), 80);
+        assert_eq!(run.scale(), 2048.0);
+        (0..50).for_each(|_| _ = run.iterate(BAD));
+        let scale = 2f32.powi(11 - 50);
+        assert_eq!(run.step(BAD).unwrap_err(), exhausted(scale, 131));
+    }
     // At a floor above it there is nowhere to fall to.
     let floor = config
         .with_min_scale(Some(1024.0))

@@ -186,8 +186,10 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Runs<'_, M, F> {
         }
         let backward = || value.mul_scalar(by_hand).backward();
         // With fusion, two dtypes that meet in a product of matrices are refused on the way back alone.
-        let grads = catch_unwind(AssertUnwindSafe(backward))
-            .map_err(|panic| scope::dtype_clash(panic, self.amp.dtype().into(), None, true))?;
+        let grads = catch_unwind(AssertUnwindSafe(backward)).map_err(|panic| {
+            let last = self.amp.live().last_read();
+            scope::dtype_clash(panic, self.amp.dtype().into(), last, true)
+        })?;
         self.has_regions |= notes.has_regions;
         self.amp.check_notes(&notes)?;
         Ok(GradientsParams::from_grads(grads, self.model))

@@ -439,7 +439,7 @@ pub enum AmpError {
     /// A device does not refuse two dtypes in one operation, so that mistakes which are an error elsewhere train there, on garbage.
     #[error(
         "Burn refuses no operation on {dtype:?} and F32 on {device}: it computes garbage there without a word, where a mask is captured or a layer holds \
-         f32 tensors. Turn on Burn's feature `fusion`, which refuses such operations: burn-amp's features `cuda`, `rocm`, `wgpu`, `vulkan`, `metal`, `webgpu` \
+         f32 tensors. Turn on Burn's feature `fusion`, which refuses such operations, but for products of matrices: burn-amp's features `cuda`, `rocm`, `wgpu`, `vulkan`, `metal`, `webgpu` \
          and `cpu` do so, `cubecl` does not. To train without it, call `MixedPrecision::allow_unchecked_dtypes`, and run `amp.check` on each new model"
     )]
     UncheckedDTypes {

@@ -57,7 +57,7 @@ fn parity_deepspeed_dynamic() {
         let Ok(mut scale) = config.with_growth_interval(window + 1).schedule() else {
             // The scale starts below the floor, or is no f32.
             let is_below = config.init_scale < config.min_scale.unwrap();
-            assert!(is_below || config.init_scale > f32::MAX.into());
+            assert!(is_below || config.init_scale > f64::from(f32::MAX));
             continue;
         };
         let mut first_growth = None;

@@ -120,6 +120,25 @@ fn an_exhausted_scale_is_an_error_of_the_next_step() {
     assert_eq!((counters.steps(), counters.skipped()), (4, 3));
 }
 
+/// The other thread knows what the scopes of this one have read.
+#[test]
+fn a_bad_loss_names_what_was_read_last() {
+    let mut trial = sgd();
+    for _ in 0..3 {
+        let input = Tensor::<2>::ones([2, 6], &device());
+        let output = trial.amp.autocast(input, |x| trial.net.forward(x));
+        let grads = (output.sum() * f32::NAN).backward();
+        let grads = GradientsParams::from_grads(grads, &trial.net);
+        trial.net = trial.optim.step(trial.lr, trial.net.clone(), grads);
+    }
+    let error = trial.optim.synchronize(trial.net).unwrap_err().error;
+    is_error(
+        &error,
+        "LossNotFinite",
+        ["read last in `autocast` is `head.bias`"],
+    );
+}
+
 /// What can be refused without the other thread is refused at once, and nothing is sent.
 #[test]
 fn bad_gradients_and_rates_are_refused_at_once() {

@@ -72,6 +72,7 @@ pub(crate) struct ScopesLeft {
     readers: HashMap<Arc<str>, Readers>,
     /// The regions that were opened.
     regions: Vec<Arc<NamedRegion>>,
+    last_read: Option<Arc<str>>,
 }
 
 impl LiveScale {
@@ -356,7 +357,8 @@ impl LiveScale {
         if let Some(count) = self.untested.too_many() {
             warn!(
                 "the gradients of {count} scopes were never tested: an overflow goes into the weights, and the loss scale stays at {}. Step with \
-                 `ScaledOptimizer::new(optim, &amp)` in place of Burn's optimizer",
+                 `ScaledOptimizer::new(optim, &amp)` in place of Burn's optimizer; for one that it cannot wrap, such as L-BFGS, test them by \
+                 `GradScaler::unscale`",
                 self.scale()
             );
         }
@@ -537,6 +539,7 @@ impl LiveScale {
             events: measured_elsewhere(self.events.take()),
             readers: regions.readers_now(),
             regions: regions.take_opened(),
+            last_read: self.last_read(),
         }
     }
 
@@ -549,6 +552,9 @@ impl LiveScale {
             self.tested.store(first.number - 1, Ordering::Relaxed);
         }
         self.events.restore(left.events);
+        left.last_read
+            .into_iter()
+            .for_each(|path| self.note_read(path));
         self.regions.lock().join_readers(left.readers);
         for named in left.regions {
             self.regions.enter(&named, false);

@@ -56,7 +56,7 @@ const ALL: Way = Way {
 /// Gradients and settings are on another thread.
 const PIPELINED: Way = Way {
     name: "pipelined",
-    lacks: &[Need::Discard, Need::Unscale, Need::Clone],
+    lacks: &[Need::Discard, Need::Unscale, Need::Clone, Need::Several],
     make: |program| Box::new(Pipelined::new(program, true)),
     ..ALL
 };
@@ -77,14 +77,14 @@ pub const WAYS: [Way; 7] = [
         name: "captured",
         lacks: &[Need::Unscale],
         // The host decides these.
-        refuses: &[Need::Accumulation, Need::Hook, Need::Average],
+        refuses: &[Need::Accumulation, Need::Hook, Need::Average, Need::Several],
         make: |program| Box::new(Captured::new(program)),
         ..ALL
     },
     Way {
         name: "by hand",
         // Nothing counts what is unscaled and dropped.
-        lacks: &[Need::Hook, Need::Unscale],
+        lacks: &[Need::Hook, Need::Unscale, Need::Several],
         make: |program| Box::new(ByHand::new(program)),
         ..ALL
     },

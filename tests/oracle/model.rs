@@ -35,8 +35,17 @@ impl Gain {
         Self::of(Tensor::from_floats([1.0, 2.0, 3.0, 4.0], &device))
     }
 
+    /// A second one, whose parameters are others.
+    pub fn other() -> Self {
+        let Self { w, fixed } = Self::new();
+        Self {
+            w: Param::initialized(ParamId::from(17), w.val().detach().require_grad()),
+            fixed: Param::initialized(ParamId::from(18), fixed.val()).set_require_grad(false),
+        }
+    }
+
     /// With these weights, as a fresh process makes it.
-    pub fn of(w: Tensor<1>) -> Self {
+    fn of(w: Tensor<1>) -> Self {
         let w = Param::initialized(ParamId::from(7), w.require_grad());
         let fixed = Param::initialized(ParamId::from(8), input()).set_require_grad(false);
         Self { w, fixed }

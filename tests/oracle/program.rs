@@ -85,6 +85,8 @@ pub enum Action {
     Scale(i32),
     /// Sets the learning rate to two to this.
     Rate(i32),
+    /// Goes on with another model and optimizer on the same handle; then back.
+    Swap,
     /// Waits for all that is in flight.
     Wait,
 }
@@ -138,10 +140,11 @@ pub enum Need {
     Record,
     Clone,
     Setting,
+    Several,
 }
 
 impl Need {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Accumulation,
         Self::Clipping,
         Self::Hook,
@@ -152,6 +155,7 @@ impl Need {
         Self::Record,
         Self::Clone,
         Self::Setting,
+        Self::Several,
     ];
 
     /// What an action asks for; none if each executor has it.
@@ -163,6 +167,7 @@ impl Need {
             Action::Save | Action::Load => Some(Self::Record),
             Action::Clone => Some(Self::Clone),
             Action::Interval(_) | Action::Scale(_) => Some(Self::Setting),
+            Action::Swap => Some(Self::Several),
             Action::Train(_) | Action::Untested(_) | Action::Validate => None,
             Action::Rate(_) | Action::Wait => None,
         }
@@ -258,6 +263,7 @@ fn actions() -> impl Strategy<Value = Action> {
         1 => (1u32..5).prop_map(Action::Interval),
         1 => (4i32..17).prop_map(Action::Scale),
         1 => (-6i32..0).prop_map(Action::Rate),
+        2 => Just(Action::Swap),
         1 => Just(Action::Wait),
     ]
 }
@@ -286,7 +292,10 @@ pub fn programs(can: fn(Need) -> bool) -> impl Strategy<Value = Program> {
             averages,
             actions,
         };
-        program.with_exact_norms().with_needs(can)
+        program
+            .with_exact_norms()
+            .with_needs(can)
+            .with_records_of_one()
     })
 }
 
@@ -303,6 +312,15 @@ impl Program {
             {
                 pass.shape = Shape::One;
             }
+        }
+        self
+    }
+
+    /// The record of one of several optimizers is half of a state.
+    fn with_records_of_one(mut self) -> Self {
+        if self.actions.contains(&Action::Swap) {
+            self.actions
+                .retain(|action| !matches!(action, Action::Save | Action::Load));
         }
         self
     }

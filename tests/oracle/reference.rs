@@ -14,25 +14,54 @@ use burn_amp_tests::{Pack, numbers, state};
 #[derive(Clone)]
 pub struct Reference {
     program: Program,
-    model: Gain,
-    optim: ModuleOptimizer,
+    own: Player,
+    /// The optimizer that the program has swapped with; none before.
+    other: Option<Player>,
     rate: f64,
-    average: Option<[f32; 4]>,
-    judged: u64,
     scale: f32,
     tracker: u32,
     interval: u32,
+    /// Who has stepped in the iteration, and what it was: an overflow before a finite step.
+    stepped: Vec<u32>,
+    seen: Evidence,
+    /// Why passes have overflowed that are in no window.
+    skips: Vec<Cause>,
+    saved: Option<Box<Reference>>,
+    pipeline: Option<Pipeline>,
+}
+
+/// An optimizer, and its model.
+#[derive(Clone)]
+struct Player {
+    number: u32,
+    model: Gain,
+    optim: ModuleOptimizer,
+    average: Option<[f32; 4]>,
+    judged: u64,
     counters: Counts,
     outcome: Option<StepOutcome>,
     window: Vec<Found>,
     /// Why its passes have overflowed, in their order, and those between them that nobody has tested.
     window_skips: Vec<Cause>,
-    /// Why passes have overflowed that are in no window.
-    skips: Vec<Cause>,
     /// What gradients were that are tested and dropped, until the next call counts them.
     dropped: Vec<Evidence>,
-    saved: Option<Box<Reference>>,
-    pipeline: Option<Pipeline>,
+}
+
+impl Player {
+    fn new(number: u32, model: Gain) -> Self {
+        Self {
+            number,
+            model,
+            optim: AdamConfig::new().init(),
+            average: None,
+            judged: 0,
+            counters: Counts::default(),
+            outcome: None,
+            window: Vec::new(),
+            window_skips: Vec::new(),
+            dropped: Vec::new(),
+        }
+    }
 }
 
 /// What the training knows of a pipeline that is stale.
@@ -64,6 +93,7 @@ enum Evidence {
     /// There were none.
     Nothing,
     Finite,
+    Rejected,
     Overflow(Cause),
 }
 
@@ -71,20 +101,15 @@ impl Reference {
     pub fn new(program: &Program, is_stale: bool) -> Self {
         let mut new = Self {
             program: program.clone(),
-            model: Gain::new(),
-            optim: AdamConfig::new().init(),
+            own: Player::new(0, Gain::new()),
+            other: None,
             rate: RATE,
-            average: None,
-            judged: 0,
             scale: 2f32.powi(program.scale),
             tracker: 0,
             interval: program.growth_interval,
-            counters: Counts::default(),
-            outcome: None,
-            window: Vec::new(),
-            window_skips: Vec::new(),
+            stepped: Vec::new(),
+            seen: Evidence::Nothing,
             skips: Vec::new(),
-            dropped: Vec::new(),
             saved: None,
             pipeline: None,
         };
@@ -97,14 +122,17 @@ impl Reference {
 
     fn now(&self) -> Shown {
         Shown {
-            parameters: self.model.bits(),
+            parameters: self.own.model.bits(),
             scale: self.scale,
             tracker: self.tracker,
-            counters: self.counters,
-            outcome: self.outcome,
+            counters: self.own.counters,
+            outcome: self.own.outcome,
             hooks: Some(Hooks {
-                judged: self.judged,
-                average: self.average.map(|values| values.map(f32::to_bits).to_vec()),
+                judged: self.own.judged,
+                average: self
+                    .own
+                    .average
+                    .map(|values| values.map(f32::to_bits).to_vec()),
             }),
         }
     }
@@ -150,31 +178,31 @@ impl Reference {
     }
 
     fn update_or_skip(&mut self) {
-        let window = std::mem::take(&mut self.window);
-        let seen = evidence(&std::mem::take(&mut self.window_skips), &window);
+        let window = std::mem::take(&mut self.own.window);
+        let seen = evidence(&std::mem::take(&mut self.own.window_skips), &window);
         // What came before explains nothing that comes after.
         self.skips.clear();
-        self.counters.steps += 1;
+        self.own.counters.steps += 1;
         if let Evidence::Overflow(_) = seen {
-            self.counters.skipped += 1;
-            self.outcome = Some(StepOutcome::Skipped);
+            self.own.counters.skipped += 1;
+            self.own.outcome = Some(StepOutcome::Skipped);
             return self.advance(seen);
         }
         if seen == Evidence::Finite && self.is_rejected() {
-            self.counters.rejected += 1;
-            self.outcome = Some(StepOutcome::Guarded);
-            return;
+            self.own.counters.rejected += 1;
+            self.own.outcome = Some(StepOutcome::Guarded);
+            return self.advance(Evidence::Rejected);
         }
-        self.outcome = Some(StepOutcome::NoGradients);
+        self.own.outcome = Some(StepOutcome::NoGradients);
         if seen == Evidence::Finite {
             self.update(clipped(mean(&window), self.program.clip));
-            self.outcome = Some(StepOutcome::Stepped);
+            self.own.outcome = Some(StepOutcome::Stepped);
         }
         self.advance(seen);
         if self.program.averages {
-            let new: [f32; 4] = numbers(&self.model)[..4].try_into().unwrap();
-            let old = self.average.unwrap_or(new);
-            self.average = Some(std::array::from_fn(|i| 0.5 * old[i] + 0.5 * new[i]));
+            let new: [f32; 4] = numbers(&self.own.model)[..4].try_into().unwrap();
+            let old = self.own.average.unwrap_or(new);
+            self.own.average = Some(std::array::from_fn(|i| 0.5 * old[i] + 0.5 * new[i]));
         }
     }
 
@@ -182,8 +210,8 @@ impl Reference {
         let Some(every) = self.program.rejects else {
             return false;
         };
-        self.judged += 1;
-        self.judged.is_multiple_of(every)
+        self.own.judged += 1;
+        self.own.judged.is_multiple_of(every)
     }
 
     fn pass(&mut self, pass: Pass) -> Found {
@@ -192,36 +220,67 @@ impl Reference {
         found
     }
 
-    /// Moves the scale.
+    /// Counts what a step has seen of the scale, and moves it: once an iteration, which ends when all optimizers have stepped, or one steps again.
     fn advance(&mut self, seen: Evidence) {
+        if seen == Evidence::Nothing {
+            return;
+        }
+        if self.stepped.contains(&self.own.number) {
+            self.end_iteration();
+        }
+        self.stepped.push(self.own.number);
         match seen {
-            Evidence::Nothing => {}
-            Evidence::Overflow(Cause::Loss) => self.counters.bad_losses += 1,
+            Evidence::Overflow(Cause::Loss) => self.own.counters.bad_losses += 1,
             Evidence::Overflow(Cause::Scale) => {
-                self.counters.skips_in_a_row += 1;
-                (self.scale, self.tracker) = (self.scale / 2.0, 0);
+                self.own.counters.skips_in_a_row += 1;
+                if self.seen != seen {
+                    (self.scale, self.tracker) = (self.scale / 2.0, 0);
+                }
+                self.seen = seen;
             }
             Evidence::Finite => {
-                self.counters.skips_in_a_row = 0;
-                self.tracker += 1;
-                if self.tracker >= self.interval {
-                    (self.scale, self.tracker) = (self.scale * 2.0, 0);
+                self.own.counters.skips_in_a_row = 0;
+                if self.seen == Evidence::Nothing {
+                    self.seen = seen;
                 }
+            }
+            Evidence::Rejected | Evidence::Nothing => {}
+        }
+        if self.stepped.len() == 1 + self.other.iter().len() {
+            self.end_iteration();
+        }
+    }
+
+    fn end_iteration(&mut self) {
+        self.stepped.clear();
+        if std::mem::replace(&mut self.seen, Evidence::Nothing) == Evidence::Finite {
+            self.tracker += 1;
+            if self.tracker >= self.interval {
+                (self.scale, self.tracker) = (self.scale * 2.0, 0);
             }
         }
     }
 
+    /// Goes on with the other optimizer.
+    fn swap(&mut self) {
+        let other = self
+            .other
+            .take()
+            .unwrap_or_else(|| Player::new(1, Gain::other()));
+        self.other = Some(std::mem::replace(&mut self.own, other));
+    }
+
     /// Counts what was tested and dropped.
     fn count_dropped(&mut self) {
-        for seen in std::mem::take(&mut self.dropped) {
-            self.counters.discarded += 1;
+        for seen in std::mem::take(&mut self.own.dropped) {
+            self.own.counters.discarded += 1;
             self.advance(seen);
         }
     }
 
     /// A call that makes no step.
     fn enter(&mut self, outcome: StepOutcome) {
-        self.outcome = Some(outcome);
+        self.own.outcome = Some(outcome);
         if let Some(pipeline) = &mut self.pipeline {
             pipeline.received.outcome = Some(outcome);
         }
@@ -233,7 +292,7 @@ impl Reference {
         if let Some(pipeline) = &mut self.pipeline {
             let last = pipeline.in_flight.take();
             let outcome = match last {
-                _ if !self.window.is_empty() => now.outcome,
+                _ if !self.own.window.is_empty() => now.outcome,
                 Some(last) => last.outcome,
                 None => pipeline.received.outcome,
             };
@@ -249,29 +308,29 @@ impl Reference {
         };
         let is_behind = |pipeline: &Pipeline| pipeline.in_flight.is_some();
         let model = match saved.pipeline.as_ref().is_some_and(is_behind) {
-            true => saved.model.clone(),
-            false => self.model.clone(),
+            true => saved.own.model.clone(),
+            false => self.own.model.clone(),
         };
         let (interval, rate) = (self.program.growth_interval, self.rate);
         let kept = Some(saved.clone());
         *self = Self {
-            model,
             rate,
             saved: kept,
             ..*saved
         };
+        self.own.model = model;
         // Where settings are others, it gets all its skips again.
         if std::mem::replace(&mut self.interval, interval) != interval {
-            self.counters.skips_in_a_row = 0;
+            self.own.counters.skips_in_a_row = 0;
         }
         // A record does not hold these, nor why a window's passes have overflowed.
-        self.dropped.clear();
+        self.own.dropped.clear();
         self.skips.clear();
-        self.window_skips.clear();
-        for found in &mut self.window {
+        self.own.window_skips.clear();
+        for found in &mut self.own.window {
             found.skip = found.skip.and(Some(Cause::Scale));
         }
-        self.outcome = None;
+        self.own.outcome = None;
         let now = self.now();
         if let Some(pipeline) = &mut self.pipeline {
             (pipeline.received, pipeline.in_flight) = (now, None);
@@ -281,10 +340,13 @@ impl Reference {
     fn update(&mut self, gradient: [f32; 4]) {
         let mut grads = GradientsParams::new();
         grads.register(
-            self.model.w.id,
+            self.own.model.w.id,
             Tensor::<1>::from_floats(gradient, &Device::flex()),
         );
-        self.model = self.optim.step(self.rate, self.model.clone(), grads);
+        self.own.model = self
+            .own
+            .optim
+            .step(self.rate, self.own.model.clone(), grads);
     }
 }
 
@@ -348,34 +410,35 @@ impl Executor for Reference {
         }
         match *action {
             Action::Train(_) => {
-                self.window.extend(found);
-                self.window_skips.append(&mut self.skips);
-                match self.window.len() == self.program.micro_batches as usize {
+                self.own.window.extend(found);
+                self.own.window_skips.append(&mut self.skips);
+                match self.own.window.len() == self.program.micro_batches as usize {
                     true => self.step(),
                     false => self.enter(StepOutcome::Accumulated),
                 }
             }
             Action::Discard(_) => {
-                self.counters.discarded += 1;
+                self.own.counters.discarded += 1;
                 self.skips.clear();
-                self.outcome = Some(StepOutcome::Dropped);
+                self.own.outcome = Some(StepOutcome::Dropped);
             }
             Action::Unscale(_) => {
                 let seen = evidence(&std::mem::take(&mut self.skips), found.as_slice());
-                self.dropped.push(seen);
+                self.own.dropped.push(seen);
             }
             // A run that was changed gets all its skips again.
             Action::Scale(exponent) => {
-                (self.scale, self.counters.skips_in_a_row) = (2f32.powi(exponent), 0);
+                (self.scale, self.own.counters.skips_in_a_row) = (2f32.powi(exponent), 0);
             }
-            Action::Flush if self.window.is_empty() => self.enter(StepOutcome::NoGradients),
+            Action::Flush if self.own.window.is_empty() => self.enter(StepOutcome::NoGradients),
             Action::Flush => self.step(),
             Action::Save => self.saved = Some(Box::new(self.clone())),
             Action::Load => self.load(),
             Action::Interval(interval) => self.interval = interval,
             Action::Rate(exponent) => self.rate = 2f64.powi(exponent),
             // A clone does not count what its original has dropped.
-            Action::Clone => self.dropped.clear(),
+            Action::Clone => self.own.dropped.clear(),
+            Action::Swap => self.swap(),
             Action::Wait => self.receive(),
             Action::Untested(_) | Action::Validate => {}
         }
@@ -393,6 +456,6 @@ impl Executor for Reference {
 
     /// That of Burn's optimizer alone.
     fn record(&mut self) -> Option<Pack> {
-        Some(state(&self.optim))
+        Some(state(&self.own.optim))
     }
 }

@@ -20,6 +20,7 @@ fn shortest(need: Need) -> Program {
         Need::Record => vec![Action::Save, Action::Load],
         Need::Clone => vec![Action::Clone],
         Need::Setting => vec![Action::Scale(4), Action::Interval(3)],
+        Need::Several => vec![Action::Swap],
         _ => Vec::new(),
     };
     Program {
@@ -71,7 +72,10 @@ fn table() -> String {
             () => "✓",
         };
         if WAYS.iter().any(|way| !way.can(need)) {
-            let name = format!("{need:?}").to_lowercase();
+            let name = match need {
+                Need::Several => "two optimizers".to_string(),
+                _ => format!("{need:?}").to_lowercase(),
+            };
             table += &cells(
                 [name.as_str()]
                     .into_iter()

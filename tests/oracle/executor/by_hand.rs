@@ -135,7 +135,7 @@ impl Executor for ByHand {
             Action::Save => self.save(),
             Action::Load => self.load(),
             Action::Wait => {}
-            Action::Unscale(_) => unreachable!("the table leaves it out"),
+            Action::Unscale(_) | Action::Swap => unreachable!("the table leaves it out"),
         }
     }
 

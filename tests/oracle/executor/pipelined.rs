@@ -102,7 +102,7 @@ impl Executor for Pipelined {
             Action::Save => self.saved = Some(optim.to_record().into_bytes().unwrap()),
             Action::Load => self.load(),
             Action::Wait => self.synchronize(),
-            Action::Discard(_) | Action::Unscale(_) | Action::Clone => {
+            Action::Discard(_) | Action::Unscale(_) | Action::Clone | Action::Swap => {
                 unreachable!("the table leaves it out")
             }
         }

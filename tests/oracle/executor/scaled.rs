@@ -4,7 +4,8 @@ use super::{Executor, counts, optim_shown};
 use crate::model::{Gain, RATE, amp, grads, loss, validate, with_options};
 use crate::program::{Action, Program, Shown};
 use Action::{
-    Discard, Flush, Interval, Load, Rate, Save, Scale, Train, Unscale, Untested, Validate, Wait,
+    Discard, Flush, Interval, Load, Rate, Save, Scale, Swap, Train, Unscale, Untested, Validate,
+    Wait,
 };
 use burn::tensor::Bytes;
 use burn_amp::{MixedPrecision, ScaledOptimizer, optim::ModuleOptim};
@@ -16,6 +17,8 @@ pub struct Scaled<O> {
     pub amp: MixedPrecision,
     /// None while others have them.
     pub parts: Option<(Gain, ScaledOptimizer<O>)>,
+    /// Those that the program has swapped with; none before.
+    other: Option<(Gain, ScaledOptimizer<O>)>,
     pub rate: f64,
     saved: Option<Bytes>,
     waits: bool,
@@ -29,6 +32,7 @@ impl<O: ModuleOptim + Clone> Scaled<O> {
         let (model, optim) = amp.prepare(Gain::new(), make());
         Self {
             parts: Some((model, with_options(optim, program))),
+            other: None,
             program: program.clone(),
             make,
             amp,
@@ -68,8 +72,17 @@ impl<O: ModuleOptim + Clone> Scaled<O> {
             Save => self.saved = Some(optim.into_bytes().unwrap()),
             Action::Clone => *optim = optim.clone(),
             Wait => optim.synchronize().unwrap(),
-            Load | Train(_) | Flush => {}
+            Load | Swap | Train(_) | Flush => {}
         }
+    }
+
+    fn swap(&mut self) {
+        let new = || {
+            let (model, optim) = self.amp.prepare(Gain::other(), (self.make)());
+            (model, with_options(optim, &self.program))
+        };
+        let other = self.other.take().unwrap_or_else(new);
+        self.other = self.parts.replace(other);
     }
 
     fn load(&mut self) {
@@ -104,8 +117,10 @@ impl<O: ModuleOptim + Clone> Executor for Scaled<O> {
             }
         };
         self.parts = Some((model, optim));
-        if *action == Load {
-            self.load();
+        match action {
+            Load => self.load(),
+            Swap => self.swap(),
+            _ => {}
         }
     }
 
@@ -116,8 +131,11 @@ impl<O: ModuleOptim + Clone> Executor for Scaled<O> {
         let (model, optim) = self.parts.as_mut().unwrap();
         optim.synchronize().unwrap();
         let shown = optim_shown(model, optim);
-        let of_handle = counts(self.amp.counters());
-        assert_eq!(shown.counters, of_handle, "the handle's counters");
+        // Of several optimizers, they are the sums.
+        if self.other.is_none() {
+            let of_handle = counts(self.amp.counters());
+            assert_eq!(shown.counters, of_handle, "the handle's counters");
+        }
         assert_eq!(shown.scale, self.amp.loss_scale(), "the handle's scale");
         Some(shown)
     }

@@ -97,6 +97,7 @@ fn a_setting_between_backward_and_step_forgets_no_cause() {
 fn a_handle_counts_what_is_changed_between_two_steps() {
     holds(1, &[Train(OVERFLOW), Action::Clone, Action::Scale(4)]);
     holds(1, &[Unscale(GOOD), Unscale(GOOD)]);
+    holds(1, &[Unscale(OVERFLOW), Unscale(GOOD)]);
 }
 
 #[test]
@@ -111,4 +112,11 @@ fn an_overflow_of_a_parameter_in_a_window_comes_before_a_bad_loss() {
         ..GOOD
     };
     holds(2, &[Train(steep), Train(NAN)]);
+}
+
+#[test]
+fn what_came_before_a_step_without_gradients_explains_nothing() {
+    let frozen = shaped(GOOD, Shape::Frozen);
+    let skipped = [Train(OVERFLOW), Train(GOOD)];
+    holds(2, &[&[frozen, Untested(NAN), Flush], &skipped[..]].concat());
 }

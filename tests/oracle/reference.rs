@@ -43,6 +43,8 @@ struct Player {
     window: Vec<Found>,
     /// Why its passes have overflowed, in their order, and those between them that nobody has tested.
     window_skips: Vec<Cause>,
+    /// How many passes of the window are from a record, which does not say why they have overflowed.
+    stored: usize,
     /// What gradients were that are tested and dropped, until the next call counts them.
     dropped: Vec<Evidence>,
 }
@@ -59,6 +61,7 @@ impl Player {
             outcome: None,
             window: Vec::new(),
             window_skips: Vec::new(),
+            stored: 0,
             dropped: Vec::new(),
         }
     }
@@ -179,7 +182,18 @@ impl Reference {
 
     fn update_or_skip(&mut self) {
         let window = std::mem::take(&mut self.own.window);
-        let seen = evidence(&std::mem::take(&mut self.own.window_skips), &window);
+        let skips = std::mem::take(&mut self.own.window_skips);
+        let stored = std::mem::take(&mut self.own.stored);
+        let seen = match evidence(&skips, &window) {
+            // Nobody knows. A NaN is taken for that of a loss, if later passes were finite.
+            Evidence::Overflow(_) if skips.is_empty() => {
+                let has_nan = sum(&window).iter().any(|value| value.is_nan());
+                let later = &window[stored..];
+                let is_loss = has_nan && later.iter().any(|found| found.gradient.is_some());
+                Evidence::Overflow(if is_loss { Cause::Loss } else { Cause::Scale })
+            }
+            known => known,
+        };
         // What came before explains nothing that comes after.
         self.skips.clear();
         self.own.counters.steps += 1;
@@ -327,9 +341,7 @@ impl Reference {
         self.own.dropped.clear();
         self.skips.clear();
         self.own.window_skips.clear();
-        for found in &mut self.own.window {
-            found.skip = found.skip.and(Some(Cause::Scale));
-        }
+        self.own.stored = self.own.window.len();
         self.own.outcome = None;
         let now = self.now();
         if let Some(pipeline) = &mut self.pipeline {
@@ -359,18 +371,16 @@ fn evidence(skips: &[Cause], tested: &[Found]) -> Evidence {
     }
 }
 
-/// One without gradients counts.
+fn sum(window: &[Found]) -> [f32; 4] {
+    let gradients = window.iter().filter_map(|found| found.gradient);
+    // A sum of negative zeros is one.
+    gradients.fold([-0.0; 4], |sum, of| std::array::from_fn(|i| sum[i] + of[i]))
+}
+
+/// Of all passes, also those without gradients. Unscaling multiplies, by an inverse that is rounded.
 fn mean(window: &[Found]) -> [f32; 4] {
-    let sum = |i: usize| {
-        window
-            .iter()
-            .flat_map(|found| found.gradient)
-            .map(|of| of[i])
-            .sum::<f32>()
-    };
-    // Unscaling multiplies, by an inverse that is rounded.
     let by = 1.0 / window.len() as f32;
-    std::array::from_fn(|i| sum(i) * by)
+    sum(window).map(|value| value * by)
 }
 
 fn clipped(gradient: [f32; 4], rule: Option<Clip>) -> [f32; 4] {

@@ -128,8 +128,9 @@ impl Journal {
 
     /// Shows the account of an optimizer, which has changed between two calls: maybe that of a clone, which counts on by itself.
     pub(crate) fn show_account(&self, optimizer: u64, account: &SharedAccount) {
-        let accounts = &mut locked(&self.entries).accounts;
-        accounts.insert(optimizer, account.clone());
+        let mut entries = locked(&self.entries);
+        entries.accounts.insert(optimizer, account.clone());
+        entries.last.optimizer = optimizer;
     }
 
     /// The scale after the last steps of an optimizer, so many: their iteration has ended since.

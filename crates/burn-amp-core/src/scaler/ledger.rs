@@ -157,6 +157,10 @@ impl Ledger {
             // The others that share the scale are not kept waiting.
             self.live.report(&self.page.member, None);
         }
+        // A step without gradients says nothing of the scale, but what came before it explains nothing that comes.
+        if found.is_empty && purpose == Purpose::Step {
+            self.live.events.end_iteration(self.live.tested());
+        }
         if let Err(AmpError::LossNotFinite { last_read, .. }) = &mut recorded {
             *last_read = self.live.last_read().map(|path| path.to_string());
         }

@@ -1,8 +1,9 @@
 # What the scripts beside this file share. They source it in the repository's root.
 
 export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
-# What fails here fails again: random tests draw the same cases each time. Elsewhere they draw new ones.
-export PROPTEST_RNG_SEED=20261123
+# Random tests draw new cases each day. What fails fails again that day, and with this seed.
+export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-$(date -u +%Y%m%d)}
+echo "PROPTEST_RNG_SEED=$PROPTEST_RNG_SEED"
 
 part_name='' part_start=$SECONDS
 # Begins a part, and says how long the one before took.

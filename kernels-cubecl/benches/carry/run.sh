@@ -191,7 +191,7 @@ step() { # name, seconds, way, command..
 }
 
 page() {
-  "$program" page --exact --ignored >"$work/page.log" 2>&1 || tail -n 5 "$work/page.log"
+  "$program" page::page --exact --ignored >"$work/page.log" 2>&1 || tail -n 5 "$work/page.log"
 }
 
 tests() { # name, seconds, filters..

@@ -9,7 +9,7 @@ use crate::model::{Gain, Reject};
 use crate::program::{Action, Counts, Hooks, Need, Program, Shown};
 use burn::optim::{AdamConfig, ModuleOptimizer};
 use burn_amp::optim::{FusedAdam, ModuleOptim};
-use burn_amp::{Ema, ScaledOptimizer, StepCounters, torch::GradScaler};
+use burn_amp::{Ema, MixedPrecision, ScaledOptimizer, StepCounters, torch::GradScaler};
 use burn_amp_tests::{Pack, Waited};
 use by_hand::ByHand;
 use captured::Captured;
@@ -77,7 +77,13 @@ pub const WAYS: [Way; 7] = [
         name: "captured",
         lacks: &[Need::Unscale],
         // The host decides these.
-        refuses: &[Need::Accumulation, Need::Hook, Need::Average, Need::Several],
+        refuses: &[
+            Need::Accumulation,
+            Need::Hook,
+            Need::Average,
+            Need::Several,
+            Need::Region,
+        ],
         make: |program| Box::new(Captured::new(program)),
         ..ALL
     },
@@ -117,8 +123,9 @@ fn counts(of: StepCounters) -> Counts {
 }
 
 /// Without the hooks.
-fn scaler_shown(model: &Gain, scaler: &GradScaler) -> Shown {
+fn scaler_shown(model: &Gain, scaler: &GradScaler, amp: &MixedPrecision) -> Shown {
     Shown {
+        region: amp.regions().first().map_or(1.0, |(_, factor)| *factor),
         parameters: model.bits(),
         scale: scaler.loss_scale(),
         tracker: scaler.growth_tracker(),
@@ -128,12 +135,16 @@ fn scaler_shown(model: &Gain, scaler: &GradScaler) -> Shown {
     }
 }
 
-fn optim_shown<O: ModuleOptim>(model: &Gain, optim: &ScaledOptimizer<O>) -> Shown {
+fn optim_shown<O: ModuleOptim>(
+    model: &Gain,
+    optim: &ScaledOptimizer<O>,
+    amp: &MixedPrecision,
+) -> Shown {
     let judged = optim.hook::<Reject>().map_or(0, |hook| hook.judged);
     let average = optim.ema().and_then(|ema| average(ema, model));
     Shown {
         hooks: Some(Hooks { judged, average }),
-        ..scaler_shown(model, optim.scaler())
+        ..scaler_shown(model, optim.scaler(), amp)
     }
 }
 

@@ -120,3 +120,13 @@ fn what_came_before_a_step_without_gradients_explains_nothing() {
     let skipped = [Train(OVERFLOW), Train(GOOD)];
     holds(2, &[&[frozen, Untested(NAN), Flush], &skipped[..]].concat());
 }
+
+#[test]
+fn a_region_that_opens_behind_steps_in_flight_counts_its_first_step() {
+    holds(1, &[Train(OVERFLOW), shaped(GOOD, Shape::Region)]);
+}
+
+#[test]
+fn a_window_that_leaves_a_pipeline_still_moves_the_regions_that_it_has_opened() {
+    holds(2, &[shaped(GOOD, Shape::Region)]);
+}

@@ -5,10 +5,11 @@ use burn::module::{Module, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_amp::{
-    EmaConfig, GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer,
+    EmaConfig, GradScalerConfig, GradientClip, MixedPrecision, Rescale, ScaledOptimizer,
     hook::{Hook, Proposed, State, Verdict},
     in_f32,
     optim::ModuleOptim,
+    rescaled,
 };
 use burn_amp_tests::numbers;
 
@@ -17,6 +18,9 @@ pub const RATE: f64 = 0.125;
 
 /// The weight of an average so far. With a half, nothing but the sum is rounded.
 pub const MOMENTUM: f64 = 0.5;
+
+/// After so many finite steps the factor of the region grows.
+pub const REGION_INTERVAL: u32 = 2;
 
 /// Powers of two, of which none lets a slope underflow. As a vector, 2.5.
 pub const INPUT: [f32; 4] = [1.0, -0.5, 2.0, 1.0];
@@ -86,11 +90,22 @@ pub fn loss(amp: &MixedPrecision, model: &Gain, pass: Pass) -> Tensor<1> {
         Shape::First => by(scope(), slope) + by(scope(), 2f32.powi(BESIDE)),
         Shape::Last => by(scope(), 2f32.powi(BESIDE)) + by(scope(), slope),
         Shape::Chained => by(amp.autocast(scope(), |y| y * model.fixed.val()), slope),
+        Shape::Region => by(
+            amp.autocast(input(), |x| rescaled(region(), x, forward)),
+            slope,
+        ),
         Shape::Frozen => {
             let other = Tensor::zeros([1], &Device::flex().autodiff()).require_grad();
             by(amp.autocast(input(), |x| x * model.fixed.val()), slope) + other
         }
     }
+}
+
+/// One whose factor moves.
+fn region() -> Rescale {
+    let settings = GradScalerConfig::new().with_init_scale(1.0);
+    let settings = settings.with_growth_interval(REGION_INTERVAL);
+    Rescale::dynamic("region").with_scaler(settings).unwrap()
 }
 
 pub fn grads(amp: &MixedPrecision, model: &Gain, pass: Pass) -> GradientsParams {

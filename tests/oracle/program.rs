@@ -120,6 +120,8 @@ pub enum Shape {
     Last,
     /// Its output is the input of a second one.
     Chained,
+    /// In a region whose factor moves.
+    Region,
     /// Nothing in it is trained: there are no gradients.
     Frozen,
 }
@@ -141,10 +143,11 @@ pub enum Need {
     Clone,
     Setting,
     Several,
+    Region,
 }
 
 impl Need {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Accumulation,
         Self::Clipping,
         Self::Hook,
@@ -156,6 +159,7 @@ impl Need {
         Self::Clone,
         Self::Setting,
         Self::Several,
+        Self::Region,
     ];
 
     /// What an action asks for; none if each executor has it.
@@ -180,6 +184,8 @@ pub struct Shown {
     pub parameters: Vec<u32>,
     pub scale: f32,
     pub tracker: u32,
+    /// The factor of the region.
+    pub region: f32,
     pub counters: Counts,
     pub outcome: Option<StepOutcome>,
     /// None where they cannot be seen.
@@ -214,7 +220,26 @@ impl Program {
             self.averages.then_some(Need::Average),
         ];
         let actions = self.actions.iter().map(Need::of);
-        settings.into_iter().chain(actions).flatten()
+        let regions = self.actions.iter().map(|action| {
+            let is_region = |pass: Pass| pass.shape == Shape::Region;
+            action.pass().is_some_and(is_region).then_some(Need::Region)
+        });
+        settings.into_iter().chain(actions).chain(regions).flatten()
+    }
+}
+
+impl Action {
+    fn pass(&self) -> Option<Pass> {
+        let mut copy = *self;
+        copy.pass_mut().copied()
+    }
+
+    fn pass_mut(&mut self) -> Option<&mut Pass> {
+        match self {
+            Self::Train(pass) | Self::Discard(pass) => Some(pass),
+            Self::Unscale(pass) | Self::Untested(pass) => Some(pass),
+            _ => None,
+        }
     }
 }
 
@@ -244,6 +269,7 @@ fn passes() -> impl Strategy<Value = Pass> {
         1 => Just(Shape::First),
         1 => Just(Shape::Last),
         1 => Just(Shape::Chained),
+        1 => Just(Shape::Region),
         1 => Just(Shape::Frozen),
     ];
     (slope, shape).prop_map(|(slope, shape)| Pass { slope, shape })
@@ -295,7 +321,7 @@ pub fn programs(can: fn(Need) -> bool) -> impl Strategy<Value = Program> {
         program
             .with_exact_norms()
             .with_needs(can)
-            .with_two_optimizers()
+            .with_what_is_defined()
     })
 }
 
@@ -306,23 +332,31 @@ impl Program {
             return self;
         }
         self.micro_batches = 1;
-        for action in &mut self.actions {
-            if let Action::Train(pass) = action
-                && matches!(pass.shape, Shape::First | Shape::Last | Shape::Chained)
-            {
+        self.without_shapes(&[Shape::First, Shape::Last, Shape::Chained])
+    }
+
+    fn without_shapes(mut self, shapes: &[Shape]) -> Self {
+        for pass in self.actions.iter_mut().filter_map(Action::pass_mut) {
+            if shapes.contains(&pass.shape) {
                 pass.shape = Shape::One;
             }
         }
         self
     }
 
-    /// The record of one of several optimizers is half of a state. Nor is it defined whose skip a pass explains that nobody tests.
-    fn with_two_optimizers(mut self) -> Self {
-        if self.actions.contains(&Action::Swap) {
-            let fits = |action: &Action| {
-                !matches!(action, Action::Save | Action::Load | Action::Untested(_))
-            };
-            self.actions.retain(fits);
+    /// The record of one of several optimizers is half of a state, and that of a window does not say in which region it has overflowed. Nor is
+    /// it defined whose skip a pass explains that nobody tests.
+    fn with_what_is_defined(mut self) -> Self {
+        let has_two = self.actions.contains(&Action::Swap);
+        let is_region = |need| need == Need::Region;
+        if has_two || self.micro_batches > 1 && self.needs().any(is_region) {
+            let is_record = |action: &Action| matches!(action, Action::Save | Action::Load);
+            self.actions.retain(|action| !is_record(action));
+        }
+        if has_two {
+            let is_untested = |action: &Action| matches!(action, Action::Untested(_));
+            self.actions.retain(|action| !is_untested(action));
+            return self.without_shapes(&[Shape::Region]);
         }
         self
     }
@@ -336,6 +370,9 @@ impl Program {
         self.clip = self.clip.filter(|_| can(Need::Clipping));
         self.rejects = self.rejects.filter(|_| can(Need::Hook));
         self.averages &= can(Need::Average);
-        self
+        match can(Need::Region) {
+            true => self,
+            false => self.without_shapes(&[Shape::Region]),
+        }
     }
 }

@@ -3,13 +3,18 @@
 //! The model is `y = x * w`. Slopes and inputs are powers of two, so that f16 rounds nothing: the gradient is `slope * x`, or infinite where
 //! that times the scale is more than f16 holds. It does not depend on `w`: what is stale changes a run by its scale alone.
 
+mod gradients;
+mod scale;
+
 use crate::executor::Executor;
-use crate::model::{Gain, INPUT, RATE};
-use crate::program::{Action, BESIDE, Clip, Counts, Hooks, Pass, Program, Shape, Shown};
+use crate::model::{Gain, RATE};
+use crate::program::{Action, Counts, Hooks, Pass, Program, Shape, Shown};
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn_amp::StepOutcome;
 use burn_amp_tests::{Pack, numbers, state};
+use gradients::{Cause, Evidence, Found, clipped, evidence, mean, sum};
+use scale::Scale;
 
 #[derive(Clone)]
 pub struct Reference {
@@ -18,12 +23,7 @@ pub struct Reference {
     /// The optimizer that the program has swapped with; none before.
     other: Option<Player>,
     rate: f64,
-    scale: f32,
-    tracker: u32,
-    interval: u32,
-    /// Who has stepped in the iteration, and what it was: an overflow before a finite step.
-    stepped: Vec<u32>,
-    seen: Evidence,
+    scale: Scale,
     /// Why passes have overflowed that are in no window.
     skips: Vec<Cause>,
     saved: Option<Box<Reference>>,
@@ -76,30 +76,6 @@ struct Pipeline {
     in_flight: Option<Shown>,
 }
 
-/// What a backward pass gives.
-#[derive(Clone, Copy)]
-struct Found {
-    /// None where nothing is trained.
-    gradient: Option<[f32; 4]>,
-    skip: Option<Cause>,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Cause {
-    Scale,
-    Loss,
-}
-
-/// What gradients say of the scale.
-#[derive(Clone, Copy, PartialEq)]
-enum Evidence {
-    /// There were none.
-    Nothing,
-    Finite,
-    Rejected,
-    Overflow(Cause),
-}
-
 impl Reference {
     pub fn new(program: &Program, is_stale: bool) -> Self {
         let mut new = Self {
@@ -107,11 +83,7 @@ impl Reference {
             own: Player::new(0, Gain::new()),
             other: None,
             rate: RATE,
-            scale: 2f32.powi(program.scale),
-            tracker: 0,
-            interval: program.growth_interval,
-            stepped: Vec::new(),
-            seen: Evidence::Nothing,
+            scale: Scale::new(2f32.powi(program.scale), program.growth_interval),
             skips: Vec::new(),
             saved: None,
             pipeline: None,
@@ -126,8 +98,9 @@ impl Reference {
     fn now(&self) -> Shown {
         Shown {
             parameters: self.own.model.bits(),
-            scale: self.scale,
-            tracker: self.tracker,
+            scale: self.scale.loss.value,
+            tracker: self.scale.loss.tracker,
+            region: self.scale.region.value,
             counters: self.own.counters,
             outcome: self.own.outcome,
             hooks: Some(Hooks {
@@ -137,33 +110,6 @@ impl Reference {
                     .average
                     .map(|values| values.map(f32::to_bits).to_vec()),
             }),
-        }
-    }
-
-    fn found(&self, pass: Pass) -> Found {
-        if pass.shape == Shape::Frozen {
-            let (gradient, skip) = (None, None);
-            return Found { gradient, skip };
-        }
-        let slope = pass.slope.value();
-        let beside = match pass.shape {
-            Shape::First | Shape::Last => 2f32.powi(BESIDE),
-            _ => 0.0,
-        };
-        // A chain is two products with the input.
-        let times = if pass.shape == Shape::Chained { 2 } else { 1 };
-        let pipeline = self.pipeline.as_ref();
-        let scale = pipeline.map_or(self.scale, |pipeline| pipeline.received.scale);
-        let fits = |value: f32| (value * scale).abs() < 65520.0;
-        let all_fit = (0..=times).all(|power| INPUT.iter().all(|x| fits(slope * x.powi(power))));
-        let skip = match slope.is_finite() {
-            false => Some(Cause::Loss),
-            true => (!all_fit).then_some(Cause::Scale),
-        };
-        let gradient = INPUT.map(|x| slope * x.powi(times) + beside * x);
-        Found {
-            gradient: Some(gradient),
-            skip,
         }
     }
 
@@ -202,13 +148,14 @@ impl Reference {
             self.own.outcome = Some(StepOutcome::Skipped);
             return self.advance(seen);
         }
-        if seen == Evidence::Finite && self.is_rejected() {
+        let is_finite = matches!(seen, Evidence::Finite | Evidence::Zeros);
+        if is_finite && self.is_rejected() {
             self.own.counters.rejected += 1;
             self.own.outcome = Some(StepOutcome::Guarded);
             return self.advance(Evidence::Rejected);
         }
         self.own.outcome = Some(StepOutcome::NoGradients);
-        if seen == Evidence::Finite {
+        if is_finite {
             self.update(clipped(mean(&window), self.program.clip));
             self.own.outcome = Some(StepOutcome::Stepped);
         }
@@ -229,50 +176,27 @@ impl Reference {
     }
 
     fn pass(&mut self, pass: Pass) -> Found {
-        let found = self.found(pass);
+        self.scale.is_region_open |= pass.shape == Shape::Region;
+        let [scale, region] = match &self.pipeline {
+            Some(pipeline) => [pipeline.received.scale, pipeline.received.region],
+            None => [self.scale.loss.value, self.scale.region.value],
+        };
+        let found = Found::by_hand(pass, scale, region);
         self.skips.extend(found.skip);
         found
     }
 
-    /// Counts what a step has seen of the scale, and moves it: once an iteration, which ends when all optimizers have stepped, or one steps again.
+    /// Counts what a step has seen of the scale, and moves it.
     fn advance(&mut self, seen: Evidence) {
-        if seen == Evidence::Nothing {
-            return;
-        }
-        if self.stepped.contains(&self.own.number) {
-            self.end_iteration();
-        }
-        self.stepped.push(self.own.number);
+        let counters = &mut self.own.counters;
         match seen {
-            Evidence::Overflow(Cause::Loss) => self.own.counters.bad_losses += 1,
-            Evidence::Overflow(Cause::Scale) => {
-                self.own.counters.skips_in_a_row += 1;
-                if self.seen != seen {
-                    (self.scale, self.tracker) = (self.scale / 2.0, 0);
-                }
-                self.seen = seen;
-            }
-            Evidence::Finite => {
-                self.own.counters.skips_in_a_row = 0;
-                if self.seen == Evidence::Nothing {
-                    self.seen = seen;
-                }
-            }
+            Evidence::Overflow(Cause::Loss) => counters.bad_losses += 1,
+            Evidence::Overflow(_) => counters.skips_in_a_row += 1,
+            Evidence::Finite | Evidence::Zeros => counters.skips_in_a_row = 0,
             Evidence::Rejected | Evidence::Nothing => {}
         }
-        if self.stepped.len() == 1 + self.other.iter().len() {
-            self.end_iteration();
-        }
-    }
-
-    fn end_iteration(&mut self) {
-        self.stepped.clear();
-        if std::mem::replace(&mut self.seen, Evidence::Nothing) == Evidence::Finite {
-            self.tracker += 1;
-            if self.tracker >= self.interval {
-                (self.scale, self.tracker) = (self.scale * 2.0, 0);
-            }
-        }
+        let optimizers = 1 + self.other.iter().len();
+        self.scale.advance(seen, self.own.number, optimizers);
     }
 
     /// Goes on with the other optimizer.
@@ -334,7 +258,7 @@ impl Reference {
         };
         self.own.model = model;
         // Where settings are others, it gets all its skips again.
-        if std::mem::replace(&mut self.interval, interval) != interval {
+        if std::mem::replace(&mut self.scale.interval, interval) != interval {
             self.own.counters.skips_in_a_row = 0;
         }
         // A record does not hold these, nor why a window's passes have overflowed.
@@ -359,46 +283,6 @@ impl Reference {
             .own
             .optim
             .step(self.rate, self.own.model.clone(), grads);
-    }
-}
-
-/// What gradients say. Of an overflow, what happened first is the cause, in passes that nobody has tested too.
-fn evidence(skips: &[Cause], tested: &[Found]) -> Evidence {
-    match tested.iter().find_map(|found| found.skip) {
-        Some(own) => Evidence::Overflow(skips.first().copied().unwrap_or(own)),
-        None if tested.iter().all(|found| found.gradient.is_none()) => Evidence::Nothing,
-        None => Evidence::Finite,
-    }
-}
-
-fn sum(window: &[Found]) -> [f32; 4] {
-    let gradients = window.iter().filter_map(|found| found.gradient);
-    // A sum of negative zeros is one.
-    gradients.fold([-0.0; 4], |sum, of| std::array::from_fn(|i| sum[i] + of[i]))
-}
-
-/// Of all passes, also those without gradients. Unscaling multiplies, by an inverse that is rounded.
-fn mean(window: &[Found]) -> [f32; 4] {
-    let by = 1.0 / window.len() as f32;
-    sum(window).map(|value| value * by)
-}
-
-fn clipped(gradient: [f32; 4], rule: Option<Clip>) -> [f32; 4] {
-    let Some(rule) = rule else {
-        return gradient;
-    };
-    let limit = rule.limit();
-    let norm = gradient
-        .iter()
-        .map(|value| value * value)
-        .sum::<f32>()
-        .sqrt();
-    match rule {
-        Clip::Value => gradient.map(|value| value.clamp(-limit, limit)),
-        Clip::Norm | Clip::GlobalNorm if norm > limit => {
-            gradient.map(|value| value * (limit / norm))
-        }
-        Clip::Norm | Clip::GlobalNorm => gradient,
     }
 }
 
@@ -438,13 +322,14 @@ impl Executor for Reference {
             }
             // A run that was changed gets all its skips again.
             Action::Scale(exponent) => {
-                (self.scale, self.own.counters.skips_in_a_row) = (2f32.powi(exponent), 0);
+                self.scale.loss.value = 2f32.powi(exponent);
+                self.own.counters.skips_in_a_row = 0;
             }
             Action::Flush if self.own.window.is_empty() => self.enter(StepOutcome::NoGradients),
             Action::Flush => self.step(),
             Action::Save => self.saved = Some(Box::new(self.clone())),
             Action::Load => self.load(),
-            Action::Interval(interval) => self.interval = interval,
+            Action::Interval(interval) => self.scale.interval = interval,
             Action::Rate(exponent) => self.rate = 2f64.powi(exponent),
             // A clone does not count what its original has dropped.
             Action::Clone => self.own.dropped.clear(),

@@ -12,7 +12,12 @@ fn shortest(need: Need) -> Program {
         slope: Slope::Power(0),
         shape: Shape::One,
     };
-    let train = Action::Train(pass);
+    let shape = if need == Need::Region {
+        Shape::Region
+    } else {
+        Shape::One
+    };
+    let train = Action::Train(Pass { shape, ..pass });
     let between = match need {
         Need::Flush => vec![Action::Flush],
         Need::Discard => vec![Action::Discard(pass)],
@@ -21,6 +26,7 @@ fn shortest(need: Need) -> Program {
         Need::Clone => vec![Action::Clone],
         Need::Setting => vec![Action::Scale(4), Action::Interval(3)],
         Need::Several => vec![Action::Swap],
+        Need::Region => vec![Action::Wait],
         _ => Vec::new(),
     };
     Program {

@@ -455,6 +455,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             updated.error.map_or(Ok(()), Err)?;
         }
         let mut update = self.worker.finish()?;
+        self.scaler.take_opened_regions(update.optim.scaler());
         *update.optim.scaler_mut() = self.scaler;
         Ok(Parts {
             masters: update.masters_or(self.stored, of.as_ref()),

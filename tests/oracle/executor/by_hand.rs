@@ -144,7 +144,7 @@ impl Executor for ByHand {
         let average = ema.and_then(|ema| average(ema, &self.model));
         Some(Shown {
             hooks: Some(Hooks { judged: 0, average }),
-            ..scaler_shown(&self.model, &self.scaler)
+            ..scaler_shown(&self.model, &self.scaler, &self.amp)
         })
     }
 

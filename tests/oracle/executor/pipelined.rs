@@ -112,10 +112,10 @@ impl Executor for Pipelined {
         let model = self.model.clone().unwrap();
         if !is_end {
             let scaler = self.optim.as_ref().unwrap().received_scaler();
-            return Some(scaler_shown(&model, &scaler));
+            return Some(scaler_shown(&model, &scaler, &self.amp));
         }
         let (model, ended) = self.optim.take().unwrap().into_inner(model).unwrap();
-        let shown = optim_shown(&model, &ended);
+        let shown = optim_shown(&model, &ended, &self.amp);
         self.ended = Some(ended);
         Some(shown)
     }

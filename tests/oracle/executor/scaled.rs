@@ -130,7 +130,7 @@ impl<O: ModuleOptim + Clone> Executor for Scaled<O> {
         }
         let (model, optim) = self.parts.as_mut().unwrap();
         optim.synchronize().unwrap();
-        let shown = optim_shown(model, optim);
+        let shown = optim_shown(model, optim, &self.amp);
         // Of several optimizers, they are the sums.
         if self.other.is_none() {
             let of_handle = counts(self.amp.counters());

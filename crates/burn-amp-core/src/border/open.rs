@@ -114,6 +114,8 @@ impl Open {
             RegionFactor::Moving(named)
                 if self.amp.is_scaled() && named.schedule.config().enabled =>
             {
+                // Of the steps in flight none has opened it, and each ends an iteration.
+                self.amp.live().resolve(true);
                 let factor = self.amp.live().regions().enter(named, self.dry.is_some());
                 region = Some(Arc::new(OpenRegion {
                     name: named.name.clone(),

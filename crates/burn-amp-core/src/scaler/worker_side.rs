@@ -68,6 +68,14 @@ impl GradScaler {
             (last.outcome, last.status, last.is_step);
     }
 
+    /// Takes back which regions an open window has opened, from the side that is at its end: the window's step moves them.
+    pub fn take_opened_regions(&self, ended: &Self) {
+        let opened = ended.live().regions().lock().take_opened();
+        for named in opened {
+            self.live().regions().enter(&named, false);
+        }
+    }
+
     /// Whether other optimizers move the scale, too.
     pub fn is_shared(&self) -> bool {
         self.live().is_shared()

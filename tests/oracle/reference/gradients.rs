@@ -1,0 +1,105 @@
+//! The gradients of passes, by hand, and what they say.
+
+use crate::model::INPUT;
+use crate::program::{BESIDE, Clip, Pass, Shape};
+
+/// What a backward pass gives.
+#[derive(Clone, Copy)]
+pub struct Found {
+    /// None where nothing is trained.
+    pub gradient: Option<[f32; 4]>,
+    pub skip: Option<Cause>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Cause {
+    Scale,
+    Region,
+    Loss,
+}
+
+/// What gradients say of the scale.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Evidence {
+    /// There were none.
+    Nothing,
+    Finite,
+    /// Finite, and all zero.
+    Zeros,
+    Rejected,
+    Overflow(Cause),
+}
+
+impl Found {
+    /// With this loss scale, and this factor of the region, if the pass is in it.
+    pub fn by_hand(pass: Pass, scale: f32, region: f32) -> Self {
+        if pass.shape == Shape::Frozen {
+            let (gradient, skip) = (None, None);
+            return Self { gradient, skip };
+        }
+        let slope = pass.slope.value();
+        let beside = match pass.shape {
+            Shape::First | Shape::Last => 2f32.powi(BESIDE),
+            _ => 0.0,
+        };
+        // A chain is two products with the input.
+        let times = if pass.shape == Shape::Chained { 2 } else { 1 };
+        let fits = |factor: f32, power: i32| {
+            let mut values = INPUT.iter().map(|x| slope * x.powi(power) * factor);
+            values.all(|value| value.abs() < 65520.0)
+        };
+        let all_fit = |factor: f32| (0..=times).all(|power| fits(factor, power));
+        let skip = match pass.shape {
+            _ if !slope.is_finite() => Some(Cause::Loss),
+            // It comes to the region as it comes to the scope.
+            Shape::Region if fits(scale, 0) => (!all_fit(scale * region)).then_some(Cause::Region),
+            _ => (!all_fit(scale)).then_some(Cause::Scale),
+        };
+        let gradient = INPUT.map(|x| slope * x.powi(times) + beside * x);
+        Self {
+            gradient: Some(gradient),
+            skip,
+        }
+    }
+}
+
+/// What gradients say. Of an overflow, what happened first is the cause, in passes that nobody has tested too.
+pub fn evidence(skips: &[Cause], tested: &[Found]) -> Evidence {
+    match tested.iter().find_map(|found| found.skip) {
+        Some(own) => Evidence::Overflow(skips.first().copied().unwrap_or(own)),
+        None if tested.iter().all(|found| found.gradient.is_none()) => Evidence::Nothing,
+        None if sum(tested) == [0.0; 4] => Evidence::Zeros,
+        None => Evidence::Finite,
+    }
+}
+
+pub fn sum(window: &[Found]) -> [f32; 4] {
+    let gradients = window.iter().filter_map(|found| found.gradient);
+    // A sum of negative zeros is one.
+    gradients.fold([-0.0; 4], |sum, of| std::array::from_fn(|i| sum[i] + of[i]))
+}
+
+/// Of all passes, also those without gradients. Unscaling multiplies, by an inverse that is rounded.
+pub fn mean(window: &[Found]) -> [f32; 4] {
+    let by = 1.0 / window.len() as f32;
+    sum(window).map(|value| value * by)
+}
+
+pub fn clipped(gradient: [f32; 4], rule: Option<Clip>) -> [f32; 4] {
+    let Some(rule) = rule else {
+        return gradient;
+    };
+    let limit = rule.limit();
+    let norm = gradient
+        .iter()
+        .map(|value| value * value)
+        .sum::<f32>()
+        .sqrt();
+    match rule {
+        Clip::Value => gradient.map(|value| value.clamp(-limit, limit)),
+        Clip::Norm | Clip::GlobalNorm if norm > limit => {
+            gradient.map(|value| value * (limit / norm))
+        }
+        Clip::Norm | Clip::GlobalNorm => gradient,
+    }
+}

@@ -59,7 +59,8 @@ impl Found {
             let log = String::from_utf8_lossy(&log);
             if step[0] == "digits" {
                 let at = log.rfind("run  ");
-                let lines = at.map(|at| log[at..].lines().take_while(|line| !line.is_empty()));
+                let is_row = |line: &&str| !line.is_empty() && !line.starts_with("test ");
+                let lines = at.map(|at| log[at..].lines().take_while(is_row));
                 found.digits = lines.map(|lines| lines.collect::<Vec<_>>().join("\n"));
             }
             if let Ok(text) = fs::read_to_string(work.join(format!("{name}.json")))

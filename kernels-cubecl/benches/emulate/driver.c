@@ -177,7 +177,8 @@ CUresult cuEventDestroy_v2(void *e) { free(e); return OK; }
 CUresult cuEventRecord(void *e, void *s) { *(double *)e = now(); return OK; }
 CUresult cuEventQuery(void *e) { return OK; }
 CUresult cuEventSynchronize(void *e) { return OK; }
-CUresult cuEventElapsedTime(float *ms, void *a, void *b) { *ms = (float)((*(double *)b - *(double *)a) * 1e3); return OK; }
+/* At least what CubeCL wants of a measurement: else it repeats a kernel ever more often, which never takes longer here. */
+CUresult cuEventElapsedTime(float *ms, void *a, void *b) { *ms = 25 + (float)((*(double *)b - *(double *)a) * 1e3); return OK; }
 CUresult cuEventElapsedTime_v2(float *ms, void *a, void *b) { return cuEventElapsedTime(ms, a, b); }
 CUresult cuMemGetInfo_v2(size_t *f, size_t *t) { *t = TOTAL; *f = TOTAL - in_use - (CONTEXT); return OK; }
 CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n) { return take(p, n); }

@@ -48,6 +48,27 @@ fn a_gpt() {
     assert!(parameters(&recorded.into_parts().0) == parameters(&eager.model));
 }
 
+/// A copy of a batch computes its activations again as the batch does.
+#[test]
+fn a_step_with_gradient_checkpointing() {
+    let device = device().gradient_checkpointing();
+    let net = LinearConfig::new(4, 2).init(&device);
+    let play = || burn_amp_tests::Player::with(adam(), net.clone(), &MixedPrecision::f16());
+    let (mut eager, other) = (play(), play());
+    let loss_of = |net: &Linear, amp: &MixedPrecision, x: Tensor<2>| {
+        amp.autocast(x, |x| net.forward(x).tanh()).square().mean()
+    };
+    let of = |net: &Linear, x: Tensor<2>| loss_of(net, &other.amp, x);
+    let mut recorded = CapturedStep::new(other.model, other.optim, of).unwrap();
+    for step in 0..4 {
+        let batch = || Tensor::<2>::full([3, 4], 0.25 * f64::from(step), &device);
+        let expected = loss_of(&eager.model, &eager.amp, batch());
+        eager.train(1e-2, expected.clone());
+        let found = recorded.step(1e-2, batch()).unwrap().into_data();
+        assert_eq!(found, expected.inner().into_data(), "step {step}");
+    }
+}
+
 /// With a layer that draws random numbers.
 type Dropped = (Net, Dropout);
 

@@ -83,7 +83,7 @@ macro_rules! tensor {
                 let Some(places) = &mut walk.places else {
                     return self;
                 };
-                let is_autodiff = self.device().is_autodiff();
+                let checkpointing = self.gradient_checkpointing_strategy();
                 let values = self.inner();
                 let place = match places.next() {
                     Some(place) => Self::from_bridge(place),
@@ -91,9 +91,11 @@ macro_rules! tensor {
                 };
                 let copy = place.slice_assign([(); D].map(|()| ..), values);
                 walk.copied.push(copy.clone().into_bridge());
-                match is_autodiff {
-                    true => Self::from_inner(copy),
-                    false => copy,
+                match checkpointing {
+                    Some(strategy) => {
+                        Self::from_inner(copy).with_gradient_checkpointing_strategy(strategy)
+                    }
+                    None => copy,
                 }
             }
         })*

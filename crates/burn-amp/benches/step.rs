@@ -148,12 +148,15 @@ impl Copy {
     }
 }
 
+/// Without an end: on a device that computes nothing, as one that is emulated, each step overflows.
+fn f16() -> MixedPrecision {
+    let endless = GradScalerConfig::new().with_max_consecutive_skips(None);
+    MixedPrecision::f16().with_scaler(endless).unwrap()
+}
+
 /// The step of an optimizer behind the loss scale, which is known when it returns, or later.
 fn scaled<O: ModuleOptim + 'static>(optim: O, waits: bool) -> Step {
-    // A device that computes nothing overflows in each step.
-    let endless = GradScalerConfig::new().with_max_consecutive_skips(None);
-    let amp = MixedPrecision::f16().with_scaler(endless).unwrap();
-    let mut optim = ScaledOptimizer::new(optim, &amp);
+    let mut optim = ScaledOptimizer::new(optim, &f16());
     Box::new(move |net, grads| {
         let net = optim.step(LR, net, grads);
         if waits {

@@ -87,7 +87,7 @@ fn by_one<N: Network, O: ModuleOptim + 'static>(
     optim: O,
     waits: bool,
 ) -> Step {
-    let amp = MixedPrecision::f16();
+    let amp = super::f16();
     let mut network = Some(network.clone().apply_reparameterization(amp.clone()));
     let mut optim = ScaledOptimizer::new(optim, &amp);
     Box::new(move || {
@@ -102,7 +102,7 @@ fn by_one<N: Network, O: ModuleOptim + 'static>(
 }
 
 fn captured<N: Network>(network: &N, batch: N::Batch) -> Step {
-    let amp = MixedPrecision::f16();
+    let amp = super::f16();
     let network = network.clone().apply_reparameterization(amp.clone());
     let optim = ScaledOptimizer::new(adam(), &amp);
     let loss = move |network: &N, batch| network.loss(&amp, batch);

@@ -23,8 +23,8 @@ pub trait Executor {
     /// What it shows; none if it would have to wait for that, before the end of the run.
     fn shown(&mut self, is_end: bool) -> Option<Shown>;
 
-    /// Its record at the end; none if that is of another kind.
-    fn record(&mut self) -> Option<Pack>;
+    /// Its record at the end, or at least that of its optimizer.
+    fn record(&mut self) -> Pack;
 }
 
 /// A way to train.
@@ -36,6 +36,8 @@ pub struct Way {
     pub refuses: &'static [Need],
     /// Whether it computes with the parameters and the scale of the update before.
     pub is_stale: bool,
+    /// Whether all of its record is that of the others, and not the optimizer's state alone.
+    pub same_record: bool,
     pub make: fn(&Program) -> Box<dyn Executor>,
 }
 
@@ -50,6 +52,7 @@ const ALL: Way = Way {
     lacks: &[],
     refuses: &[],
     is_stale: false,
+    same_record: true,
     make: |program| Box::new(Scaled::new(program, burns)),
 };
 
@@ -91,6 +94,7 @@ pub const WAYS: [Way; 7] = [
         name: "by hand",
         // Nothing counts what is unscaled and dropped.
         lacks: &[Need::Hook, Need::Unscale, Need::Several],
+        same_record: false,
         make: |program| Box::new(ByHand::new(program)),
         ..ALL
     },
@@ -98,6 +102,7 @@ pub const WAYS: [Way; 7] = [
     Way {
         name: "stale",
         is_stale: true,
+        same_record: false,
         make: |program| Box::new(Pipelined::new(program, false)),
         ..PIPELINED
     },

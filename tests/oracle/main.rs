@@ -30,10 +30,11 @@ pub fn differs(program: &Program) -> Result<(), String> {
         let expected = &references[usize::from(way.is_stale)];
         let found = run(program, &mut *(way.make)(program));
         let same = same_shown(&expected.shown, &found.shown).and_then(|()| {
-            same_records(expected, &found, first.as_ref().filter(|_| !way.is_stale))
+            let first = first.as_ref().filter(|_| way.same_record);
+            same_records(&expected.record, &found.record, first)
         });
         same.map_err(|how| format!("{}: {how}\n{program:?}", way.name))?;
-        first = first.or(found.record.filter(|_| !way.is_stale));
+        first = first.or(Some(found.record));
     }
     Ok(())
 }
@@ -41,7 +42,7 @@ pub fn differs(program: &Program) -> Result<(), String> {
 /// What an executor shows after each action, and at the end; none where it would have to wait.
 struct Run {
     shown: Vec<Option<Shown>>,
-    record: Option<Pack>,
+    record: Pack,
 }
 
 fn run(program: &Program, executor: &mut dyn Executor) -> Run {
@@ -77,10 +78,7 @@ fn same_shown(expected: &[Option<Shown>], found: &[Option<Shown>]) -> Result<(),
 }
 
 /// The optimizer's state is that of Burn's, and the record that of the first executor.
-fn same_records(expected: &Run, found: &Run, first: Option<&Pack>) -> Result<(), String> {
-    let (Some(expected), Some(found)) = (&expected.record, &found.record) else {
-        return Ok(());
-    };
+fn same_records(expected: &Pack, found: &Pack, first: Option<&Pack>) -> Result<(), String> {
     let [right, of_record] = [expected, found].map(|pack| state_in(pack, expected));
     if right != of_record {
         return Err(format!(

@@ -350,7 +350,7 @@ impl Executor for Reference {
     }
 
     /// That of Burn's optimizer alone.
-    fn record(&mut self) -> Option<Pack> {
-        Some(state(&self.own.optim))
+    fn record(&mut self) -> Pack {
+        state(&self.own.optim)
     }
 }

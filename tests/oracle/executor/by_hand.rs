@@ -8,7 +8,7 @@ use burn::tensor::Bytes;
 use burn_amp::gradients::{AccumulationWindow, UnscaledGradients};
 use burn_amp::torch::GradScaler;
 use burn_amp::{AccumulationConfig, AmpRecord, Ema, MixedPrecision, StepOutcome};
-use burn_amp_tests::Pack;
+use burn_amp_tests::{Pack, state};
 
 #[derive(Clone)]
 struct Parts {
@@ -148,7 +148,8 @@ impl Executor for ByHand {
         })
     }
 
-    fn record(&mut self) -> Option<Pack> {
-        None
+    /// Each part has its own.
+    fn record(&mut self) -> Pack {
+        state(&self.parts.optim)
     }
 }

@@ -76,7 +76,7 @@ impl Executor for Captured {
         }
     }
 
-    fn record(&mut self) -> Option<Pack> {
+    fn record(&mut self) -> Pack {
         self.scaled.record()
     }
 }

@@ -120,7 +120,7 @@ impl Executor for Pipelined {
         Some(shown)
     }
 
-    fn record(&mut self) -> Option<Pack> {
-        self.ended.as_mut().map(contents)
+    fn record(&mut self) -> Pack {
+        contents(self.ended.as_mut().unwrap())
     }
 }

@@ -140,8 +140,8 @@ impl<O: ModuleOptim + Clone> Executor for Scaled<O> {
         Some(shown)
     }
 
-    fn record(&mut self) -> Option<Pack> {
+    fn record(&mut self) -> Pack {
         let (_, optim) = self.parts.as_mut().unwrap();
-        Some(contents(optim))
+        contents(optim)
     }
 }

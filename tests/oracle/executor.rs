@@ -64,7 +64,7 @@ const PIPELINED: Way = Way {
     ..ALL
 };
 
-pub const WAYS: [Way; 7] = [
+pub static WAYS: [Way; 7] = [
     ALL,
     Way {
         name: "waited",

@@ -294,8 +294,8 @@ fn actions() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// Runs as they are drawn. `can` says which of their needs they may have: another one has less of them.
-pub fn programs(can: fn(Need) -> bool) -> impl Strategy<Value = Program> {
+/// Runs as they are drawn, for somebody who `can` do what they need.
+pub fn programs(can: impl Fn(Need) -> bool + 'static) -> impl Strategy<Value = Program> {
     let micro_batches = prop_oneof![2 => Just(1u32), 1 => Just(2), 1 => Just(4)];
     let clip = prop_oneof![
         2 => Just(None),
@@ -320,7 +320,7 @@ pub fn programs(can: fn(Need) -> bool) -> impl Strategy<Value = Program> {
         };
         program
             .with_exact_norms()
-            .with_needs(can)
+            .with_needs(&can)
             .with_what_is_defined()
     })
 }
@@ -361,7 +361,7 @@ impl Program {
         self
     }
 
-    fn with_needs(mut self, can: fn(Need) -> bool) -> Self {
+    fn with_needs(mut self, can: &dyn Fn(Need) -> bool) -> Self {
         self.actions
             .retain(|action| Need::of(action).is_none_or(can));
         if !can(Need::Accumulation) {

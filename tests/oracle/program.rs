@@ -344,21 +344,23 @@ impl Program {
         self
     }
 
-    /// The record of one of several optimizers is half of a state, and that of a window does not say in which region it has overflowed. Nor is
-    /// it defined whose skip a pass explains that nobody tests.
+    /// The record of one of several optimizers is half of a state. Nor is it defined whose skip a pass explains that nobody tests, or whether a
+    /// region is the cause where other passes of its step overflow outside.
     fn with_what_is_defined(mut self) -> Self {
+        let has_region = self.needs().any(|need| need == Need::Region);
         let has_two = self.actions.contains(&Action::Swap);
-        let is_region = |need| need == Need::Region;
-        if has_two || self.micro_batches > 1 && self.needs().any(is_region) {
-            let is_record = |action: &Action| matches!(action, Action::Save | Action::Load);
-            self.actions.retain(|action| !is_record(action));
+        if has_region {
+            self.micro_batches = 1;
         }
-        if has_two {
-            let is_untested = |action: &Action| matches!(action, Action::Untested(_));
-            self.actions.retain(|action| !is_untested(action));
-            return self.without_shapes(&[Shape::Region]);
+        self.actions.retain(|action| match action {
+            Action::Save | Action::Load => !has_two,
+            Action::Untested(_) => !has_two && !has_region,
+            _ => true,
+        });
+        match has_two {
+            true => self.without_shapes(&[Shape::Region]),
+            false => self,
         }
-        self
     }
 
     fn with_needs(mut self, can: &dyn Fn(Need) -> bool) -> Self {

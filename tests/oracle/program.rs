@@ -229,7 +229,7 @@ impl Program {
 }
 
 impl Action {
-    fn pass(&self) -> Option<Pass> {
+    pub fn pass(&self) -> Option<Pass> {
         let mut copy = *self;
         copy.pass_mut().copied()
     }

@@ -289,13 +289,7 @@ impl Reference {
 impl Executor for Reference {
     fn act(&mut self, action: &Action) {
         // The pass is over before the call that counts what was dropped before.
-        let found = match *action {
-            Action::Train(pass)
-            | Action::Discard(pass)
-            | Action::Unscale(pass)
-            | Action::Untested(pass) => Some(self.pass(pass)),
-            _ => None,
-        };
+        let found = action.pass().map(|pass| self.pass(pass));
         if matches!(
             action,
             Action::Train(_) | Action::Discard(_) | Action::Unscale(_) | Action::Flush

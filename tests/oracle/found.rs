@@ -130,3 +130,15 @@ fn a_region_that_opens_behind_steps_in_flight_counts_its_first_step() {
 fn a_window_that_leaves_a_pipeline_still_moves_the_regions_that_it_has_opened() {
     holds(2, &[shaped(GOOD, Shape::Region)]);
 }
+
+#[test]
+fn of_a_window_the_region_in_which_an_overflow_came_first_is_the_cause() {
+    let steep = Pass {
+        slope: Slope::Power(7),
+        ..GOOD
+    };
+    holds(
+        2,
+        &[shaped(steep, Shape::Region), shaped(steep, Shape::One)],
+    );
+}

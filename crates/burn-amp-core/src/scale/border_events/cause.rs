@@ -69,7 +69,10 @@ impl BorderEvents {
                 let output_finite = true;
                 Some((SkipCause::Loss { output_finite }, Vec::new()))
             }
-            EventPlace::Parameter(..) => Some((SkipCause::Scale, overflown(&events[at..]))),
+            EventPlace::Parameter(..) => {
+                let of_pass = events[at..].iter().filter(|event| event.pass == first.pass);
+                Some((SkipCause::Scale, overflown(of_pass)))
+            }
             EventPlace::Arrival(_, outside) if !status.gradient_finite => scale(outside),
             EventPlace::Departure(inside, _) if !status.gradient_finite => scale(&some(inside)),
             EventPlace::Arrival(inside, _) => scale(&some(inside)),
@@ -82,8 +85,8 @@ impl BorderEvents {
 }
 
 /// The regions in which gradients of parameters overflow, before anything else does; none if one is outside of all.
-fn overflown(events: &[BorderEvent]) -> Vec<Arc<str>> {
-    let bad = events.iter().filter(|event| event.is_bad());
+fn overflown<'a>(events: impl Iterator<Item = &'a BorderEvent>) -> Vec<Arc<str>> {
+    let bad = events.filter(|event| event.is_bad());
     let regions = bad.map_while(|event| match &event.place {
         EventPlace::Parameter(_, region) => Some(region.as_ref().map(|region| region.name.clone())),
         _ => None,

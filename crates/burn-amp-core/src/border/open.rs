@@ -226,12 +226,16 @@ impl Open {
             // On its way back its gradient would be rounded to half precision without the scale.
             self.refuse(AmpError::HalfPrecisionInput { dtype });
         }
-        // That of a model which was not attached was asked by nobody.
+        self.meets(&tensor);
+        self.note(&tensor);
+        self.cross(&Side::OUTSIDE, &self.side, tensor, watch.as_ref())
+    }
+
+    /// Refuses a device on which two dtypes may meet: that of a model which was not attached was asked by nobody.
+    fn meets(&self, tensor: &AnyTensor) {
         if let Err(error) = self.amp.meets(tensor.device()) {
             self.refuse(error);
         }
-        self.note(&tensor);
-        self.cross(&Side::OUTSIDE, &self.side, tensor, watch.as_ref())
     }
 
     /// Takes a tensor in that may be of another side.
@@ -244,6 +248,9 @@ impl Open {
         let left = self.watch_passing(EventPlace::Left);
         if !from.holds(tensor.dtype()) {
             return self.take_in(tensor, left);
+        }
+        if from.is_outside() {
+            self.meets(&tensor);
         }
         self.note(&tensor);
         let left = left.as_ref().filter(|_| from.is_outside());

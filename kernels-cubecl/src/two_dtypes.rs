@@ -10,8 +10,8 @@ static ANSWERS: Mutex<Vec<(Device, FloatDType, bool)>> = Mutex::new(Vec::new());
 
 /// Whether Burn refuses a sum of `dtype` and f32 on a device, by a panic. Where it does not, it takes the bytes of one for values of the other.
 ///
-/// CPU backends compare dtypes, and so does what queues operations: fusion, remote and capture devices; but not where it multiplies matrices. In Burn 0.22.1, CubeCL devices without fusion
-/// launch whatever they are given. Such a device is asked by a sum of one value each, on the device without autodiff, once for each dtype in a process: a
+/// CPU backends compare dtypes, and so does what queues operations: fusion, remote and capture devices; but not where it multiplies matrices. In Burn
+/// 0.22.1, CubeCL devices without fusion launch whatever they are given. Such a device is asked by a sum of one value each, on the device without autodiff, once for each dtype in a process: a
 /// launch that nobody reads. Others are not asked, because a panic would print its message. True for f32. Does not wait for the device.
 ///
 /// # Panics

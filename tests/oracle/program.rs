@@ -344,8 +344,8 @@ impl Program {
         self
     }
 
-    /// The record of one of several optimizers is half of a state. Nor is it defined whose skip a pass explains that nobody tests, or whether a
-    /// region is the cause where other passes of its step overflow outside.
+    /// The record of one of several optimizers is half of a state. Nor is it defined whose skip a pass explains that nobody tests, or what
+    /// executors write of a region in a window that was loaded.
     fn with_what_is_defined(mut self) -> Self {
         let has_region = self.needs().any(|need| need == Need::Region);
         let has_two = self.actions.contains(&Action::Swap);

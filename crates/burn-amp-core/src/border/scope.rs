@@ -495,8 +495,8 @@ pub fn in_f32<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) -> R
 /// Between two regions, gradients are in half precision with the factors of the regions that enclose both. So where a gradient shrinks from layer to layer, put
 /// the early layers into a region inside a region, not beside it; or let f32 lie between them, by a scope in each region.
 ///
-/// Does not wait for the device; but a region with a name waits for the steps in flight, and costs one pass over the gradient at each of its two ends. An overflow in it
-/// skips the step, and lowers its factor in place of the loss scale.
+/// Does not wait for the device; but a region with a name waits for the steps in flight, and costs one pass over the gradient at each of its two
+/// ends. An overflow in it skips the step, and lowers its factor in place of the loss scale.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};

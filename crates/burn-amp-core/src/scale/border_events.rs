@@ -545,10 +545,13 @@ impl Queue {
     /// Which events are of gradients of these parameters, or of all if there are none: not those of passes that have reached others alone. If
     /// there is no such event, a model has got other ids since, by loading a record: then all are.
     fn own_passes(&self, ids: &[ParamId]) -> impl Fn(&BorderEvent) -> bool + use<> {
-        let ids: HashSet<_> = ids.iter().collect();
         let mut passes = HashMap::new();
-        for event in &self.events {
-            if !event.parameters.is_empty() {
+        let first = self.events.front().map(|event| event.pass);
+        // One pass alone is always own: that of a plain step, which is to cost nothing.
+        if self.events.iter().any(|event| Some(event.pass) != first) {
+            let ids: HashSet<_> = ids.iter().collect();
+            let given = self.events.iter().filter(|e| !e.parameters.is_empty());
+            for event in given {
                 let is_own = passes.entry(event.pass).or_insert(false);
                 *is_own = *is_own || event.parameters.iter().any(|id| ids.contains(id));
             }

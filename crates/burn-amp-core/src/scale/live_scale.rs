@@ -543,6 +543,13 @@ impl LiveScale {
         }
     }
 
+    /// Regions that were opened on another side are open here, too.
+    pub(crate) fn open_regions(&self, regions: Vec<Arc<NamedRegion>>) {
+        for named in regions {
+            self.regions.enter(&named, false);
+        }
+    }
+
     /// Decides on what the scopes of another have left.
     pub(crate) fn take_over(&self, left: ScopesLeft) {
         self.opened.store(left.opened, Ordering::Relaxed);
@@ -556,9 +563,7 @@ impl LiveScale {
             .into_iter()
             .for_each(|path| self.note_read(path));
         self.regions.lock().join_readers(left.readers);
-        for named in left.regions {
-            self.regions.enter(&named, false);
-        }
+        self.open_regions(left.regions);
     }
 
     /// Uses the scale, and the factors of the regions, that another has reached.

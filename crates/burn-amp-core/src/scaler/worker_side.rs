@@ -71,9 +71,7 @@ impl GradScaler {
     /// Takes back which regions an open window has opened, from the side that is at its end: the window's step moves them.
     pub fn take_opened_regions(&self, ended: &Self) {
         let opened = ended.live().regions().lock().take_opened();
-        for named in opened {
-            self.live().regions().enter(&named, false);
-        }
+        self.live().open_regions(opened);
     }
 
     /// Whether other optimizers move the scale, too.

@@ -30,7 +30,8 @@ impl BorderEvents {
         others.any(of_chain)
     }
 
-    /// What was not finite first in events of this order, and the regions in which it became so; none if nothing is known of what scopes have given. Waits for the device.
+    /// What was not finite first in events of this order, and the regions in which it became so; none if nothing is known of what scopes have given.
+    /// Waits for the device.
     ///
     /// Where a gradient comes to half precision, it was made in f32: by the loss, or by what is between two scopes. Where it leaves half
     /// precision, or overflows as it comes, the scale has made it.

@@ -114,26 +114,13 @@ fn a_scalers_state_that_no_run_has() {
     check(adam, DType::F32, cases);
 }
 
-/// What was the bound of its factor is the ceiling of AdaLoss's schedule now, within the settings.
 #[test]
-fn a_region_of_an_earlier_version() {
-    let part = |min, factor: f64| {
-        let config = at_scale(8.0).with_min_scale(min);
-        let part = json!({"schedule": config.schedule().unwrap(), "factor": factor});
-        state("", json!({"parts": {"a": part}}))
-    };
-    let mut optim = trained(adam(), DType::F32, 0..4, &[2]);
-    for (min, factor, expected) in [(None, 4.0, 4.0), (Some(2.0), 1.0, 2.0), (None, 32.0, 8.0)] {
-        let bytes = forged(&optim.into_bytes().unwrap(), part(min, factor));
-        optim.from_bytes(bytes).unwrap();
-        let bytes = optim.into_bytes().unwrap();
-        optim.from_bytes(bytes.clone()).unwrap();
-        let state: Value = serde_json::from_str(&pack(bytes).metadata["burn_amp.state"]).unwrap();
-        let now = &state["parts"]["a"]["schedule"];
-        assert_eq!([&now["scale"], &now["ceiling"]], [expected, 8.0]);
-    }
-    let damaged = |factor| (part(None, factor), Unreadable("the factor of a region is"));
-    check(adam, DType::F32, [0.0, -1.0].map(damaged));
+fn a_region_whose_factor_is_zero() {
+    let mut schedule = serde_json::to_value(at_scale(8.0).schedule().unwrap()).unwrap();
+    schedule["scale"] = 0.0.into();
+    let damaged = state("", json!({"regions": {"a": {"schedule": schedule}}}));
+    let fate = Unreadable("the factor of a region is 0");
+    check(adam, DType::F32, [(damaged, fate)]);
 }
 
 #[test]

@@ -250,7 +250,8 @@ NearTop > /warmup_step > 6 > at most `warmup_steps`, 5
 AdaptiveInterval > /state/AdaptiveInterval/interval > 0 > `state`
 LogMax > /state/LogMax/mean_start > 2.0 > `state`
 LogMax > /state/LogMax/more > 1 > `state`
-LogMax > /scale > null > `scale` is NaN
+LogMax > /scale > "NaN" > `scale` is NaN
+LogMax > /scale > null > must be a number
 "#;
 
 /// What no run can have left is refused, and names what is wrong.

@@ -9,7 +9,6 @@ mod warning;
 mod beside_burn;
 mod border;
 mod check;
-mod earlier;
 mod ema;
 mod error;
 mod gradients;

@@ -25,7 +25,7 @@ use owners::{HOOK, MASTER, MASTERS, SUM, WINDOW};
 pub use state::State;
 
 use crate::{
-    earlier, error::AmpError, journal::step_counters::StepCounters, scale::loss_scale::LossScale,
+    error::AmpError, journal::step_counters::StepCounters, scale::loss_scale::LossScale,
     scaler::ScalerState, scaler::accumulation::WindowState, update::ModuleOptim,
     update::module_optim::FRESH, values::ParamTensors,
 };
@@ -356,11 +356,8 @@ impl AmpRecord {
                 let state = section.as_deref().map(ScalerState::of).transpose();
                 self.scaler = state.map_err(|reason| self.refused_state(STATE, &reason))?;
             }
-            ACCUMULATION_WINDOW | ONE_HOOK | earlier::ONE_HOOK => {}
+            ACCUMULATION_WINDOW | ONE_HOOK => {}
             _ => return Err(container::later(&self.origin, &format!("kind `{kind}`"))),
-        }
-        for (hook, field) in earlier::HOOKS {
-            container.rename_state(hook, field, &format!("{HOOK}{hook}"));
         }
         let window = State::take_from(container, WINDOW, SUM)?;
         let window = window.map(WindowState::of).transpose();

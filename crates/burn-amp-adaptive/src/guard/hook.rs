@@ -1,23 +1,8 @@
 //! A guard as a hook of an optimizer.
 
-use serde::Deserialize;
-use std::collections::HashMap;
-
 use super::{Guard, GuardState};
 use burn_amp_core::hook::{Hook, IntoHook, Proposed, State, Verdict};
-use burn_amp_core::{AmpError, internal::number, warn};
-
-/// As it is stored, with what earlier versions have left beside it.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Stored {
-    state: GuardState,
-    /// The losses of an open window, which stand beside its gradients now.
-    #[serde(default, rename = "sum", with = "number")]
-    _sum: f64,
-    #[serde(default, rename = "count")]
-    _count: u32,
-}
+use burn_amp_core::{AmpError, warn};
 
 impl Hook for GuardState {
     fn name(&self) -> &str {
@@ -37,17 +22,16 @@ impl Hook for GuardState {
     }
 
     fn state(&self) -> Option<State> {
-        let stored = HashMap::from([("state", self)]);
-        Some(State::of(&stored).expect("numbers are plain data"))
+        Some(State::of(self).expect("numbers are plain data"))
     }
 
     /// Starts again with the state of another guard.
     fn restore(&mut self, state: Option<State>) -> Result<(), String> {
-        let stored: Option<Stored> = state.map(|state| state.values()).transpose()?;
+        let stored: Option<Self> = state.map(|state| state.values()).transpose()?;
         let fresh = Self::new(self.guard).map_err(|error| error.to_string())?;
         *self = match stored {
             None => fresh,
-            Some(Stored { state, .. }) => {
+            Some(state) => {
                 if let Some(reason) = state.contradiction() {
                     return Err(reason);
                 }
@@ -83,7 +67,7 @@ mod tests {
             let losses = json!({"values": [], "sum": 0.0, "sum_sq": 0.0});
             let state =
                 json!({"guard": rule, "losses": losses, "norms": norms, "average": average});
-            let stored = State::of(&json!({"state": state, "sum": 0.0, "count": 0})).unwrap();
+            let stored = State::of(&state).unwrap();
             let mut here = GuardState::new(Guard::zclip()).unwrap();
             here.restore(Some(stored))
         };

@@ -11,7 +11,7 @@ pub struct StepCounters {
     steps: u64,
     skipped: u64,
     pub(super) consecutive_skips: u64,
-    // Absent from records where they are zero, as from those of earlier releases.
+    // Absent from records where they are zero.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) dropped: u64,
     #[serde(skip_serializing_if = "is_default")]

@@ -118,20 +118,6 @@ impl Container {
         names.map(String::from).collect()
     }
 
-    /// Gives a state, and the tensors that are called `field`, another name.
-    pub(super) fn rename_state(&mut self, state: &str, field: &str, name: &str) {
-        if let Some(values) = self.metadata.remove(&key_of(state)) {
-            self.metadata.insert(key_of(name), values);
-        }
-        let end = format!(".{}", key_of(field));
-        let mut tensors = self.split_tensors(|tensor| tensor.ends_with(&end));
-        for tensor in &mut tensors {
-            tensor.name.truncate(tensor.name.len() - end.len());
-            tensor.name = format!("{}.{}", tensor.name, key_of(name));
-        }
-        self.extend(tensors);
-    }
-
     /// Refuses what is left of our own after all that is known was taken out: it must not be lost in silence.
     pub(crate) fn check_rest(&self) -> Result<(), AmpError> {
         let keys = self.scalars.keys().chain(self.metadata.keys());

@@ -3,15 +3,15 @@
 use burn_amp_kernels::ScaleState;
 use serde::{Deserialize, Serialize};
 
-mod built_in;
 mod config;
 mod device;
 mod log_max;
+mod memory;
 mod near_top;
 mod outcome;
+mod own_rule;
 mod rule;
 mod schedule;
-mod state;
 mod stored;
 
 pub use config::GradScalerConfig;
@@ -24,7 +24,8 @@ use crate::error::{AmpError, in_range};
 use crate::values::number;
 use config::checked_scale;
 pub(crate) use config::settings;
-use state::State;
+use memory::Memory;
+use own_rule::OwnRule;
 use stored::Stored;
 
 /// The largest finite f16.
@@ -96,9 +97,9 @@ pub struct LossScale {
     growth_tracker: u32,
     /// The overflow of this number, counted from now, backs the scale off; never below 1.
     hysteresis_tracker: u32,
-    // These are absent from records where they say nothing, as from those of earlier releases.
-    #[serde(skip_serializing_if = "State::is_nothing")]
-    state: State,
+    // These are absent from records where they say nothing.
+    #[serde(skip_serializing_if = "Memory::is_nothing")]
+    state: Memory,
     /// Where the last overflow has backed off to: schedules that look at the gradients do not rise above.
     #[serde(skip_serializing_if = "Option::is_none")]
     ceiling: Option<f32>,
@@ -121,7 +122,7 @@ impl LossScale {
             scale: config.init_scale as f32,
             growth_tracker: 0,
             hysteresis_tracker: config.hysteresis,
-            state: State::first(&config),
+            state: Memory::first(&config),
             ceiling: None,
             warmup_step: 0,
         }
@@ -144,13 +145,14 @@ impl LossScale {
 
     /// From which magnitude on unscaled gradients are to be counted, if the rule wants to know.
     pub(crate) fn edge(&self) -> Option<f32> {
-        let edge = f64::from(self.state.rule().count_from()?) / f64::from(self.scale());
+        let edge =
+            f64::from(self.state.count_from(&self.config.schedule)?) / f64::from(self.scale());
         self.config.dynamic.then_some(edge as f32)
     }
 
     /// Whether the rule wants values near the top to be counted.
     pub(crate) fn counts_near_top(&self) -> bool {
-        self.state.rule().count_from().is_some()
+        self.state.count_from(&self.config.schedule).is_some()
     }
 
     /// Whether the schedule looks at more than outcomes.
@@ -196,7 +198,7 @@ impl LossScale {
             self.lift_ceiling();
         }
         let (before, used) = (self.scale, self.scale());
-        let next = self.state.rule_mut().advance(used, seen);
+        let next = self.state.advance(&self.config.schedule, used, seen);
         self.scale = match next {
             NextScale::Counted if is_due && !overflow => self.grown(before),
             NextScale::Counted if is_due => self.backed_off(),
@@ -238,7 +240,7 @@ impl LossScale {
         self.growth_tracker = counts.growth_tracker;
         self.hysteresis_tracker = counts.hysteresis_tracker;
         self.warmup_step = counts.warmup_step;
-        if let Some(state) = self.state.interval_mut() {
+        if let Memory::AdaptiveInterval(state) = &mut self.state {
             state.interval = counts.growth_interval;
             state.growths_in_a_row = counts.growths_in_a_row;
         }
@@ -311,7 +313,7 @@ impl LossScale {
     pub(crate) fn restarted(self) -> Self {
         match self.config.dynamic {
             true => Self {
-                state: self.state.restarted(),
+                state: self.state.restarted(&self.config),
                 ..Self::first(self.config)
             },
             false => self,
@@ -338,7 +340,7 @@ impl LossScale {
     /// Begins again at the interval of the settings.
     fn restart_interval(&mut self) {
         if self.state.interval().is_some() {
-            self.state = State::first(&self.config);
+            self.state = Memory::first(&self.config);
         }
     }
 
@@ -433,7 +435,7 @@ impl LossScale {
     fn with_state_of(mut self, other: &Self) -> Result<Self, String> {
         (self.state, self.ceiling) = match self.state.continuing(&other.state)? {
             Some(state) => (state, other.ceiling),
-            None => (self.state.restarted(), None),
+            None => (self.state.restarted(&self.config), None),
         };
         Ok(self)
     }
@@ -441,15 +443,15 @@ impl LossScale {
     /// This stored state with all its settings, under the rule of a program where that is its own or the only one to be had.
     fn with_rule_of(self, program: &Self) -> Result<Self, String> {
         let rule = match program.has_own_rule() {
-            true => program.state.restarted(),
-            false if self.has_own_rule() => State::first(&self.config),
+            true => program.state.restarted(&program.config),
+            false if self.has_own_rule() => Memory::first(&self.config),
             false => return Ok(self),
         };
         self.under(rule)
     }
 
     /// The same state under a rule, which goes on with what is remembered if that is its own.
-    fn under(mut self, rule: State) -> Result<Self, String> {
+    fn under(mut self, rule: Memory) -> Result<Self, String> {
         let before = self.clone();
         self.state = rule;
         self.with_state_of(&before)
@@ -466,11 +468,11 @@ impl LossScale {
     /// [`AmpError::InvalidValue`] if the name is empty or that of a built-in rule, or if the rule refuses the stored state.
     pub fn with_rule<R: Rule + Clone>(self, rule: R) -> Result<Self, AmpError> {
         let name = rule.name();
-        if name.is_empty() || State::is_built_in(name) {
+        if name.is_empty() || Memory::is_built_in(name) {
             let allowed = "a name of its own, which no built-in rule has";
             return Err(AmpError::refused("name", format!("`{name}`"), allowed));
         }
-        self.under(State::new(rule))
+        self.under(Memory::Own(OwnRule::new(rule)))
             .map_err(|reason| AmpError::refused("state", reason, "one that the rule can have"))
     }
 
@@ -481,7 +483,7 @@ impl LossScale {
 
     /// Whether it is moved by a rule that is not one of the settings'.
     pub(crate) fn has_own_rule(&self) -> bool {
-        !State::is_built_in(self.rule_name())
+        self.state.is_own()
     }
 
     /// Refuses a stored state whose rule is missing.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::lock::{Guard, locked};
 use crate::scale::loss_scale::{Evidence, LossScale, Measures};
-use crate::{earlier, error::short, scale::rescale::NamedRegion, values::number};
+use crate::{error::short, scale::rescale::NamedRegion, values::number};
 
 /// The regions, which scopes and steps share. Rules are asked without the lock, because they are code of a program.
 #[derive(Default)]
@@ -270,43 +270,15 @@ impl Regions {
 
 /// What a record holds of a region.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(from = "Stored")]
+#[serde(deny_unknown_fields)]
 pub(crate) struct RegionState {
     pub(crate) schedule: LossScale,
     /// What has come to it in an open window.
-    #[serde(skip_serializing_if = "number::is_default")]
+    #[serde(default, skip_serializing_if = "number::is_default")]
     pub(crate) seen: Option<Measures>,
     /// Whether an open window has opened it: the window's step moves it.
-    #[serde(skip_serializing_if = "number::is_default")]
+    #[serde(default, skip_serializing_if = "number::is_default")]
     opened: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Stored {
-    schedule: LossScale,
-    #[serde(default)]
-    seen: Option<Measures>,
-    #[serde(default)]
-    opened: bool,
-    /// In records of earlier versions.
-    #[serde(default)]
-    factor: Option<f32>,
-}
-
-impl From<Stored> for RegionState {
-    fn from(stored: Stored) -> Self {
-        let (seen, opened, schedule) = (stored.seen, stored.opened, stored.schedule);
-        let schedule = match stored.factor {
-            Some(factor) => schedule.below_as_ceiling(earlier::BOUNDED_RULE, factor),
-            None => schedule,
-        };
-        Self {
-            schedule,
-            seen,
-            opened,
-        }
-    }
 }
 
 impl RegionState {

@@ -21,11 +21,11 @@ pub(crate) struct ScalerState {
     pub(crate) counters: StepCounters,
     /// That of an iteration that has not been ended.
     pub(crate) pending: Option<StepOutcome>,
-    /// What its gradients have shown; absent from records of earlier releases.
+    /// What its gradients have shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seen: Option<Measures>,
     /// The regions of the network whose factors move.
-    #[serde(default, rename = "parts", skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) regions: BTreeMap<String, RegionState>,
     /// Whether the settings of the schedule are to be taken too, in place of the program's.
     #[serde(skip)]

@@ -12,7 +12,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D:
     Ok(Number::deserialize(deserializer)?.0)
 }
 
-/// Whether a value is left out of a record, as from those of earlier releases, because it says nothing.
+/// Whether a value is left out of a record because it says nothing.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -68,9 +68,9 @@ pub(crate) mod optional {
     }
 }
 
-/// The same, for an f32. Earlier releases wrote `null` for infinities and NaN alike: that is read as NaN.
+/// The same, for an f32.
 pub(crate) mod single {
-    use super::{Deserializer, Serializer, optional};
+    use super::{Deserialize, Deserializer, Number, Serializer};
 
     pub(crate) fn serialize<S: Serializer>(value: &f32, serializer: S) -> Result<S::Ok, S::Error> {
         match value.is_finite() {
@@ -80,7 +80,7 @@ pub(crate) mod single {
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
-        Ok(optional::deserialize(deserializer)?.unwrap_or(f64::NAN) as f32)
+        Ok(Number::deserialize(deserializer)?.0 as f32)
     }
 }
 

@@ -6,10 +6,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::rule::{Evidence, NextScale};
-use super::{F16_MAX, built_in::Memory, schedule::Schedule};
+use super::{F16_MAX, schedule::Schedule};
 
 /// Running sums, each with the weight that its start still has.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Sums {
     mean: f64,
@@ -20,10 +20,8 @@ pub(super) struct Sums {
     slow_start: f64,
 }
 
-impl Memory for Sums {
-    const NAME: &'static str = "LogMax";
-
-    fn advance(&mut self, schedule: &Schedule, evidence: Evidence) -> NextScale {
+impl Sums {
+    pub(super) fn advance(&mut self, schedule: &Schedule, evidence: Evidence) -> NextScale {
         let [beta1, beta2, std_dev] = schedule.moments();
         let measures = match evidence {
             Evidence::Overflow => return NextScale::Counted,
@@ -38,16 +36,14 @@ impl Memory for Sums {
         predicted.map_or(NextScale::Same, NextScale::UpTo)
     }
 
-    fn is_valid(&self) -> bool {
+    pub(super) fn is_valid(&self) -> bool {
         let shares = [self.mean_start, self.slow_start];
         let sums = [self.mean, self.slow_mean, self.square];
         shares.iter().all(|share| (0.0..=1.0).contains(share))
             && (self.mean_start == 1.0) == (self.slow_start == 1.0)
             && sums.iter().all(|sum| sum.is_finite())
     }
-}
 
-impl Sums {
     pub(super) const START: Self = Self {
         mean: 0.0,
         mean_start: 1.0,
@@ -81,7 +77,7 @@ impl Sums {
     }
 }
 
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct OriginalSums {
     #[serde(with = "crate::values::number::single")]
@@ -94,10 +90,8 @@ pub(super) struct OriginalSums {
     b2_correction: f32,
 }
 
-impl Memory for OriginalSums {
-    const NAME: &'static str = "OpenSeq2SeqLogMax";
-
-    fn advance(&mut self, schedule: &Schedule, evidence: Evidence) -> NextScale {
+impl OriginalSums {
+    pub(super) fn advance(&mut self, schedule: &Schedule, evidence: Evidence) -> NextScale {
         let Schedule::OpenSeq2SeqLogMax { log_max, .. } = *schedule else {
             return NextScale::Same;
         };
@@ -109,13 +103,11 @@ impl Memory for OriginalSums {
         NextScale::Exactly(self.add(x, schedule.moments()))
     }
 
-    fn is_valid(&self) -> bool {
+    pub(super) fn is_valid(&self) -> bool {
         let corrections = [self.b1_correction, self.b2_correction];
         corrections.iter().all(|share| (0.0..=1.0).contains(share))
     }
-}
 
-impl OriginalSums {
     pub(super) const START: Self = Self {
         x_hat: 0.0,
         slow_x_hat: 0.0,

@@ -4,19 +4,17 @@ use burn::tensor::f16;
 use serde::{Deserialize, Serialize};
 
 use super::rule::{Evidence, NextScale};
-use super::{F16_MAX, built_in::Memory, schedule::Schedule};
+use super::{F16_MAX, schedule::Schedule};
 
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Count {
     /// Iterations since the last update, or the start. The first of each period moves the scale.
     step: u32,
 }
 
-impl Memory for Count {
-    const NAME: &'static str = "NearTop";
-
-    fn advance(&mut self, schedule: &Schedule, evidence: Evidence) -> NextScale {
+impl Count {
+    pub(super) fn advance(&mut self, schedule: &Schedule, evidence: Evidence) -> NextScale {
         let Schedule::NearTop { share, period, .. } = *schedule else {
             return NextScale::Same;
         };
@@ -33,14 +31,15 @@ impl Memory for Count {
             Evidence::Finite(_) => NextScale::Same,
         }
     }
+}
 
-    fn count_from(schedule: &Schedule) -> Option<f32> {
-        match *schedule {
-            Schedule::NearTop { edge, .. } => {
-                Some(f16::from_f32(F16_MAX as f32 * edge as f32).to_f32())
-            }
-            _ => None,
+/// From which scaled magnitude on a value is near the top.
+pub(super) fn edge(schedule: &Schedule) -> Option<f32> {
+    match *schedule {
+        Schedule::NearTop { edge, .. } => {
+            Some(f16::from_f32(F16_MAX as f32 * edge as f32).to_f32())
         }
+        _ => None,
     }
 }
 

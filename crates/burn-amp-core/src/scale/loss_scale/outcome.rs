@@ -54,7 +54,7 @@ pub struct Measures {
     #[serde(with = "crate::values::number")]
     pub norm: f64,
     /// What gradients are multiplied by beside the loss scale, before the factor of a region: the product of those of the regions that enclose it. 1 for a loss scale.
-    #[serde(rename = "around", with = "crate::values::number")]
+    #[serde(with = "crate::values::number")]
     pub outer_factor: f64,
 }
 

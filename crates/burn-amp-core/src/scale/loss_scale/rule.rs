@@ -1,6 +1,6 @@
 //! A rule that moves a loss scale: what it is shown of an iteration, and what it wants of the scale next. Knows no settings.
 
-use std::{any::Any, error::Error, fmt::Debug, sync::Arc};
+use std::{error::Error, fmt::Debug};
 
 use super::outcome::{Measures, StepOutcome};
 
@@ -169,15 +169,4 @@ pub enum NextScale {
     AtOnce(f32),
     /// This one, within the bounds.
     Exactly(f32),
-}
-
-/// A rule that can be copied, and be asked for its type.
-pub(super) trait DynRule: Rule + Any {
-    fn copied(&self) -> Arc<dyn DynRule>;
-}
-
-impl<R: Rule + Clone> DynRule for R {
-    fn copied(&self) -> Arc<dyn DynRule> {
-        Arc::new(self.clone())
-    }
 }

@@ -3,8 +3,9 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::state::{State, Unknown, to_text};
-use super::{GradScalerConfig, LossScale, config::checked_scale};
+use super::{
+    GradScalerConfig, LossScale, config::checked_scale, memory::Memory, own_rule::OwnRule,
+};
 use crate::error::{AmpError, in_range};
 use crate::values::number;
 
@@ -33,7 +34,7 @@ impl TryFrom<Stored> for LossScale {
         stored.config.check()?;
         let schedule = Self::first(stored.config);
         let allowed = "one that the `schedule` of the settings can have";
-        let state = read(&stored.state, &schedule.state)
+        let state = read(&stored.state, &stored.config)
             .map_err(|reason| AmpError::refused("state", reason, allowed))?;
         // Zero is a state that a schedule reaches without `min_scale`; NaN, and infinity without `max_scale`, are OpenSeq2Seq's, and may be
         // those of a rule that is not known here.
@@ -67,42 +68,27 @@ impl TryFrom<Stored> for LossScale {
     }
 }
 
-impl LossScale {
-    /// A factor that had this schedule for its bound, under the rule of that name, which remembers nothing.
-    pub(crate) fn below_as_ceiling(mut self, rule: &str, factor: f32) -> Self {
-        let (name, state) = (rule.to_string(), "null".to_string());
-        self.state = State::new(Unknown { name, state });
-        self.ceiling = Some(self.scale);
-        // `min_scale` was a floor of the bound alone.
-        let min = self.config.min_scale.unwrap_or(0.0);
-        self.config.init_scale = self.config.init_scale.min(1.0).max(min);
-        self.scale = self.clamped(factor.min(self.scale));
-        self
-    }
-}
-
 fn without_state() -> Value {
     "GrowthInterval".into()
 }
 
-/// What is stored, under the rule of the settings or one that is not known here. The error says what is wrong with it.
-fn read(stored: &Value, first: &State) -> Result<State, String> {
+/// What the rule of the settings, or one that is not known here, remembers. The error says what is wrong with it.
+fn read(stored: &Value, config: &GradScalerConfig) -> Result<Memory, String> {
     let refused = || format!("{stored}");
     let (name, state) = match stored {
-        Value::String(name) => (name, "null".to_string()),
-        Value::Object(fields) if fields.len() == 1 => {
-            let (name, state) = fields.iter().next().ok_or_else(refused)?;
-            (name, to_text(state))
-        }
+        Value::String(name) => (name, &Value::Null),
+        Value::Object(fields) if fields.len() == 1 => fields.iter().next().ok_or_else(refused)?,
         _ => return Err(refused()),
     };
-    let stored = State::new(Unknown {
-        name: name.clone(),
-        state,
-    });
-    match State::is_built_in(name) {
-        true => first.continuing(&stored)?.ok_or_else(refused),
-        false if name.is_empty() => Err(refused()),
-        false => Ok(stored),
+    if !Memory::is_built_in(name) {
+        let rule = || Memory::Own(OwnRule::stored(name, state));
+        return (!name.is_empty()).then(rule).ok_or_else(refused);
+    }
+    let memory = Memory::deserialize(stored);
+    let memory = memory.map_err(|error| format!("rule `{name}`: {error}"))?;
+    match memory.is_valid() {
+        true if memory.name() == Memory::first(config).name() => Ok(memory),
+        true => Err(refused()),
+        false => Err(format!("rule `{name}`: no run has {stored}")),
     }
 }

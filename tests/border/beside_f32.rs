@@ -1,97 +1,40 @@
-//! What a dry run says of a loss beside the same in f32, and what a scope says of gradients that come from nowhere.
+//! What a dry run says of a loss beside the same in f32, and scopes whose gradients come from no parameter and that are right.
 
-use crate::support::*;
+use burn::tensor::activation::{log_softmax, softmax};
 
-/// A tensor of one's own that requires gradients, cast by hand.
-fn by_hand(dtype: FloatDType) -> Tensor<1> {
-    vector(&[2.0, 3.0]).require_grad().cast(dtype)
-}
+use crate::support::{graph::*, *};
 
-/// Its gradient would be multiplied by the loss scale; of a model that was not attached, on a device that does not refuse two dtypes, it is garbage.
-#[test]
-fn a_scope_whose_gradients_come_from_no_parameter_of_its_handle_is_refused() {
-    for dtype in halves() {
-        for amp in [scaled(dtype, two(12)), scaled(dtype, 1.0)] {
-            let attached = Gain::at(&[2.0, 2.0], &scaled(dtype, 1.0));
-            let frozen = Gain::at(&[2.0, 2.0], &amp).no_grad();
-            let scopes: [&dyn Fn(Tensor<1>) -> Tensor<1>; 5] = [
-                &|x| x * by_hand(dtype),
-                &|x| frozen.forward(x) * by_hand(dtype),
-                &|x| in_f32(x, |x| x * 2.0) * by_hand(dtype),
-                &|x| amp.autocast(x, |x| x * by_hand(dtype)),
-                &|x| x * attached.factor.val().cast(dtype),
-            ];
-            for (index, scope) in scopes.into_iter().enumerate() {
-                let error = amp.try_autocast(ones(), scope).map(drop).unwrap_err();
-                is_error(&error, "NotAttached", ["`amp.cast(tensor)`"]);
-                says(&error, ["another `MixedPrecision`"]);
-                assert_eq!(
-                    panic_message(|| amp.autocast(ones(), scope)),
-                    error.to_string(),
-                    "{index}"
-                );
-            }
-            let bare = scaled(dtype, 1.0);
-            let error = bare.try_autocast(ones(), |x| x * by_hand(dtype));
-            says(
-                &error.map(drop).unwrap_err(),
-                ["not attached", "amp.prepare(model, optim)"],
-            );
-        }
-    }
-}
+/// Of inputs alone, whose model is frozen; a function between other scopes; a learned tensor; in islands, regions and on threads.
+const RIGHT: &str = "
+tracked [ R ]
+tracked = ones [ taken ]
+tracked = ones [ ( times ) ]
+[ T ] [ tanh ]
+[ T [ tanh ] ]
+[ [ T ] tanh ]
+[ ( T ) ]
+[ {3 T } ]
+[ thread( T ) ]
+";
 
 /// Gradients of inputs alone, of no parameter at all, of other scopes' parameters, and none.
 #[test]
 fn scopes_without_a_parameter_that_are_right() {
-    for dtype in halves() {
-        let amp = scaled(dtype, two(12));
-        let gain = Gain::at(&[2.0, 4.0], &amp);
-        let frozen = gain.clone().no_grad();
-        let tracked = || ones().require_grad();
-        let own = tracked();
-        let scopes: [(bool, &dyn Fn() -> Tensor<1>); 12] = [
-            // Adversarial inputs.
-            (true, &|| amp.autocast(tracked(), |x| frozen.forward(x))),
-            (true, &|| amp.autocast((ones(), tracked()), |(x, y)| x * y)),
-            // A function between other scopes.
-            (true, &|| {
-                amp.autocast(amp.autocast(ones(), |x| gain.forward(x)), tanh)
-            }),
-            (true, &|| {
-                amp.autocast(ones(), |x| amp.autocast(gain.forward(x), tanh))
-            }),
-            (true, &|| {
-                amp.autocast(ones(), |x| tanh(amp.autocast(x, |x| gain.forward(x))))
-            }),
-            // A learned tensor.
-            (true, &|| amp.autocast((), |()| amp.cast(own.clone()))),
-            (true, &|| {
-                amp.autocast(ones(), |x| in_f32(x, |x| x * own.clone()))
-            }),
-            (true, &|| {
-                amp.autocast(ones(), |x| in_f32(x, |x| gain.forward(x)))
-            }),
-            (true, &|| {
-                amp.autocast(ones(), |x| by(3, x, |x| gain.forward(x)))
-            }),
-            // On another thread.
-            (true, &|| {
-                amp.autocast(ones(), |x| {
-                    let scope = Scope::current();
-                    let work = || scope.enter(|| gain.forward(x));
-                    std::thread::scope(|threads| threads.spawn(work).join().unwrap())
-                })
-            }),
-            // Validation.
-            (false, &|| amp.autocast(ones(), |x| frozen.forward(x))),
-            (false, &|| {
-                Tensor::from_inner(amp.autocast(ones().inner(), |x| gain.valid().forward(x)))
-            }),
-        ];
-        for (index, (requires, scope)) in scopes.into_iter().enumerate() {
-            assert_eq!(scope().is_tracked(), requires, "{index}");
+    for amp in halves().into_iter().map(|dtype| scaled(dtype, two(12))) {
+        let mut net = amp.attach(net());
+        net.right = net.right.no_grad();
+        for line in RIGHT.trim().lines() {
+            assert!(loss(&amp, &net, line).is_tracked(), "{line}");
         }
+        let both = amp.autocast((ones(), ones().require_grad()), |(x, y)| x * y);
+        let own = ones().require_grad();
+        let learned = amp.autocast((), |()| amp.cast(own));
+        assert!(both.is_tracked() && learned.is_tracked());
+        // Validation.
+        assert!(!loss(&amp, &net, "[ R ]").is_tracked());
+        let valid = net.valid();
+        let output = amp.autocast(ones().inner(), |x| valid.trunk.forward(x));
+        assert!(!output.is_tracked());
     }
 }
 
@@ -116,81 +59,72 @@ impl Two {
     }
 }
 
-/// What `check` says of two layers around something, on inputs of this size, and its warnings.
+/// What `check` says of a loss of two layers, on inputs of this size, and its warnings.
 fn checked(
     amp: &MixedPrecision,
     height: f64,
-    between: impl Fn(Tensor<2>) -> Tensor<2>,
-    loss: impl Fn(Tensor<2>) -> Tensor<1>,
+    loss: impl Fn(&Two, Tensor<2>) -> Tensor<1>,
 ) -> (Result<(), AmpError>, Vec<String>) {
     let (net, input) = (Two::at(amp), random::<2>(7, [16, 8], &device()) * height);
     let mut result = None;
     let warnings = captured(Level::Warn, || {
-        let checked = amp.check(&net, |net| {
-            let output = amp.autocast(input.clone(), |x| {
-                net.last.forward(between(net.first.forward(x)))
-            });
-            loss(output)
-        });
+        let checked = amp.check(&net, |net| loss(net, input.clone()));
         result = Some(checked.map(drop));
     });
     (result.unwrap(), warnings)
 }
 
-fn squares(output: Tensor<2>) -> Tensor<1> {
-    output.square().mean()
+/// The output of the layers with something between.
+fn around(
+    amp: &MixedPrecision,
+    between: impl Fn(Tensor<2>) -> Tensor<2>,
+) -> impl Fn(&Two, Tensor<2>) -> Tensor<2> {
+    move |net, x| amp.autocast(x, |x| net.last.forward(between(net.first.forward(x))))
 }
 
+/// The same, of which the loss is the mean of the squares.
+fn squared(
+    amp: &MixedPrecision,
+    between: impl Fn(Tensor<2>) -> Tensor<2>,
+) -> impl Fn(&Two, Tensor<2>) -> Tensor<1> {
+    let output = around(amp, between);
+    move |net, x| output(net, x).square().mean()
+}
+
+/// As where the bytes of f32 are read as f16. A random loss has no excuse, if it is not that random.
 #[test]
 fn a_loss_that_is_far_from_f32_is_refused() {
     let amp = f16(two(9));
-    let far = |between: &dyn Fn(Tensor<2>) -> Tensor<2>| {
-        let (result, _) = checked(&amp, 1.0, between, squares);
-        is_error(
-            &result.unwrap_err(),
-            "FarFromF32",
-            ["the loss is", "in_f32", "% off"],
-        );
-    };
-    // As where the bytes of f32 are read as f16.
-    let is_half = |x: &Tensor<2>| x.dtype() == DType::F16;
-    far(&|x| if is_half(&x) { x * 3.0 } else { x });
-    far(&|x| {
-        if is_half(&x) {
-            x.slice_fill([0..16, 0..4], 0.0)
-        } else {
-            x
-        }
-    });
-    // A random loss has no excuse, if it is not that random.
     let dropout = DropoutConfig::new(0.1).init();
-    far(&|x| dropout.forward(if is_half(&x) { x * 9.0 } else { x }));
+    let wrong: [&dyn Fn(Tensor<2>) -> Tensor<2>; 3] =
+        [&|x| x * 3.0, &|x| x.slice_fill([0..16, 0..4], 0.0), &|x| {
+            dropout.forward(x * 9.0)
+        }];
+    for wrong in wrong {
+        let in_half = |x: Tensor<2>| if x.dtype() == DType::F16 { wrong(x) } else { x };
+        let (result, _) = checked(&amp, 1.0, squared(&amp, in_half));
+        is_error(&result.unwrap_err(), "FarFromF32", []);
+    }
 }
 
 #[test]
 fn a_layer_that_gives_zeros_in_half_precision_alone_is_warned_of() {
     let amp = f16(two(4));
-    let (result, warnings) = checked(&amp, 6000.0, norm, squares);
+    let (result, warnings) = checked(&amp, 6000.0, squared(&amp, norm));
     is_error(&result.unwrap_err(), "FarFromF32", []);
     says(
         only(&warnings),
         ["`last.weight`", "all zero in F16", "`in_f32`"],
     );
-    // At the end of a scope, and of a region with a name.
-    let net = Two::at(&amp);
-    let input = random::<2>(7, [16, 8], &device()) * 6000.0;
-    let warnings = captured(Level::Warn, || {
-        let _ = amp.check(&net, |net| {
-            let output = amp.autocast(input.clone(), |x| norm(net.first.forward(x)));
-            (output + net.last.weight.val().slice([0..1, 0..8]))
-                .square()
-                .mean()
-        });
+    // At the end of a scope.
+    let (_, warnings) = checked(&amp, 6000.0, |net, x| {
+        let output = amp.autocast(x, |x| norm(net.first.forward(x)));
+        let row = net.last.weight.val().slice([0..1, 0..8]);
+        (output + row).square().mean()
     });
     says(&warnings[0], ["all that leaves `autocast` is zero in F16"]);
-
-    let (result, warnings) = checked(&amp, 6000.0, |x| in_f32(x, norm), squares);
-    assert_eq!((result, warnings), (Ok(()), vec![]));
+    let right = checked(&amp, 6000.0, squared(&amp, |x| in_f32(x, norm)));
+    assert_eq!(right, (Ok(()), vec![]));
 }
 
 /// None of them may be refused, or warned of. In a process of its own: on Flex all threads draw from one generator.
@@ -203,45 +137,33 @@ fn honest_programs_are_let_through() {
     let betweens: [&dyn Fn(Tensor<2>) -> Tensor<2>; 5] = [
         &|x| x,
         &|x| (0..24).fold(x, |x, _| tanh(x * 1.7)),
-        &|x| burn::tensor::activation::softmax(x * 40.0, 1),
+        &|x| softmax(x * 40.0, 1),
         &|x| dropout.forward(x),
         // Drawn in another way in each dtype.
         &|x| x.clone() + x.random_like(Distribution::Normal(0.0, 1.0)),
     ];
     let losses: [&dyn Fn(Tensor<2>) -> Tensor<1>; 4] = [
-        &squares,
-        &|output| output.square().sum() * 1e-6,
+        &|y| y.square().mean(),
+        &|y| y.square().sum() * 1e-6,
         // Of critics: a difference of means that is small.
-        &|output| output.clone().slice([0..8, 0..8]).mean() - output.slice([8..16, 0..8]).mean(),
-        &|output| {
-            -burn::tensor::activation::log_softmax(output, 1)
-                .slice([0..16, 0..1])
-                .mean()
-        },
+        &|y| y.clone().slice([0..8, 0..8]).mean() - y.slice([8..16, 0..8]).mean(),
+        &|y| -log_softmax(y, 1).slice([0..16, 0..1]).mean(),
     ];
-    for dtype in halves() {
-        for (i, between) in betweens.into_iter().enumerate() {
-            for (j, loss) in losses.into_iter().enumerate() {
-                let found = checked(&MixedPrecision::new(dtype), 1.0, between, loss);
-                assert_eq!(found, (Ok(()), vec![]), "{dtype:?} {i} {j}");
-            }
+    for amp in halves().into_iter().map(MixedPrecision::new) {
+        for (i, j) in (0..20).map(|at| (at / 4, at % 4)) {
+            let output = around(&amp, betweens[i]);
+            let found = checked(&amp, 1.0, |net, x| losses[j](output(net, x)));
+            assert_eq!(found, (Ok(()), vec![]), "{amp:?} {i} {j}");
         }
         // A model that fits as well as half precision can hold.
-        let (amp, input) = (
-            MixedPrecision::new(dtype),
-            random::<2>(7, [16, 8], &device()),
-        );
-        let net = Two::at(&amp);
-        let forward = |net: &Two, x| net.last.forward(net.first.forward(x));
-        let target = forward(&net, input.clone()).detach() + 1e-6;
-        let warnings = captured(Level::Warn, || {
-            let checked = amp.check(&net, |net| {
-                let output = amp.autocast(input.clone(), |x| forward(net, x));
-                (output - target.clone()).square().mean()
-            });
-            checked.unwrap();
+        let found = checked(&amp, 1.0, |net, x| {
+            let forward = |net: &Two, x| net.last.forward(net.first.forward(x));
+            let target = forward(net, x.clone()).detach() + 1e-6;
+            (amp.autocast(x, |x| forward(net, x)) - target)
+                .square()
+                .mean()
         });
-        assert_eq!(warnings, [""; 0]);
+        assert_eq!(found, (Ok(()), vec![]), "{amp:?}");
     }
 }
 
@@ -249,19 +171,12 @@ fn honest_programs_are_let_through() {
 #[test]
 fn a_loss_that_magnifies_rounding_is_warned_of() {
     let (amp, step) = (f16(two(4)), 1e-3);
-    let (net, input) = (Two::at(&amp), random::<2>(7, [16, 8], &device()));
-    let at = |net: &Two, shift: f64| {
-        amp.autocast(input.clone() + shift, |x| {
-            net.last.forward(tanh(net.first.forward(x)))
-        })
-    };
-    let warnings = captured(Level::Warn, || {
-        let checked = amp.check(&net, |net| {
-            let second = (at(net, step) + at(net, -step) - at(net, 0.0) * 2.0) / (step * step);
-            second.square().mean()
-        });
-        checked.unwrap();
+    let (result, warnings) = checked(&amp, 1.0, |net, x| {
+        let at = |shift: f64| around(&amp, tanh)(net, x.clone() + shift);
+        let second = (at(step) + at(-step) - at(0.0) * 2.0) / (step * step);
+        second.square().mean()
     });
+    assert_eq!(result, Ok(()));
     says(only(&warnings), ["magnifies", "the same but for rounding"]);
 }
 
@@ -273,10 +188,8 @@ fn a_loss_that_cannot_be_computed_in_f32_is_checked_without() {
         assert_eq!(x.dtype(), DType::F16, "made for f16");
         x
     };
-    let (result, warnings) = quietly(|| checked(&amp, 1.0, half, squares)).unwrap();
-    result.unwrap();
-    says(
-        only(&warnings),
-        ["cannot be computed in f32", "made for f16", "x.dtype()"],
-    );
+    let (result, warnings) = quietly(|| checked(&amp, 1.0, squared(&amp, half))).unwrap();
+    assert_eq!(result, Ok(()));
+    let words = ["cannot be computed in f32", "made for f16", "x.dtype()"];
+    says(only(&warnings), words);
 }

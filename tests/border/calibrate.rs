@@ -1,85 +1,61 @@
 //! The first loss scale, from a backward pass before the first step.
 
-use crate::support::*;
+use crate::support::{graph::*, *};
 
-type Forward = fn(&Gain, Tensor<1>) -> Tensor<1>;
-
-fn gain(amp: &MixedPrecision) -> Gain {
-    Gain::at(&[1.0, 0.5], amp)
+fn calibrate(amp: &MixedPrecision, line: &str) -> Result<f32, AmpError> {
+    amp.calibrate(&amp.attach(net_of(1.0)), |net| loss(amp, net, line))
 }
 
-/// Where the output of a gain has a gradient of 2^`weight`.
-fn calibrate(amp: &MixedPrecision, weight: i32, forward: Forward) -> Result<f32, AmpError> {
-    let output = |gain: &Gain| amp.autocast(ones(), |x| forward(gain, x));
-    amp.calibrate(&gain(amp), |gain| output(gain).sum() * two(weight))
-}
+/// 2^15 is the largest power of two in f16, and three binades are left: the exponent of the scale for a loss.
+const SCALES: &str = "
+112 > [ T ] ^-100
+72 > [ T ] ^-60
+52 > [ T ] ^-40
+36 > [ T ] ^-24
+22 > [ T ] ^-10
+15 > [ T ] ^-3
+12 > [ T ] ^0
+9 > [ T ] ^3
+22 > [ T *-10 *10 ] ^-20
+20 > [ T *-12 *12 ] ^-20
+32 > [ ( T *-30 *30 ) *0 ] ^-20
+24 > [ T *-8 ( *8 ) ] ^-20
+27 > [ {5 T } ] ^-20
+32 > [ {-5 T } ] ^-20
+32 > [ {region:0 T } ] ^-20
+32 > [ T ] *-20 O ^0 + O infinite ^0
+";
 
-/// 2^15 is the largest power of two in f16, and three binades are left.
+/// Deep in the scope, where no parameter is and no cast: 2^-20 is 2^-10 between the two factors, and 2^-20 again where it reaches the parameter.
+/// In f32 nothing overflows, on the way in and out it does. A region's gradients have the scale times its factor. A head outside is not measured.
 #[test]
 fn three_binades_below_overflow() {
-    let weights = [-100, -60, -40, -24, -10, -3, 0, 3];
-    let plain: Forward = |gain, x| gain.forward(x);
-    let in_full: Forward = |gain, x| in_f32(x, |x| gain.forward(x) * two(-30) * two(30)) * 1.0;
-    let in_region: Forward = |gain, x| rescaled(Rescale::dynamic("region"), x, |x| gain.forward(x));
-    let inside: [(i32, Forward); 7] = [
-        // Deep in the scope, where no parameter is and no cast: 2^-20 is 2^-10 between the two factors, and 2^-20 again where it
-        // reaches the parameter.
-        (22, |gain, x| gain.forward(x) * two(-10) * two(10)),
-        (20, |gain, x| gain.forward(x) * two(-12) * two(12)),
-        // In f32 nothing overflows, on the way in and out it does.
-        (32, in_full),
-        (24, |gain, x| {
-            in_f32(gain.forward(x) * two(-8), |x| x * two(8))
-        }),
-        // A region's gradients have the scale times its factor.
-        (27, |gain, x| by(5, x, |x| gain.forward(x))),
-        (32, |gain, x| by(-5, x, |x| gain.forward(x))),
-        (32, in_region),
-    ];
-    let inside = inside.map(|(expected, forward)| (-20, forward, expected));
-    let cases = weights.map(|weight| (weight, plain, 12 - weight));
-    for (index, (weight, forward, expected)) in cases.into_iter().chain(inside).enumerate() {
+    for [exponent, line] in rows(SCALES) {
         let amp = MixedPrecision::f16();
-        let scale = calibrate(&amp, weight, forward).unwrap();
-        let at = format!("case {index}, 2^{weight}");
-        assert_eq!(f64::from(scale), two(expected), "{at}");
-        assert_eq!((amp.loss_scale(), amp.regions()), (scale, vec![]), "{at}");
+        let scale = two(exponent.parse().unwrap()) as f32;
+        assert_eq!(calibrate(&amp, line), Ok(scale), "{line}");
+        assert_eq!((amp.loss_scale(), amp.regions()), (scale, vec![]), "{line}");
     }
-}
-
-/// The head outside is not measured, however large its gradients are.
-#[test]
-fn only_half_precision_counts() {
-    let amp = MixedPrecision::f16();
-    let scale = amp.calibrate(&(gain(&amp), gain(&amp)), |(gain, head)| {
-        let output = amp.autocast(ones(), |x| gain.forward(x));
-        head.forward(output * two(-20)).sum() + head.forward(ones() * 1e9).sum()
-    });
-    assert_eq!(scale, Ok(two(32) as f32));
 }
 
 #[test]
 fn when_there_is_no_scale_to_find() {
     let amp = MixedPrecision::f16();
-    let steep: Forward = |gain, x| gain.forward(x);
-    let parameter = "factor".to_string();
+    let parameter = "trunk.factor".to_string();
     let not_finite = AmpError::GradientsNotFinite { parameter };
-    let nan: Forward = |gain, x| gain.forward(x) * f32::NAN;
-    let zero: Forward = |gain, x| gain.forward(x) * 0.0;
-    for (weight, forward, expected) in [
-        (0, nan, not_finite.clone()),
-        (50, steep, not_finite),
-        (0, zero, AmpError::NoGradients { gradients: 1 }),
+    for (line, expected) in [
+        ("[ T ] nan", not_finite.clone()),
+        ("[ T ] ^50", not_finite),
+        ("[ T ] zero", AmpError::NoGradients { gradients: 1 }),
+        ("T ^0", AmpError::NoScope),
     ] {
-        assert_eq!(calibrate(&amp, weight, forward), Err(expected));
+        assert_eq!(calibrate(&amp, line), Err(expected));
     }
-    let outside = amp.calibrate(&gain(&amp), |gain| gain.forward(ones()).sum());
-    assert_eq!(outside, Err(AmpError::NoScope));
     assert_eq!(amp.loss_scale(), 65536.0);
     // Below 1 is a result, with a warning.
     let warning = "no room for a loss scale of 1 in half precision";
     let lines = logs(warning, || {
-        assert_eq!(calibrate(&amp, 20, steep), Ok(two(-8) as f32));
+        assert_eq!(calibrate(&amp, "[ T ] ^20"), Ok(two(-8) as f32));
     });
     only(&lines);
 }
@@ -92,11 +68,11 @@ fn bounds_and_other_precisions() {
         (config().with_dynamic(false), two(32) as f32),
         (config().with_enabled(false), 1.0),
     ] {
-        let found = calibrate(&f16_under(config), -20, |gain, x| gain.forward(x));
+        let found = calibrate(&f16_under(config), "[ T ] ^-20");
         assert_eq!(found, Ok(expected));
     }
     let amp = MixedPrecision::f32();
-    let nothing = amp.calibrate(&gain(&amp), |_| -> Tensor<1> { unreachable!() });
+    let nothing = amp.calibrate(&net(), |_| -> Tensor<1> { unreachable!() });
     assert_eq!(nothing, Ok(1.0));
 }
 
@@ -154,22 +130,19 @@ fn a_scaler_calibrates_itself() {
     let error = calibrate(60).unwrap_err();
     is_error(&error, "GradientsNotFinite", []);
     // That of a `MixedPrecision` is its scale.
-    let amp = f16(1024.0);
-    let scale = GradScaler::from(&amp).calibrate(&gain(&amp), |gain| {
-        amp.autocast(ones(), |x| gain.forward(x)).sum() * two(-20)
-    });
-    assert_eq!(scale, Ok(two(32) as f32));
-    assert_eq!(amp.loss_scale(), two(32) as f32);
+    let (amp, found) = (f16(1024.0), two(32) as f32);
+    let mut scaler = GradScaler::from(&amp);
+    let scale = scaler.calibrate(&amp.attach(net()), |net| loss(&amp, net, "[ T ] ^-20"));
+    assert_eq!((scale, amp.loss_scale()), (Ok(found), found));
 }
 
 /// A step in flight that overflows lowers the scale that it was made at, and not the one that is found.
 #[test]
 fn steps_in_flight_are_over_before() {
     let amp = MixedPrecision::f16();
-    let mut run = Player::with(FusedSgd::new(SgdConfig::new()), gain(&amp), &amp);
-    let output = amp.autocast(ones(), |x| run.model.forward(x));
-    run.train(0.1, output.sum() * two(40));
-    let scale = calibrate(&amp, 0, |gain, x| gain.forward(x)).unwrap();
+    let mut run = Player::with(FusedSgd::new(SgdConfig::new()), net(), &amp);
+    step(&mut run, "[ T ] ^40");
+    let scale = calibrate(&amp, "[ T ] ^0").unwrap();
     run.optim.synchronize().unwrap();
     assert_eq!((run.counters().skipped(), amp.loss_scale()), (1, scale));
 }

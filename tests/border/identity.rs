@@ -98,12 +98,6 @@ impl Net {
             block.forward(x, *layer, by_hand)
         })
     }
-
-    /// The loss of what comes out of the body.
-    fn loss(&self, output: Tensor<2>, plan: &Plan) -> Tensor<1> {
-        let errors = self.head.forward(output).sub_scalar(0.5);
-        errors.square().mean() * two(plan.loss_weight)
-    }
 }
 
 /// Most have no region in f32.
@@ -147,62 +141,57 @@ impl Plan {
     }
 }
 
-/// The bits of the losses, of the gradients of the inputs, and of those of the parameters, summed.
-type Bits = Vec<Vec<u32>>;
-
-/// Losses of some inputs, scaled for their backward pass and with gradients that are unscaled, and the sum of those of the
-/// parameters as they come.
-fn passes<M: Module>(
-    net: &M,
+/// The bits of losses, of the gradients of their inputs, and of those of the parameters, summed. A scaler scales each loss, and unscales.
+fn bits_of(
+    net: &Net,
     plan: &Plan,
-    loss: impl Fn(Tensor<2>) -> Tensor<1>,
-    scale: impl Fn(Tensor<1>) -> Tensor<1>,
-    unscale: impl Fn(Tensor<2>) -> Tensor<2>,
-) -> (Bits, GradientsParams) {
+    scaler: Option<&GradScaler>,
+    body: impl Fn(Tensor<2>) -> Tensor<2>,
+) -> Vec<Vec<u32>> {
     let (mut found, mut sum) = (Vec::new(), GradientsAccumulator::new());
     for pass in 0..plan.passes {
         let input = plan.input(pass);
-        let loss = loss(input.clone());
+        let errors = net.head.forward(body(input.clone())).sub_scalar(0.5);
+        let loss = errors.square().mean() * two(plan.loss_weight);
         found.push(bits(loss.clone()));
-        let grads = scale(loss).backward();
-        found.push(bits(unscale(input.grad(&grads).unwrap())));
+        let (loss, scale) = match scaler {
+            Some(scaler) => (scaler.scale(loss), scaler.loss_scale()),
+            None => (loss, 1.0),
+        };
+        let grads = loss.backward();
+        found.push(bits(input.grad(&grads).unwrap() / scale));
         sum.accumulate(net, GradientsParams::from_grads(grads, net));
     }
-    (found, sum.grads())
-}
-
-/// Burn's own `backward`.
-fn unscaled(net: &Net, plan: &Plan, loss: impl Fn(Tensor<2>) -> Tensor<1>) -> Bits {
-    let (mut found, grads) = passes(net, plan, loss, |loss| loss, |grad| grad);
-    found.push(gradient_bits(&grads, net));
+    let sum = sum.grads();
+    found.push(match scaler {
+        Some(scaler) => {
+            let grads = scaler.unscale(scaler.scaled(sum).unwrap(), net).unwrap();
+            gradient_bits(grads.params(), net)
+        }
+        None => gradient_bits(&sum, net),
+    });
     found
 }
 
 /// Through the border.
-fn by_border(net: &Net, plan: &Plan, amp: &MixedPrecision) -> Bits {
-    let net = amp.attach(net.clone());
-    let body = |input| amp.autocast(input, |x| net.body(x, plan, None));
-    unscaled(&net, plan, |input| net.loss(body(input), plan))
+fn by_border(net: &Net, plan: &Plan, amp: &MixedPrecision) -> Vec<Vec<u32>> {
+    let net = &amp.attach(net.clone());
+    let scope = |input| amp.autocast(input, |x| net.body(x, plan, None));
+    bits_of(net, plan, None, scope)
 }
 
 /// The loss times the scale, gradients divided by it.
-fn by_hand(net: &Net, plan: &Plan) -> Bits {
+fn by_hand(net: &Net, plan: &Plan) -> Vec<Vec<u32>> {
     let scaler = at_scale(two(plan.scale)).init().unwrap();
-    let loss = |input: Tensor<2>| {
+    bits_of(net, plan, Some(&scaler), |input| {
         let output = net.body(input.cast(plan.dtype), plan, Some(plan.dtype));
-        net.loss(output.cast(FloatDType::F32), plan)
-    };
-    let scale = |loss| scaler.scale(loss);
-    let (mut found, sum) = passes(net, plan, loss, scale, |grad| grad / two(plan.scale));
-    let grads = scaler.unscale(scaler.scaled(sum).unwrap(), net).unwrap();
-    found.push(gradient_bits(grads.params(), net));
-    found
+        output.cast(FloatDType::F32)
+    })
 }
 
 /// The model as it is, in f32.
-fn plain(net: &Net, plan: &Plan) -> Bits {
-    let body = |input| net.body(input, plan, None);
-    unscaled(net, plan, |input| net.loss(body(input), plan))
+fn plain(net: &Net, plan: &Plan) -> Vec<Vec<u32>> {
+    bits_of(net, plan, None, |input| net.body(input, plan, None))
 }
 
 /// Plans that are checked. On a device that compiles a kernel for each shape, few of the cases.

@@ -46,59 +46,51 @@ fn train(amp: &MixedPrecision, by: impl Fn(usize) -> Rescale) -> (Vec<f32>, f64)
     (left, run.counters().skip_rate())
 }
 
-fn all_learn(left: &[f32]) -> bool {
-    left.iter().all(|left| *left < 0.8)
-}
-
-fn plain(_: usize) -> Rescale {
-    Rescale::power_of_two(0)
-}
-
 fn amp(config: GradScalerConfig) -> MixedPrecision {
     f16_under(config.with_max_consecutive_skips(None))
 }
 
-/// Nor one that moves.
-#[test]
-fn no_loss_scale_trains_all_layers() {
-    let exponents = (-8..=72).step_by(8);
-    let fixed = exponents.map(|k| at_scale(two(k)).with_dynamic(false));
-    let moving = [1, 2000].map(|steps| GradScalerConfig::new().with_growth_interval(steps));
-    for config in fixed.chain(moving) {
-        let (left, _) = train(&amp(config), plain);
-        assert!(!all_learn(&left), "{config:?}: {left:?}");
-    }
-}
-
-/// None in f32; fixed ones; dynamic ones from 1, by PyTorch's rule with a growth after each finite step; AdaLoss.
+/// No loss scale trains all layers, be it fixed or one that moves. f32 does, and factors: fixed ones; dynamic ones from 1, by PyTorch's rule with a growth after
+/// each finite step; AdaLoss.
 #[test]
 fn factors_train_all_layers() {
-    let dynamic = at_scale(1.0).with_growth_factor(16.0);
-    let dynamic = dynamic.with_backoff_factor(1.0 / 16.0);
-    let dynamic = dynamic.with_growth_interval(4);
+    let fixed = (-8..=72)
+        .step_by(8)
+        .map(|k| at_scale(two(k)).with_dynamic(false));
+    let moving = [1, 2000].map(|steps| GradScalerConfig::new().with_growth_interval(steps));
+    let learn = |left: &[f32]| left.iter().all(|left| *left < 0.8);
+    let plain = |_| Rescale::power_of_two(0);
+    for config in fixed.chain(moving) {
+        let (left, _) = train(&amp(config), plain);
+        assert!(!learn(&left), "{config:?}: {left:?}");
+    }
+
     let limit = two(60);
-    let adaloss = AdaLoss::new(1e-3, limit).unwrap();
     let adaloss = at_scale(1.0)
         .with_max_scale(Some(limit))
         .schedule()
-        .and_then(|first| first.with_rule(adaloss))
         .unwrap();
-    type Way<'a> = &'a dyn Fn(usize) -> Result<Rescale, AmpError>;
-    let (full, half) = (MixedPrecision::f32(), || amp(at_scale(64.0)));
-    let fixed = |index: usize| Ok(Rescale::power_of_two(-WEIGHTS[index]));
+    let adaloss = adaloss
+        .with_rule(AdaLoss::new(1e-3, limit).unwrap())
+        .unwrap();
+    let dynamic = at_scale(1.0).with_growth_factor(16.0);
+    let dynamic = dynamic.with_backoff_factor(1.0 / 16.0);
+    let dynamic = dynamic.with_growth_interval(4);
     let region = |index: usize| Rescale::dynamic(format!("layer {index}"));
-    let moving = |index: usize| region(index).with_scaler(dynamic);
+    let (full, half) = (MixedPrecision::f32(), || amp(at_scale(64.0)));
+    let fixed = |index: usize| Rescale::power_of_two(-WEIGHTS[index]);
+    let moving = |index| region(index).with_scaler(dynamic).unwrap();
+    let adaptive = |index| region(index).with_schedule(adaloss.clone()).unwrap();
+    type Way<'a> = &'a dyn Fn(usize) -> Rescale;
     let ways: [(f64, MixedPrecision, Way); 4] = [
-        (0.0, full, &|index| Ok(plain(index))),
+        (0.0, full, &plain),
         (0.0, half(), &fixed),
         (0.4, half(), &moving),
-        (0.0, half(), &|index| {
-            region(index).with_schedule(adaloss.clone())
-        }),
+        (0.0, half(), &adaptive),
     ];
     for (most, amp, way) in ways {
-        let (left, skipped) = train(&amp, |index| way(index).unwrap());
-        assert!(all_learn(&left), "{left:?}");
+        let (left, skipped) = train(&amp, way);
+        assert!(learn(&left), "{left:?}");
         assert!(skipped <= most, "{skipped}");
         assert_eq!(skipped > 0.0, most > 0.0);
     }

@@ -27,7 +27,7 @@ pub use logs::{captured, listen, logs};
 pub use panics::{panic_message, quietly};
 pub use player::Player;
 pub use run::{Run, Snapshot, resumed};
-pub use says::{is_error, no_warning, only, says, warns_once};
+pub use says::{is_error, no_warning, only, says, skipped, warns_once};
 pub use waited::{Observed, Waited};
 
 use burn::optim::{GradientsParams, SgdConfig};

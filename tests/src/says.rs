@@ -4,6 +4,54 @@ use crate::captured;
 use burn_amp::AmpError;
 use log::Level;
 use std::fmt::Display;
+use std::io::{self, Write};
+use std::thread;
+
+/// The words of each error, in this place alone: what its `Debug` holds, and what its message says then.
+const WORDS: &str = "
+InvalidValue > but must be
+LossScaleExhausted > loss scale exhausted > an operation inside `autocast` overflows: put it into `in_f32`
+LossScaleExhausted > multiplied by a scale of your own > second `GradScaler`
+LossNotFinite > steps in a row were skipped. The loss scale is not the cause > `amp.check` > `audit`
+LossNotFinite .. output_finite: true > the loss, or its gradient, is infinite or NaN
+LossNotFinite .. output_finite: false > the model's output is infinite or NaN > run that layer `in_f32`
+LossNotFinite .. parameter: Some > itself is infinite or NaN
+LossNotFinite .. parameter: None, last_read: Some > The parameter read last in `autocast` is
+UnknownCause > another rank > The loss scale stays
+HalfPrecisionInput > `autocast` from outside > pass it in f32, or compute it inside
+HalfPrecisionLeaf > `to_full(model)` > `GradScaler` > `MasterWeights`
+CapturedOutput > returns a > outside > `in_f32` > Return the half-precision tensor > `amp.attach(model)`
+NotAttached > `amp.cast(tensor)`
+NotAttached .. attached: true > another `MixedPrecision`
+NotAttached .. attached: false > not attached > amp.prepare(model, optim)
+BackwardInside > return the output > take the loss outside
+TwoPrecisions > two `MixedPrecision`s
+OtherThread > is f32 there > `scope.enter(|| ..)`
+DTypeClash { dtype: F16 > which computes in F16 > amp.cast(tensor) > `in_f32(x, |x| layer.forward(x))`
+DTypeClash { dtype: F16 > `Scope::enter` > A target > take the loss outside > `Param::map` > `amp.attach(model)` again
+DTypeClash .. parameter: Some > the parameter read last is
+DTypeClash { dtype: F16, parameter: None, attached: true > no parameter was read before it: this model was not attached
+DTypeClash { dtype: F16, parameter: None, attached: true > another `MixedPrecision` > an f32 tensor of the program meets the input
+DTypeClash { dtype: F16, parameter: None, attached: false > (no parameter was read: the model was not attached
+DTypeClash { dtype: F32 > meet outside half precision > carried out of the closure
+DTypeClash .. F64 > f64 as it is > as f32
+NoScope > free `autocast`
+HalfPrecisionLoss > take the loss of it in f32
+GradientsNotFinite > infinite or NaN at every loss scale
+FarFromF32 > the loss is > % off > in_f32
+NoGradients > adapters
+BorderLeak > change with the loss scale > `amp.cast(tensor)`
+UnfrozenBase > Freeze the base
+ForeignRecord > does not fit
+UncheckedDTypes > Burn's feature `fusion` > `cubecl` does not > `MixedPrecision::allow_unchecked_dtypes`
+";
+
+/// Says that the test of this thread is left out on this device, and why, where a run of all tests shows it, too: these lines are counted.
+pub fn skipped(why: &str) {
+    let test = thread::current();
+    let test = test.name().unwrap_or("a test");
+    writeln!(io::stderr(), "skipped: {test}: {why}").unwrap();
+}
 
 /// Asserts that a message, or an error's, has all of these parts.
 #[track_caller]
@@ -14,11 +62,18 @@ pub fn says<const N: usize>(message: &(impl Display + ?Sized), parts: [&str; N])
     }
 }
 
-/// Asserts that an error is of this variant, and that its message has all of these parts.
+/// Asserts that an error's `Debug` begins with this variant, and that its message has the variant's words, and all of these parts.
 #[track_caller]
 pub fn is_error<const N: usize>(error: &AmpError, variant: &str, parts: [&str; N]) {
     let found = format!("{error:?}");
     assert!(found.starts_with(variant), "no {variant}: {found}");
+    for row in WORDS.trim().lines() {
+        let mut cells = row.split(" > ");
+        let mut kind = cells.next().unwrap().split(" .. ");
+        if found.starts_with(kind.next().unwrap()) && kind.all(|part| found.contains(part)) {
+            cells.for_each(|words| says(error, [words]));
+        }
+    }
     says(error, parts);
 }
 

@@ -1,5 +1,7 @@
 //! Inputs, parameters and gradients that the tests of the border share.
 
+pub mod graph;
+
 pub use burn_amp::adaptive::AdaLoss;
 pub use burn_amp_tests::prelude::*;
 
@@ -98,63 +100,4 @@ pub fn by<T: CastFloat, R: CastFloat>(k: i32, x: T, part: impl FnOnce(T) -> R) -
 /// The same module, with parameters that look random.
 pub fn fill<M: Module>(module: M, seed: usize) -> M {
     burn_amp_tests::fill(module, seed, 0.8)
-}
-
-/// Of an input, and of the parts of a chain.
-pub type Gradients = [Vec<f32>; 4];
-
-/// Three parts. All values are powers of two, so that gradients are exact, unless half precision cannot hold them.
-#[derive(Module, Debug)]
-pub struct Chain {
-    pub first: Gain,
-    pub inner: Gain,
-    pub last: Gain,
-}
-
-impl Chain {
-    /// Outside of half precision.
-    pub fn new() -> Self {
-        let values = [[2.0, -4.0], [0.5, 8.0], [-1.0, 0.25]];
-        let [first, inner, last] = values.map(|values| Gain::new(&values));
-        Self { first, inner, last }
-    }
-
-    /// `outer` computes the first and the last part, `inner` the one between.
-    pub fn attach(self, outer: &MixedPrecision, inner: &MixedPrecision) -> Self {
-        let [first, last] = [self.first, self.last].map(|gain| outer.attach(gain));
-        let inner = inner.attach(self.inner);
-        Self { first, inner, last }
-    }
-
-    /// The gradients of a loss of `weight` times the sum of the outputs: of the input, and of the parts.
-    pub fn gradients(&self, weight: f64, forward: impl Fn(Tensor<1>) -> Tensor<1>) -> Gradients {
-        let input = vector(&[1.0, 2.0]).require_grad();
-        let output = forward(input.clone());
-        assert_eq!(output.dtype(), DType::F32);
-        let grads = (output.sum() * weight).backward();
-        let of_input = values(input.grad(&grads).unwrap());
-        let grads = GradientsParams::from_grads(grads, self);
-        let of = |gain: &Gain| gradient(&grads, gain.factor.id);
-        [of_input, of(&self.first), of(&self.inner), of(&self.last)]
-    }
-
-    /// Those of the parts in a scope, with something in place of the second.
-    pub fn around(
-        &self,
-        amp: &MixedPrecision,
-        weight: f64,
-        inner: impl Fn(Tensor<1>) -> Tensor<1>,
-    ) -> Gradients {
-        self.gradients(weight, |x| amp.autocast(x, |x| self.parts(x, &inner)))
-    }
-
-    /// Those without half precision.
-    pub fn plain(&self, weight: f64) -> Gradients {
-        self.gradients(weight, |x| self.parts(x, |x| self.inner.forward(x)))
-    }
-
-    /// The parts one after another, `inner` in place of the second.
-    pub fn parts(&self, x: Tensor<1>, inner: impl Fn(Tensor<1>) -> Tensor<1>) -> Tensor<1> {
-        self.last.forward(inner(self.first.forward(x)))
-    }
 }

@@ -1,0 +1,251 @@
+//! Losses that are written as a line of words, and what a step on them has done.
+
+use super::*;
+use std::str::SplitWhitespace;
+use std::thread;
+
+/// Three parts, and what stands outside of all scopes.
+#[derive(Module, Debug)]
+pub struct Net {
+    pub trunk: Gain,
+    pub left: Gain,
+    pub right: Gain,
+    pub outside: Gain,
+}
+
+impl Net {
+    pub fn new([trunk, left, right, outside]: [Gain; 4]) -> Self {
+        Self {
+            trunk,
+            left,
+            right,
+            outside,
+        }
+    }
+}
+
+pub fn net() -> Net {
+    net_of(2.0)
+}
+
+pub fn net_of(value: f32) -> Net {
+    Net::new([(); 4].map(|()| Gain::new(&[value; 2])))
+}
+
+/// The left part in scopes of the second handle, the others in those of the first.
+pub fn attached(net: Net, [a, b]: [&MixedPrecision; 2]) -> Net {
+    let [trunk, right, outside] = [net.trunk, net.right, net.outside].map(|gain| a.attach(gain));
+    Net::new([trunk, b.attach(net.left), right, outside])
+}
+
+/// The loss that a line says of two ones.
+pub fn loss(amp: &MixedPrecision, net: &Net, line: &str) -> Tensor<1> {
+    loss_of([amp, amp], net, ones(), line)
+}
+
+/// The loss that a line says of an input. Its words are read from left to right, and each does something to the value before it: `[ .. ]` is a
+/// scope, `( .. )` a part in f32, `{k .. }` a region. What stands between ` + ` begins with the input anew, and is summed. `=` keeps a value for later.
+pub fn loss_of(amps: [&MixedPrecision; 2], net: &Net, input: Tensor<1>, line: &str) -> Tensor<1> {
+    let mut walk = Walk {
+        amps,
+        net,
+        words: line.split_whitespace(),
+        kept: input.clone(),
+    };
+    let first = walk.on(input.clone());
+    (line.split(" + ").skip(1)).fold(first, |sum, _| sum + walk.on(input.clone()))
+}
+
+struct Walk<'a> {
+    amps: [&'a MixedPrecision; 2],
+    net: &'a Net,
+    words: SplitWhitespace<'a>,
+    kept: Tensor<1>,
+}
+
+impl Walk<'_> {
+    fn on(&mut self, mut y: Tensor<1>) -> Tensor<1> {
+        let ([amp, other], net) = (self.amps, self.net);
+        while let Some(word) = self.words.next() {
+            y = match word {
+                "]" | ")" | "}" | "+" => break,
+                "[" => amp.autocast(y, |x| self.on(x)),
+                // Of the other handle, of the nearest one that is around it, and of one in f32.
+                "[b" => other.autocast(y, |x| self.on(x)),
+                "[free" => autocast(y, |x| self.on(x)),
+                "[f32" => MixedPrecision::f32().autocast(y, |x| self.on(x)),
+                // One that gives twice its value, too.
+                "[[" => {
+                    let twice = |y: Tensor<1>| [y.clone(), y * 2.0];
+                    let [once, kept] = amp.autocast(y, |x| twice(self.on(x)));
+                    self.kept = kept;
+                    once
+                }
+                "(" => in_f32(y, |x| self.on(x)),
+                "thread(" => {
+                    let scope = Scope::current();
+                    let work = || scope.enter(|| self.on(y));
+                    thread::scope(|threads| threads.spawn(work).join().unwrap())
+                }
+                _ if word.starts_with('{') => rescaled(region(word), y, |x| self.on(x)),
+                // One that gets what is kept.
+                _ if word.starts_with("&{") => {
+                    let both = (y, self.kept.clone());
+                    rescaled(region(&word[1..]), both, |(x, kept)| {
+                        self.kept = kept;
+                        self.on(x)
+                    })
+                }
+                "a?" | "b?" | "f32?" => {
+                    let of = |amp: &MixedPrecision| DType::from(amp.dtype());
+                    let expected = match word {
+                        "a?" => of(amp),
+                        "b?" => of(other),
+                        _ => DType::F32,
+                    };
+                    assert_eq!(y.dtype(), expected);
+                    y
+                }
+                "T" => net.trunk.forward(y),
+                "L" => net.left.forward(y),
+                "R" => net.right.forward(y),
+                "O" => net.outside.forward(y),
+                "ones" => ones(),
+                "tracked" => ones().require_grad(),
+                // 40000 is in f16, twice that is not.
+                "large" => vector(&[1.0, 4e4]),
+                "=" => {
+                    self.kept = y.clone();
+                    y
+                }
+                "kept" => self.kept.clone(),
+                "times" => y * self.kept.clone(),
+                "plus" => y + self.kept.clone(),
+                "less" => y - self.kept.clone(),
+                "taken" => y * amp.cast(self.kept.clone()),
+                "tanh" => tanh(y),
+                "square" => y.square(),
+                // A mask of minus infinity is not caused by the forward pass: its gradients are finite.
+                "masked" => y.mask_fill(second(), f32::NEG_INFINITY),
+                "first" => y.slice(0..1),
+                "infinite" => y * 6e4 * 6e4,
+                // Values that stay, and whose gradient becomes NaN in f32: the root of a zero.
+                "root" => y.clone() + (y * 0.0).sqrt(),
+                "own" => {
+                    let own = net.outside.factor.val();
+                    y * (own.clone() + (own * 0.0).sqrt())
+                }
+                "penalty" => (net.trunk.factor.val() * 0.0).square().sum().sqrt(),
+                // Values that stay, and whose gradient overflows in half precision on its way through.
+                "deep" => y * two(-9) * two(-9) * two(9) * two(9),
+                "deeper" => y * two(9) * two(-9) * two(9),
+                "lifted" => y * (two(15) * 1.5),
+                // Values that stay, and a gradient that f32 alone can hold.
+                "wide" => y.clone() * two(20) - y.detach() * (two(20) - 1.0),
+                "sum" => y.sum(),
+                "zero" => y.sum() * 0.0,
+                "flat" => y.sum() * two(-10),
+                // Its gradient times the scale is beyond f16.
+                "steep" => y.sum() * two(10),
+                // The first gradient that rounds to infinity, and the one below.
+                "last" => y.sum() * (65519.0 / SCALE),
+                "beyond" => y.sum() * (65520.0 / SCALE),
+                // Of a batch whose target is missing.
+                "nan" => (y - vector(&[0.0, f32::NAN])).square().mean(),
+                // By a power of two, and the sum of that.
+                _ if word.starts_with('*') => y * two(power(&word[1..])),
+                _ if word.starts_with('^') => y.sum() * two(power(&word[1..])),
+                _ => panic!("no word: {word}"),
+            };
+        }
+        y
+    }
+}
+
+fn second() -> Tensor<1, Bool> {
+    Tensor::from_bool([false, true], &device())
+}
+
+fn power(text: &str) -> i32 {
+    text.parse().unwrap()
+}
+
+/// A region with the factor 2^k, `{k`; or one whose factor moves, and begins there, `{name:k`.
+fn region(word: &str) -> Rescale {
+    match word[1..].split_once(':') {
+        None => Rescale::power_of_two(power(&word[1..])),
+        Some((name, "adaloss")) => AdaLoss::default().region(name),
+        Some((name, k)) => dynamic(name, at_scale(two(power(k)))),
+    }
+}
+
+/// One whose factor grows after three finite steps.
+pub fn dynamic(name: &str, settings: GradScalerConfig) -> Rescale {
+    let settings = settings.with_growth_interval(3);
+    Rescale::dynamic(name).with_scaler(settings).unwrap()
+}
+
+pub const SCALE: f64 = 1024.0;
+
+pub fn handle() -> MixedPrecision {
+    f16(SCALE)
+}
+
+/// What steps have done: skipped, the scale after them, bad losses, and those of which the cause is not known.
+pub type Outcome = (bool, f64, u64, u64);
+
+pub const FINE: Outcome = (false, SCALE, 0, 0);
+pub const LOWERED: Outcome = (true, SCALE / 2.0, 0, 0);
+pub const BAD: Outcome = (true, SCALE, 1, 0);
+pub const UNKNOWN: Outcome = (true, SCALE, 1, 1);
+/// Of a region's factor, which is lowered in place of the scale.
+pub const KEPT: Outcome = (true, SCALE, 0, 0);
+
+pub fn outcome_of(amp: &MixedPrecision, counters: StepCounters) -> Outcome {
+    let (bad, unknown) = (counters.bad_losses(), counters.unknown_causes());
+    (
+        counters.skipped() > 0,
+        amp.loss_scale().into(),
+        bad,
+        unknown,
+    )
+}
+
+/// The rows of a table: a name, what is right, and a line of words.
+pub fn cases(table: &'static str) -> impl Iterator<Item = (&'static str, Outcome, &'static str)> {
+    rows(table).map(|[name, right, line]| match right {
+        "fine" => (name, FINE, line),
+        "lowered" => (name, LOWERED, line),
+        "bad" => (name, BAD, line),
+        "unknown" => (name, UNKNOWN, line),
+        other => panic!("{other}"),
+    })
+}
+
+/// A training of a net.
+pub type Training<O = ModuleOptimizer> = Player<Net, O>;
+
+pub fn training() -> Training {
+    Player::new(net(), &handle())
+}
+
+/// With a fused optimizer.
+pub fn fused() -> Training<FusedSgd> {
+    Player::with(FusedSgd::new(SgdConfig::new()), net(), &handle())
+}
+
+/// What all steps of a training have done.
+pub fn ended<O: ModuleOptim>(mut run: Training<O>) -> Outcome {
+    run.optim.synchronize().unwrap();
+    outcome_of(&run.amp, run.counters())
+}
+
+/// The gradients of a line.
+pub fn pass<O: ModuleOptim>(run: &Training<O>, line: &str) -> GradientsParams {
+    run.gradients(loss(&run.amp, &run.model, line))
+}
+
+/// Whether a step on them is skipped.
+pub fn step<O: ModuleOptim>(run: &mut Training<O>, line: &str) -> bool {
+    run.step(0.01, pass(run, line))
+}

@@ -180,25 +180,9 @@ fn an_overflow_that_is_discarded_is_repaired_by_the_next_step() {
     assert_eq!(first(&run), good);
 }
 
-/// With a scaler alone, and gradients that are scaled by hand.
+/// With a scaler alone. Nobody's forward pass changes a mask, nor what was trained before; what is infinite in them is to be so.
 #[test]
-fn a_scaler_alone_repairs_them_too() {
-    let mut norm = norm();
-    let mut scaler = default_scaler();
-    let mut optim = SgdConfig::new().init();
-    let [good, repaired] = [1.0, f32::INFINITY].map(|factor| {
-        let loss = norm.forward(input() * factor).square().mean();
-        let grads = scaler.unscale(scaler.backward(loss, &norm), &norm).unwrap();
-        norm = scaler.step(&mut optim, 0.1, norm.clone(), grads);
-        scaler.update().unwrap();
-        statistics(&norm)
-    });
-    assert_eq!((scaler.counters().skipped(), good), (1, repaired));
-}
-
-/// Nobody's forward pass changes a mask, nor what was trained before; what is infinite in them is to be so. Beside them, statistics are repaired.
-#[test]
-fn a_frozen_parameter_is_no_statistic() {
+fn a_scaler_alone_repairs_them_beside_a_frozen_parameter_which_is_none() {
     let infinite = || Param::from_tensor(Tensor::<1>::full([2], f32::NEG_INFINITY, &flex()));
     let mask = infinite().set_require_grad(false);
     let mut model = (norm(), mask, infinite());

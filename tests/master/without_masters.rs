@@ -2,30 +2,21 @@
 
 use super::support::*;
 
-/// In f16, after a step whose gradients were f16.
-fn stepped(optim: ModuleOptimizer) -> ScaledOptimizer {
-    let mut optim = without_masters(optim);
+fn without_masters() -> ScaledOptimizer {
+    let scaler = GradScalerConfig::new().with_parameter_dtype_gradients(true);
+    ScaledOptimizer::new(AdamConfig::new().init(), scaler.init().unwrap())
+}
+
+/// Burn builds the state of Adam in the device's default dtype, f32: the next step would panic. It is not even saved.
+#[test]
+fn the_half_precision_state_of_adam_cannot_be_resumed() {
+    let (mut optim, mut resumed) = (without_masters(), without_masters());
     let half = Pair::new([0.0; 10], &flex(), DType::F16);
     let grads = half.scaled(ONES, 65536.0 / 2.0);
     assert_ne!(optim.step(0.1, half, grads).values(), [0.0; 10]);
-    optim
-}
-
-fn without_masters(optim: ModuleOptimizer) -> ScaledOptimizer {
-    let scaler = GradScalerConfig::new().with_parameter_dtype_gradients(true);
-    ScaledOptimizer::new(optim, scaler.init().unwrap())
-}
-
-/// Burn builds the state of Adam in the device's default dtype, f32: the next step would panic.
-#[test]
-fn the_half_precision_state_of_adam_cannot_be_resumed() {
-    let adam = || AdamConfig::new().init();
-    let mut optim = stepped(adam());
-    // It is not even saved.
     let saved = optim.into_bytes().unwrap_err();
     is_error(&saved, "RecordIo", ["f16", "`MasterWeights`"]);
     assert!(!saved.to_string().contains("another optimizer"), "{saved}");
-    let mut resumed = without_masters(adam());
     let plain = optim.optimizer().into_bytes().unwrap();
     let error = refused(&mut resumed, |optim| optim.from_bytes(plain));
     let parts = ["moment", "f16", "f32", "default float dtype"];
@@ -53,7 +44,7 @@ fn with_and_without_masters() {
     let mut adam = ScaledOptimizer::new(adam, default_scaler());
     let with = masters.into_bytes().unwrap();
     let error = refused(&mut adam, |adam| adam.from_bytes(with));
-    says(&error, ["does not fit"]);
+    is_error(&error, "ForeignRecord", []);
 
     masters.from_bytes(adam.into_bytes().unwrap()).unwrap();
     assert_eq!(contents(&mut masters), contents(&mut adam));

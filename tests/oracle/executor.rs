@@ -60,6 +60,8 @@ const ALL: Way = Way {
 const PIPELINED: Way = Way {
     name: "pipelined",
     lacks: &[Need::Discard, Need::Unscale, Need::Clone, Need::Several],
+    // The training would have to wait for the test of each micro-batch.
+    refuses: &[Need::Dropping],
     make: |program| Box::new(Pipelined::new(program, true)),
     ..ALL
 };
@@ -82,6 +84,7 @@ pub static WAYS: [Way; 7] = [
         // The host decides these.
         refuses: &[
             Need::Accumulation,
+            Need::Dropping,
             Need::Hook,
             Need::Average,
             Need::Several,
@@ -123,6 +126,7 @@ fn counts(of: StepCounters) -> Counts {
         bad_losses: of.bad_losses(),
         skips_in_a_row: of.consecutive_skips(),
         discarded: of.discarded(),
+        dropped: of.dropped(),
         rejected: of.guarded(),
     }
 }

@@ -5,7 +5,8 @@ use burn::module::{Module, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_amp::{
-    EmaConfig, GradScalerConfig, GradientClip, MixedPrecision, Rescale, ScaledOptimizer,
+    AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, MixedPrecision, Rescale,
+    ScaledOptimizer,
     hook::{Hook, Proposed, State, Verdict},
     in_f32,
     optim::ModuleOptim,
@@ -129,6 +130,12 @@ pub fn clip(clip: Clip) -> GradientClip {
     }
 }
 
+pub fn windows(program: &Program) -> AccumulationConfig {
+    AccumulationConfig::new(program.micro_batches)
+        .with_sum(program.sums)
+        .with_skip_micro_batch(program.drops)
+}
+
 pub fn averages() -> EmaConfig {
     EmaConfig::new().with_momentum(MOMENTUM)
 }
@@ -138,7 +145,7 @@ pub fn with_options<O: ModuleOptim>(
     program: &Program,
 ) -> ScaledOptimizer<O> {
     if program.micro_batches > 1 {
-        optim = optim.with_accumulation(program.micro_batches);
+        optim = optim.with_accumulation(windows(program));
     }
     if let Some(rule) = program.clip {
         optim = optim.with_clipping(clip(rule));

@@ -11,6 +11,10 @@ pub struct Program {
     pub scale: i32,
     pub growth_interval: u32,
     pub micro_batches: u32,
+    /// Whether a window steps with the sum of its gradients, and not with their mean.
+    pub sums: bool,
+    /// Whether each micro-batch is tested as it comes, and left out if it overflows.
+    pub drops: bool,
     pub clip: Option<Clip>,
     /// A hook rejects each finite step of a number that this divides.
     pub rejects: Option<u64>,
@@ -26,6 +30,8 @@ impl fmt::Debug for Program {
             scale,
             growth_interval,
             micro_batches,
+            sums,
+            drops,
             clip,
             rejects,
             averages,
@@ -33,7 +39,8 @@ impl fmt::Debug for Program {
         } = self;
         write!(
             f,
-            "Program {{ scale: {scale}, growth_interval: {growth_interval}, micro_batches: {micro_batches}, clip: {clip:?}, \
+            "Program {{ scale: {scale}, growth_interval: {growth_interval}, micro_batches: {micro_batches}, sums: {sums}, \
+             drops: {drops}, clip: {clip:?}, \
              rejects: {rejects:?}, averages: {averages}, actions: vec!{actions:?} }}"
         )
     }
@@ -133,6 +140,7 @@ pub const BESIDE: i32 = -4;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Need {
     Accumulation,
+    Dropping,
     Clipping,
     Hook,
     Average,
@@ -147,8 +155,9 @@ pub enum Need {
 }
 
 impl Need {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Accumulation,
+        Self::Dropping,
         Self::Clipping,
         Self::Hook,
         Self::Average,
@@ -199,6 +208,7 @@ pub struct Counts {
     pub bad_losses: u64,
     pub skips_in_a_row: u64,
     pub discarded: u64,
+    pub dropped: u64,
     pub rejected: u64,
 }
 
@@ -215,6 +225,7 @@ impl Program {
     pub fn needs(&self) -> impl Iterator<Item = Need> {
         let settings = [
             (self.micro_batches > 1).then_some(Need::Accumulation),
+            self.drops.then_some(Need::Dropping),
             self.clip.map(|_| Need::Clipping),
             self.rejects.map(|_| Need::Hook),
             self.averages.then_some(Need::Average),
@@ -305,14 +316,18 @@ pub fn programs(can: impl Fn(Need) -> bool + 'static) -> impl Strategy<Value = P
     ];
     let rejects = prop_oneof![2 => Just(None), 1 => Just(Some(2u64)), 1 => Just(Some(3))];
     let averages = prop_oneof![2 => Just(false), 1 => Just(true)];
-    let settings = (8i32..17, 1u32..5, micro_batches, clip, rejects, averages);
+    let windows = (micro_batches, any::<bool>(), any::<bool>());
+    let settings = (8i32..17, 1u32..5, windows, clip, rejects, averages);
     let drawn = (settings, prop::collection::vec(actions(), 1..24));
     drawn.prop_map(move |(settings, actions)| {
-        let (scale, growth_interval, micro_batches, clip, rejects, averages) = settings;
+        let (scale, growth_interval, windows, clip, rejects, averages) = settings;
+        let (micro_batches, sums, drops) = windows;
         let program = Program {
             scale,
             growth_interval,
             micro_batches,
+            sums,
+            drops,
             clip,
             rejects,
             averages,
@@ -352,6 +367,8 @@ impl Program {
         if has_region {
             self.micro_batches = 1;
         }
+        self.drops &= self.micro_batches > 1;
+        self.sums &= self.micro_batches > 1;
         self.actions.retain(|action| match action {
             Action::Save | Action::Load => !has_two,
             Action::Untested(_) => !has_two && !has_region,
@@ -369,6 +386,7 @@ impl Program {
         if !can(Need::Accumulation) {
             self.micro_batches = 1;
         }
+        self.drops &= can(Need::Dropping);
         self.clip = self.clip.filter(|_| can(Need::Clipping));
         self.rejects = self.rejects.filter(|_| can(Need::Hook));
         self.averages &= can(Need::Average);

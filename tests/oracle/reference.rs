@@ -140,8 +140,10 @@ impl Reference {
             }
             known => known,
         };
-        // What came before explains nothing that comes after.
-        self.skips.clear();
+        // What came before explains nothing that comes after. Where each micro-batch was tested, that has cleared it.
+        if !self.program.drops || seen == Evidence::Nothing {
+            self.skips.clear();
+        }
         self.own.counters.steps += 1;
         if let Evidence::Overflow(_) = seen {
             self.own.counters.skipped += 1;
@@ -156,15 +158,36 @@ impl Reference {
         }
         self.own.outcome = Some(StepOutcome::NoGradients);
         if is_finite {
-            self.update(clipped(mean(&window), self.program.clip));
+            let gradient = match self.program.sums {
+                true => sum(&window),
+                false => mean(&window),
+            };
+            self.update(clipped(gradient, self.program.clip));
             self.own.outcome = Some(StepOutcome::Stepped);
         }
-        self.advance(seen);
+        if !self.program.drops {
+            self.advance(seen);
+        }
         if self.program.averages {
             let new: [f32; 4] = numbers(&self.own.model)[..4].try_into().unwrap();
             let old = self.own.average.unwrap_or(new);
             self.own.average = Some(std::array::from_fn(|i| 0.5 * old[i] + 0.5 * new[i]));
         }
+    }
+
+    /// Tests a micro-batch as it comes, and moves the scale at once. Whether it is left out.
+    fn is_dropped(&mut self, found: Found) -> bool {
+        let seen = evidence(&self.skips, &[found]);
+        if seen != Evidence::Nothing {
+            self.skips.clear();
+        }
+        self.advance(seen);
+        let is_dropped = matches!(seen, Evidence::Overflow(_));
+        if is_dropped {
+            self.own.counters.dropped += 1;
+            self.own.outcome = Some(StepOutcome::Dropped);
+        }
+        is_dropped
     }
 
     fn is_rejected(&mut self) -> bool {
@@ -297,6 +320,8 @@ impl Executor for Reference {
             self.count_dropped();
         }
         match *action {
+            Action::Train(_)
+                if self.program.drops && found.is_some_and(|found| self.is_dropped(found)) => {}
             Action::Train(_) => {
                 self.own.window.extend(found);
                 self.own.window_skips.append(&mut self.skips);

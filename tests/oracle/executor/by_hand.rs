@@ -1,13 +1,13 @@
 //! A `GradScaler` by its four calls, with a window and averages beside it.
 
 use super::{Executor, average, scaler_shown};
-use crate::model::{Gain, RATE, amp, averages, clip, grads, loss, validate};
+use crate::model::{Gain, RATE, amp, averages, clip, grads, loss, validate, windows};
 use crate::program::{Action, Hooks, Program, Shown};
 use burn::optim::{AdamConfig, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Bytes;
 use burn_amp::gradients::{AccumulationWindow, UnscaledGradients};
 use burn_amp::torch::GradScaler;
-use burn_amp::{AccumulationConfig, AmpRecord, Ema, MixedPrecision, StepOutcome};
+use burn_amp::{AmpRecord, Ema, MixedPrecision, StepOutcome};
 use burn_amp_tests::{Pack, state};
 
 #[derive(Clone)]
@@ -19,10 +19,9 @@ struct Parts {
 
 impl Parts {
     fn new(program: &Program) -> Self {
-        let window = AccumulationConfig::new(program.micro_batches);
         Self {
             optim: AdamConfig::new().init(),
-            window: window.init().unwrap(),
+            window: windows(program).init().unwrap(),
             ema: program.averages.then(|| averages().init().unwrap()),
         }
     }

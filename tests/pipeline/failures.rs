@@ -1,7 +1,6 @@
 //! What goes wrong, on either side: nothing is lost in silence, and the module is given back.
 
 use std::sync::mpsc::{Sender, channel};
-use std::thread;
 
 use crate::support::*;
 
@@ -36,121 +35,105 @@ fn a_killed_optimizer_thread_is_an_error_of_every_later_call() {
     drop(open);
     let mut trial = trial(optim);
     // Step 3 has panicked, and step 4 has waited for it.
-    for step in 0..6 {
-        let stepped = trial.try_step(trial.gradients(step));
-        match step < 4 {
-            true => stepped.unwrap(),
-            false => is_error(&stepped.unwrap_err(), "OptimizerThread", ["disk"]),
-        }
+    (0..4).for_each(|step| trial.step(step, false));
+    for step in 4..6 {
+        is_error(&trial.refused(step), "OptimizerThread", ["disk"]);
     }
     assert_eq!(steps.load(Ordering::SeqCst), 3);
     assert_eq!(trial.counters().steps(), 3, "what is known is known still");
-    let Trial { mut optim, net, .. } = trial;
-    let before = parameters(&net);
-    let error = optim.synchronize(net).unwrap_err();
-    says(&error, ["disk"]);
-    let net = *error.module;
+    let (before, Trial { mut optim, net, .. }) = (trial.parameters(), trial);
+    let failed = optim.synchronize(net).unwrap_err();
+    let net = *failed.module;
     assert!(parameters(&net) == before);
-    says(&optim.to_record().into_bytes().unwrap_err(), ["disk"]);
-    says(&optim.queue(|_| Ok(())).unwrap_err(), ["disk"]);
-    let ended = optim.into_inner(net).map(drop);
-    says(&ended.unwrap_err(), ["disk"]);
+    for error in [
+        failed.error,
+        optim.to_record().into_bytes().unwrap_err(),
+        optim.queue(|_| Ok(())).unwrap_err(),
+        optim.into_inner(net).map(drop).unwrap_err().error,
+    ] {
+        is_error(&error, "OptimizerThread", ["disk"]);
+    }
 }
 
 /// A step waits for the update before: not for its own.
 #[test]
 fn at_most_one_update_is_in_flight() {
-    let (optim, steps, open) = gated(usize::MAX);
+    let (optim, updates, gate) = gated(usize::MAX);
     let mut trial = trial(optim);
-    // The gate is closed, and yet it returns.
-    trial.step(0, false);
-    assert_eq!(steps.load(Ordering::SeqCst), 0);
-
-    let (sender, done) = channel();
-    let training = thread::spawn(move || {
-        trial.step(1, false);
-        sender.send(()).unwrap();
-        trial
-    });
-    // It cannot be done: the first update is at the gate.
-    assert!(done.recv_timeout(Duration::from_millis(200)).is_err());
-    open.send(()).unwrap();
-    done.recv().unwrap();
-    assert_eq!(steps.load(Ordering::SeqCst), 1);
-    let mut trial = training.join().unwrap();
-    open.send(()).unwrap();
+    // Where this fails it is dropped before the pipeline, which waits for its thread.
+    let open = gate;
+    for step in 0..20 {
+        trial.step(step, false);
+        // Its own is at the gate.
+        assert_eq!(updates.load(Ordering::SeqCst), step);
+        open.send(()).unwrap();
+    }
     trial.synchronize();
-    assert_eq!(steps.load(Ordering::SeqCst), 2);
+    assert_eq!(updates.load(Ordering::SeqCst), 20);
 }
 
 #[test]
 fn a_drop_finishes_what_is_on_its_way_and_says_so() {
     for synchronized in [false, true] {
-        let (optim, steps, open) = gated(usize::MAX);
+        let (optim, updates, open) = gated(usize::MAX);
         let mut trial = trial(optim);
         trial.step(0, false);
-        let lines = captured(Level::Warn, || {
+        let warned = captured(Level::Warn, || {
             open.send(()).unwrap();
             if synchronized {
                 trial.synchronize();
             }
             drop(trial);
         });
-        assert_eq!(steps.load(Ordering::SeqCst), 1);
-        let warned = lines.iter().any(|line| line.contains("synchronize"));
-        assert_eq!(warned, !synchronized, "{lines:?}");
+        assert_eq!(updates.load(Ordering::SeqCst), 1);
+        let warned = warned.iter().any(|line| line.contains("synchronize"));
+        assert_eq!(warned, !synchronized);
     }
 }
 
-/// The error of an update comes with the next call, whose gradients are refused; the run may go on.
+/// The error of an update comes with the next call, whose gradients are refused; the run may go on. The other thread knows what the
+/// scopes of this one have read.
 #[test]
-fn an_exhausted_scale_is_an_error_of_the_next_step() {
-    let mut trial = sgd();
-    for step in 0..3 {
-        trial.step(step, true);
+fn a_run_that_cannot_go_on_is_an_error_of_the_next_step() {
+    for (factor, variant, part) in [
+        (1e6, "LossScaleExhausted", "after 3 skipped steps"),
+        (
+            f64::NAN,
+            "LossNotFinite",
+            "read last in `autocast` is `head.bias`",
+        ),
+    ] {
+        let mut trial = sgd();
+        for step in 0..3 {
+            trial.try_step(trial.gradients(step, factor)).unwrap();
+        }
+        is_error(&trial.refused(3), variant, [part]);
+        let before = trial.parameters();
+        trial.step(3, false);
+        trial.synchronize();
+        assert!(trial.parameters() != before);
+        let counters = trial.optim.received_scaler().counters();
+        assert_eq!((counters.steps(), counters.skipped()), (4, 3));
     }
-    let before = parameters(&trial.net);
-    let error = trial.try_step(trial.gradients(3)).unwrap_err();
-    is_error(&error, "LossScaleExhausted", ["after 3 skipped steps"]);
-    assert!(parameters(&trial.net) == before);
-    trial.step(3, false);
-    trial.synchronize();
-    assert!(parameters(&trial.net) != before);
-    let counters = trial.optim.received_scaler().counters();
-    assert_eq!((counters.steps(), counters.skipped()), (4, 3));
-}
-
-/// The other thread knows what the scopes of this one have read.
-#[test]
-fn a_bad_loss_names_what_was_read_last() {
-    let mut trial = sgd();
-    for _ in 0..3 {
-        let input = Tensor::<2>::ones([2, 6], &device());
-        let output = trial.amp.autocast(input, |x| trial.net.forward(x));
-        let grads = (output.sum() * f32::NAN).backward();
-        let grads = GradientsParams::from_grads(grads, &trial.net);
-        trial.net = trial.optim.step(trial.lr, trial.net.clone(), grads);
-    }
-    let error = trial.optim.synchronize(trial.net).unwrap_err().error;
-    is_error(
-        &error,
-        "LossNotFinite",
-        ["read last in `autocast` is `head.bias`"],
-    );
 }
 
 /// What can be refused without the other thread is refused at once, and nothing is sent.
 #[test]
 fn bad_gradients_and_rates_are_refused_at_once() {
-    let mut trial = sgd();
-    let mut grads = trial.gradients(0);
+    let windows = |amp: &MixedPrecision| run::sgd(amp).with_accumulation(4);
+    let mut trial = Trial::new(growing(5), windows);
+    trial.step(0, false);
+    let mut grads = trial.gradients(0, 1.0);
     let wrong = Tensor::<2>::ones([1, 1], &Device::flex());
     grads.register(trial.net.head.weight.id, wrong);
     let error = trial.try_step(grads).unwrap_err();
     is_error(&error, "GradientShape", ["`head.weight`"]);
     trial.lr = f64::NAN;
-    let error = trial.try_step(trial.gradients(0)).unwrap_err();
-    is_error(&error, "InvalidValue", ["`lr` is"]);
+    let flushed = trial.optim.try_flush(trial.lr, trial.net.clone());
+    let flushed = flushed.unwrap_err().error;
+    for error in [trial.refused(0), flushed] {
+        is_error(&error, "InvalidValue", ["`lr` is"]);
+    }
     trial.synchronize();
     assert_eq!(trial.counters().steps(), 0);
 }
@@ -158,30 +141,25 @@ fn bad_gradients_and_rates_are_refused_at_once() {
 #[test]
 fn another_module_is_refused_until_it_is_reloaded() {
     let mut trial = sgd();
-    for step in 0..3 {
-        trial.step(step, false);
-    }
+    (0..3).for_each(|step| trial.step(step, false));
     // Another network, of the same shapes.
     let own = std::mem::replace(&mut trial.net, net(&trial.amp));
-    let error = trial.try_step(trial.gradients(0)).unwrap_err();
-    says(&error, ["`hidden.weight` was not there"]);
+    says(&trial.refused(0), ["`hidden.weight` was not there"]);
 
-    // The same network, edited. The fourth step looks.
+    // The same network, edited, as weight clipping and the like do. The fourth step looks.
     trial.net = own;
     trial.synchronize();
-    // As weight clipping and the like do.
     trial.net = fill(trial.net, 21, 0.5);
-    trial.try_step(trial.gradients(3)).unwrap();
+    trial.step(3, false);
     trial.net = fill(trial.net, 28, 0.5);
     for step in [4, 5] {
-        let error = trial.try_step(trial.gradients(step)).unwrap_err();
-        is_error(&error, "OtherModule", []);
+        is_error(&trial.refused(step), "OtherModule", []);
     }
     trial.optim.reload(&trial.net).unwrap();
-    let before = parameters(&trial.net);
+    let before = trial.parameters();
     trial.lr = 0.0;
     trial.step(6, false);
     trial.synchronize();
     // The masters are those of the edited network.
-    assert!(parameters(&trial.net) == before);
+    assert!(trial.parameters() == before);
 }

@@ -1,9 +1,7 @@
-//! `PipelinedOptimizer`: what it promises, against one thread that does the same; its thread, its failures, its records.
+//! `PipelinedOptimizer`: its thread, its failures, its records, and what is set on it. That it trains as one thread would, `tests/oracle` shows.
 
 mod failures;
 mod options;
 mod protocol;
 mod records;
-mod simulation;
-mod statistics;
 mod support;

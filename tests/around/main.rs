@@ -1,17 +1,13 @@
-//! What stands between unscaling and the next step: clipping, accumulation, averages of the weights, several losses.
+//! What stands between unscaling and the next step: clipping, accumulation, averages of the weights, hooks, several losses.
 
-mod accumulation;
-mod changed_gradients;
+mod averages;
 mod clip;
-mod config;
-mod ema;
+mod gradients;
 mod guard;
-mod half_gradients;
 mod hooks;
 mod keras;
-mod mid_window;
-mod read_before;
 mod recipes;
-mod skipped_windows;
-mod standalone;
+mod records;
+mod settings;
 mod support;
+mod windows;

@@ -47,7 +47,7 @@ fn the_precision_of_a_file() {
     }
     // Any optimizer will do, and its loss scale is that of the handle.
     let config = new().with_accumulation(Some(AccumulationConfig::new(3)));
-    let amp = MixedPrecision::f16().with_scaler(at_scale(8.0)).unwrap();
+    let amp = f16_under(at_scale(8.0));
     let masters = MasterWeights::new(AdamConfig::new().build());
     let optim = config.init(masters, &amp).unwrap();
     assert!(optim.scaler().precision().unwrap().is(&amp));
@@ -58,11 +58,10 @@ fn the_precision_of_a_file() {
     is_error(&error, "InvalidValue", ["`scaler` is set here"]);
 }
 
-/// What cannot be used is not hidden by a file either, and the format of the others stays.
+/// JSON has no infinity of its own.
 #[test]
 fn thresholds_in_json() {
     let load = |text: &str| GradientClip::load_binary(text.as_bytes());
-    // JSON has no infinity of its own.
     for threshold in [f64::INFINITY, 0.1, 1.0, 1e300] {
         let clip = GradientClip::Norm(threshold);
         assert_eq!(load(&clip.to_string()).unwrap(), clip);
@@ -72,26 +71,16 @@ fn thresholds_in_json() {
     assert_eq!(load(exact).unwrap(), clip);
     assert_eq!(clip.to_string().replace([' ', '\n'], ""), exact);
     assert_eq!(load(r#"{"Value":2}"#).unwrap(), GradientClip::Value(2.0));
-    assert!(load(r#"{"GlobalNorm":null}"#).is_err());
-    assert!(load(r#"{"GlobalNorm":"large"}"#).is_err());
-
-    let nan = EmaConfig::new().with_momentum(f64::NAN);
-    let nan = EmaConfig::load_binary(nan.to_string().as_bytes()).unwrap();
-    let error = init(&new().with_ema(Some(nan))).unwrap_err();
-    is_error(&error, "InvalidValue", ["`momentum` is NaN,"]);
-    let nan = load(&GradientClip::Value(f64::NAN).to_string()).unwrap();
-    let error = init(&new().with_clip(Some(nan))).unwrap_err();
-    is_error(&error, "InvalidValue", ["`clip` is Value(NaN),"]);
+    for wrong in [r#"{"GlobalNorm":null}"#, r#"{"GlobalNorm":"large"}"#] {
+        assert!(load(wrong).is_err());
+    }
 }
 
 /// Whatever is called first. The first mistake counts, until a later call of the same method puts another value in its place.
 #[test]
 fn no_call_uses_a_wrong_setting() {
-    let wrong = || {
-        sgd()
-            .with_clipping(GradientClip::Norm(-1.0))
-            .with_accumulation(0)
-    };
+    let clipped = || sgd().with_clipping(GradientClip::Norm(-1.0));
+    let wrong = || clipped().with_accumulation(0);
     let error = first_error(wrong());
     is_error(&error, "InvalidValue", ["`clip` is Norm(-1.0),"]);
     assert!(wrong().window().is_none() && wrong().clipping().is_none());
@@ -127,14 +116,21 @@ const REFUSED: &str = r#"
 {"accumulation": {"micro_batches": 0, "sum": false, "skip_micro_batch": false}} > `micro_batches` is 0, but must be at least 1
 {"ema": {"momentum": -0.1, "validation": false}} > `momentum` is -0.1, but must be between 0 and 1
 {"ema": {"momentum": 1.1, "validation": false}} > `momentum` is 1.1, but must be between 0 and 1
+{"ema": {"momentum": "NaN"}} > `momentum` is NaN, but must be between 0 and 1
 {"ema": {"momentum": 1, "overwrite_frequency": 0, "validation": false}} > `overwrite_frequency` is 0, but must be at least 1
+{"clip": {"Value": "NaN"}} > `clip` is Value(NaN), but must be a threshold above 0
 {"scaler": {"growth_interval": 0}} > `growth_interval` is 0, but must be at least 1
 "#;
 
+/// Nor does a file hide it.
 #[test]
 fn a_wrong_setting_is_named() {
     for [json, message] in rows(REFUSED) {
-        let error = init(&load(json)).unwrap_err();
+        let error = init(&load(&load(json).to_string())).unwrap_err();
         assert_eq!(error.to_string(), message);
     }
+    for momentum in [0.0, 1.0] {
+        EmaConfig::new().with_momentum(momentum).init().unwrap();
+    }
+    assert_eq!(EmaConfig::default().momentum, 0.99);
 }

@@ -1,4 +1,4 @@
-//! Averages of the weights.
+//! Averages of the weights: dtypes, memory, frozen, shared and foreign parameters. Which steps update them, and their records, `tests/oracle` draws.
 
 use crate::support::*;
 
@@ -36,34 +36,31 @@ fn the_first_update_takes_the_value_and_the_next_ones_average() {
     }
 }
 
-/// A copy has ids and trainability of the model, and is not moved by what comes later.
+/// It has ids and trainability of the model, and is not moved by what comes later. A clone of the average goes its own way.
 #[test]
 fn a_copy_is_a_model_of_its_own() {
     let mut ema = ema(0.5);
     let model = ema.update(Pair::of(1.0));
-    let copy = ema.module(&model);
-    let mut other = ema.clone();
+    let (copy, mut other) = (ema.module(&model), ema.clone());
     ema.update(Pair::of(3.0));
     other.update(Pair::of(0.0));
     assert_eq!(copy.values(), [1.0; 10]);
-    assert_eq!(ema.module(&model).values(), [2.0; 10]);
-    // A clone of the average goes its own way.
-    assert_eq!(other.module(&model).values(), [0.5; 10]);
-
+    // That of a model without autodiff can be taken too.
+    for (ema, average) in [(ema, 2.0), (other, 0.5)] {
+        assert_eq!(ema.module(&model).values(), [average; 10]);
+        assert_eq!(ema.module(&model.valid()).values(), [average; 10]);
+    }
     assert_eq!(copy.weight.id, model.weight.id);
     assert!(copy.weight.is_require_grad());
-    // And it can be trained, or evaluated without autodiff.
     let loss = copy.weight.val().sum() + copy.bias.val().sum();
     let grads = GradientsParams::from_grads(loss.backward(), &copy);
     assert_eq!(grads.len(), 2);
     let inner = copy.valid();
     assert!(!inner.weight.val().is_require_grad());
     assert_eq!(inner.values(), [1.0; 10]);
-    // The average of a model without autodiff can be taken too.
-    assert_eq!(ema.module(&model.valid()).values(), [2.0; 10]);
 }
 
-/// The average of 1 and the next value of a dtype is none of that dtype.
+/// The average of 1 and the next value of a dtype is none of that dtype. A copy of f32 values is f16 inside a scope.
 #[test]
 fn half_precision_parameters_are_averaged_in_f32() {
     for (dtype, of_average, digits) in [
@@ -83,20 +80,10 @@ fn half_precision_parameters_are_averaged_in_f32() {
         assert_eq!(found, Some(1.0 + 0.5f64.powi(digits + 1)));
         assert_eq!(ema.module(&model).weight.val().dtype(), dtype);
     }
-}
-
-/// The stored f32 values are averaged, and the copy is f16 inside a scope.
-#[test]
-fn under_mixed_precision() {
-    let amp = f16_under(at_scale(1024.0));
-    let mut run = Trial::at_border(&amp);
-    run.optim = run.optim.with_ema(config(0.5));
-    // 1 + 2^-12 is no f16.
-    for lr in [-1.0, -(0.5f64.powi(12))] {
-        run.model = run.optim.step(lr, run.model.clone(), run.in_scope(1.0));
-    }
-    let copy = run.optim.ema().unwrap().module(&run.model);
-    assert_eq!(copy.values()[6..], [1.0 + 0.5f64.powi(13); 4]);
+    let (amp, mut ema) = (MixedPrecision::f16(), ema(0.5));
+    let model = ema.update(amp.attach(Pair::of(1.0 + 0.5f64.powi(13))));
+    let copy = ema.module(&model);
+    assert_eq!(copy.values(), [1.0 + 0.5f64.powi(13); 10]);
     amp.autocast((), |()| assert_eq!(copy.bias.val().dtype(), DType::F16));
 }
 
@@ -124,9 +111,9 @@ fn frozen_parameters_and_running_statistics_are_the_models() {
     };
     assert_eq!(statistics(&model).len(), 2);
     assert_eq!(statistics(&copy), statistics(&changed));
-    // Frozen later, too: an average that nothing adds to would fall behind.
+    // Frozen later, too: an average that nothing adds to would fall behind. It is an update all the same.
     let frozen = ema.update(model.no_grad());
-    assert_eq!(ema.parameters(), 0);
+    assert_eq!((ema.updates(), ema.parameters()), (4, 0));
     assert_eq!(parameters(&ema.module(&frozen)), parameters(&frozen));
 }
 
@@ -161,15 +148,39 @@ fn a_shared_parameter_is_averaged_once() {
     assert_eq!(copy.map(|param| values(param.val())), [[1.0]; 2]);
 }
 
+/// The third step starts from the overwritten -1.5, the fourth ends in 0.5 * -2 + 0.5 * -3.5.
 #[test]
 fn master_weights_follow_an_overwritten_parameter() {
-    let optim = masters(at_scale(16.0));
-    let optim = optim.with_ema(config(0.5).with_overwrite_frequency(Some(2)));
-    let mut run = Trial::new(optim).with_dtype(DType::F16);
-    // The third step starts from the overwritten -1.5, the fourth ends in 0.5 * -2 + 0.5 * -3.5.
+    let often = config(0.5).with_overwrite_frequency(Some(2));
+    let mut run = Trial::new(masters(at_scale(16.0)).with_ema(often));
+    run = run.with_dtype(DType::F16);
     for expected in [-1.0, -1.5, -2.5, -2.75] {
         run.step(ONES);
         assert_eq!(run.values(), [expected; 10]);
+    }
+}
+
+/// Updates that f16 parameters lose are in the masters, and in their average: whoever keeps the masters.
+#[test]
+fn with_master_weights_the_masters_are_averaged() {
+    fn run<O: ModuleOptim>(optim: O, dtype: DType) -> Vec<f32> {
+        let scaler = at_scale(1.0).with_dynamic(false).init().unwrap();
+        let optim = ScaledOptimizer::new(optim, scaler).with_ema(config(0.5));
+        let mut run = Trial::new(optim);
+        run.model = of(1.0, dtype);
+        for _ in 0..3 {
+            run.model = run.optim.step(1e-4, run.model.clone(), run.scaled(ONES));
+        }
+        let ema = run.optim.ema().unwrap();
+        let weight = values(ema.get(&run.model.weight).unwrap());
+        [weight, values(ema.get(&run.model.bias).unwrap())].concat()
+    }
+    let masters = |dtype| run(MasterWeights::new(SgdConfig::new().build()), dtype);
+    let fused = |dtype| run(FusedSgd::new(SgdConfig::new()), dtype);
+    let expected = masters(DType::F32);
+    assert!(expected[0] < 1.0 - 2e-4);
+    for found in [masters(DType::F16), fused(DType::F32), fused(DType::F16)] {
+        assert_eq!(found, expected);
     }
 }
 
@@ -191,12 +202,6 @@ fn one_buffer_for_each_parameter_is_updated_in_place() {
     }
 }
 
-#[test]
-fn settings_are_checked() {
-    drop([0.0, 1.0].map(ema));
-    assert_eq!(EmaConfig::default().momentum, 0.99);
-}
-
 /// A model that was built anew with other sizes, under the same ids.
 #[test]
 fn averages_of_another_shape_are_not_used_and_the_log_says_so() {
@@ -215,22 +220,6 @@ fn averages_of_another_shape_are_not_used_and_the_log_says_so() {
     assert_eq!(copy(&ema), (3.0, 2.0));
     no_warning(|| drop(ema.update(other.clone())));
     assert_eq!(model.values(), [1.0; 10]);
-}
-
-/// A step without gradients is a step, to the optimizer and to the averages; so is one without parameters.
-#[test]
-fn every_step_that_was_not_skipped_is_an_update() {
-    let mut run = Trial::new(sgd().with_ema(config(0.5)));
-    run.step([2.0; 10]);
-    run.step([2.0; 10]);
-    assert_eq!(run.averages(), [-3.0; 10]);
-    run.take(GradientsParams::new());
-    assert_eq!(run.optim.finalize(Pair::of(0.0)).values(), [-3.5; 10]);
-    assert_eq!(run.optim.ema().unwrap().updates(), 3);
-
-    let mut ema = ema(0.5);
-    ema.update(run.model.no_grad());
-    assert_eq!((ema.updates(), ema.parameters()), (1, 0));
 }
 
 /// Averages of another model, say because its parameters got new ids. No record has them from the first update on.
@@ -258,29 +247,4 @@ fn averages_that_match_no_parameter_are_warned_of() {
         let pair = ema.update(Pair::of(2.0));
         drop(ema.finalize(pair));
     });
-}
-
-/// Updates that f16 parameters lose are in the masters, and in their average: whoever keeps the masters.
-#[test]
-fn with_master_weights_the_masters_are_averaged() {
-    fn run<O: ModuleOptim>(optim: O, dtype: DType) -> Vec<f32> {
-        let scaler = at_scale(1.0).with_dynamic(false).init().unwrap();
-        let mut optim = ScaledOptimizer::new(optim, scaler).with_ema(config(0.5));
-        let mut model = of(1.0, dtype);
-        for _ in 0..3 {
-            let grads = model.scaled(ONES, 1.0);
-            model = optim.step(1e-4, model, grads);
-        }
-        let ema = optim.ema().unwrap();
-        let weight = values(ema.get(&model.weight).unwrap());
-        [weight, values(ema.get(&model.bias).unwrap())].concat()
-    }
-    let sgd = SgdConfig::new;
-    let masters = |dtype| run(MasterWeights::new(sgd().build()), dtype);
-    let fused = |dtype| run(FusedSgd::new(sgd()), dtype);
-    let expected = masters(DType::F32);
-    assert!(expected[0] < 1.0 - 2e-4);
-    for found in [masters(DType::F16), fused(DType::F32), fused(DType::F16)] {
-        assert_eq!(found, expected);
-    }
 }

@@ -1,0 +1,307 @@
+//! Windows of micro-batches: gradients of every kind and dtype, memory, what does not fit and what ends a run. Overflows, losses that are not
+//! finite, clones and records in them, under both rules, `tests/oracle` draws.
+
+use crate::support::*;
+
+/// Zeros, and windows of `n` micro-batches.
+fn window(n: u32, rule: bool) -> Trial {
+    Trial::new(sgd().with_accumulation(windows(n, rule)))
+}
+
+/// Micro-batch `k`: quarters, so that sums and a mean of 4 are exact.
+fn micro(k: usize) -> [f64; 10] {
+    from_fn(|index| ((k * 5 + index * 3) % 11) as f64 * 0.25 - 1.0)
+}
+
+/// What plain SGD at a rate of 1 makes of zeros with the sum of these micro-batches times `factor`; of the weight (w) or of the bias (b) alone.
+fn expected(micro_batches: &str, factor: f64) -> Vec<f64> {
+    let value = |name: &str, index: usize| match name.split_at(1) {
+        ("w", k) => f64::from(index < 6) * micro(k.parse().unwrap())[index],
+        ("b", k) => f64::from(index >= 6) * micro(k.parse().unwrap())[index],
+        _ => micro(name.parse().unwrap())[index],
+    };
+    let names = || micro_batches.split(' ').filter(|name| *name != "-");
+    let sum = |index| names().map(|name| value(name, index)).sum::<f64>();
+    (0..10).map(|index| -factor * sum(index)).collect()
+}
+
+/// Calls with micro-batches (by number, or x for one that overflows) whose gradients are scaled, unscaled (u), Burn's own (p), those of several
+/// devices (m), of the weight (w) or of the bias (b) alone, tested and then replaced (r), or discarded (d); with none (-); a flush (f), a drop
+/// of the window (~) or another scale (*).
+fn play(run: &mut Trial, calls: &str) {
+    let values = |name: &str| name.parse().map_or(BAD, micro);
+    let (weight, bias) = (run.model.weight.id, run.model.bias.id);
+    for call in calls.split(' ') {
+        let (kind, name) = call.split_at(1);
+        match kind {
+            "u" | "d" | "r" => {
+                let mut grads = run.unscaled(values(name));
+                if kind == "r" {
+                    let finite = Tensor::<1>::ones([4], &Device::default());
+                    grads.params_mut().register(bias, finite);
+                }
+                match kind {
+                    "d" => run.optim.discard(grads).unwrap(),
+                    _ => run.take(grads),
+                }
+            }
+            "p" => run.take(run.model.plain(values(name))),
+            "m" => {
+                let part = |k: &str| (run.model.plain(values(k)), Device::default());
+                let grads = name.split('+').map(part).collect();
+                let grads = MultiGradientsParams { grads };
+                run.model = run.optim.step_multi(1.0, run.model.clone(), grads).unwrap();
+            }
+            "w" | "b" => {
+                let mut grads = run.scaled(values(name));
+                match kind {
+                    "w" => drop(grads.params_mut().remove::<1>(bias)),
+                    _ => drop(grads.params_mut().remove::<2>(weight)),
+                }
+                run.take(grads);
+            }
+            "-" => run.take(GradientsParams::new()),
+            "f" => run.flush(),
+            "~" => run.optim.drop_window(),
+            "*" => run.optim.scaler_mut().set_loss_scale(64.0).unwrap(),
+            _ => run.step(values(call)),
+        }
+    }
+}
+
+/// Under which rules, in windows of how many, which calls; what is stepped with; and how many steps were made and skipped, and micro-batches dropped.
+const PLAYED: &str = r#"
+a flush steps with what is there, once > any > 4 > 0 1 f f > 0 1 > 0.5 > [1, 0, 0]
+scaled, unscaled and plain gradients > any > 4 > 0 u1 p2 p3 > 0 1 2 3 > 0.25 > [1, 0, 0]
+those of several devices enter as their sum > any > 2 > m0+1 m2+3 > 0 1 2 3 > 0.5 > [1, 0, 0]
+a gradient that is absent is zero > any > 2 > w0 b1 > w0 b1 > 0.5 > [1, 0, 0]
+so are all of a micro-batch > any > 2 > 0 - > 0 > 0.5 > [1, 0, 0]
+a window without any moves nothing > any > 2 > 0 - - - > 0 > 0.5 > [2, 0, 0]
+a window that is dropped leaves no trace > any > 2 > 0 ~ 0 1 > 0 1 > 0.5 > [1, 0, 0]
+nor do gradients that are discarded > any > 2 > 0 d7 dx 1 > 0 1 > 0.5 > [1, 0, 0]
+a scale that is changed is taken into account > any > 2 > 0 * 1 > 0 1 > 0.5 > [1, 0, 0]
+an overflow skips its window > false > 4 > 0 x 2 3 4 5 f > 4 5 > 0.5 > [2, 1, 0]
+also in gradients that are plain > false > 4 > p0 px 2 3 > - > 0 > [1, 1, 0]
+and if it was replaced after its test > false > 2 > 0 rx > - > 0 > [1, 1, 0]
+or drops its micro-batch > true > 4 > 0 x ux px 3 4 5 > 0 3 4 5 > 0.25 > [1, 0, 3]
+"#;
+
+#[test]
+fn a_window_steps_with_what_it_has() {
+    for [name, rules, size, calls, micro_batches, factor, counted] in rows(PLAYED) {
+        for rule in RULES
+            .into_iter()
+            .filter(|rule| ["any", &rule.to_string()].contains(&rules))
+        {
+            let mut run = window(size.parse().unwrap(), rule);
+            play(&mut run, calls);
+            let values = expected(micro_batches, factor.parse().unwrap());
+            assert_eq!(run.values(), values, "{name}, {rule}");
+            let found = run.counters();
+            let found = [found.steps(), found.skipped(), found.dropped()];
+            assert_eq!(
+                (format!("{found:?}"), run.window()),
+                (counted.to_string(), 0),
+                "{name}"
+            );
+        }
+    }
+    // Without windows.
+    let mut plain = Trial::new(sgd());
+    play(&mut plain, "~ f");
+    assert_eq!(plain.values(), [0.0; 10]);
+}
+
+/// Under a scaler that is disabled nothing is tested, whatever the dtype; f64 has all of its digits.
+#[test]
+fn half_precision_and_all_other_dtypes() {
+    for rule in RULES {
+        for dtype in [DType::F32, DType::F16] {
+            let disabled = sgd_under(GradScalerConfig::new().with_enabled(false));
+            let mut run = Trial::new(disabled.with_accumulation(windows(4, rule)));
+            run = run.with_dtype(dtype);
+            play(&mut run, "0 1 2 3");
+            assert_eq!(run.values(), expected("0 1 2 3", 0.25), "{rule}, {dtype:?}");
+        }
+        for narrow in [false, true] {
+            let scaler = at_scale(1.0).with_parameter_dtype_gradients(narrow);
+            let optim = masters(scaler.with_growth_interval(100_000));
+            let optim = optim.with_accumulation(windows(4096, rule));
+            let mut run = Trial::new(optim).with_dtype(DType::F16);
+            // In f16, 2048 + 1 is 2048.
+            (0..4096).for_each(|_| run.step(ONES));
+            assert_eq!(run.values(), [-1.0; 10], "{rule:?} {narrow:?}");
+        }
+        if !Device::default().supports_dtype(DType::F64) {
+            continue;
+        }
+        let mut run = ByHand::of(
+            Pair::new([0.0; 10], &device(), DType::F64),
+            at_scale(1024.0),
+        );
+        let mut window = windows(3, rule).init().unwrap();
+        let full = [1.0, 2.0, 4.0].map(|value| run.accumulate(&mut window, [value; 10]));
+        let [None, None, Some(full)] = full else {
+            panic!("a full window and no other");
+        };
+        run.take(full).unwrap();
+        let is_mean = |value: f64| (value / (-7.0 / 3.0) - 1.0).abs() < 1e-15;
+        assert!(run.model.values().into_iter().all(is_mean));
+    }
+}
+
+#[test]
+fn a_sum_is_that_of_burns_accumulator_bit_for_bit() {
+    let windows = AccumulationConfig::new(3).with_sum(true);
+    let mut built_in = Trial::new(sgd().with_accumulation(windows));
+    let mut by_hand = Trial::new(sgd());
+    for step in 0..4 {
+        let mut accumulator = GradientsAccumulator::new();
+        for k in 0..3 {
+            // Values whose sums round.
+            let values = from_fn(|index| f64::from(wave(step * 21 + k * 7 + index, 1, 1.0)[0]));
+            built_in.step(values);
+            let grads = by_hand.scaled(values).into_params();
+            accumulator.accumulate(&by_hand.model, grads);
+        }
+        let sum = scaled_by_hand(by_hand.optim.scaler(), accumulator.grads());
+        by_hand.take(sum);
+        assert_eq!(built_in.values(), by_hand.values());
+    }
+}
+
+/// The memory of the first f32 gradient becomes that of the sum.
+#[test]
+fn one_f32_buffer_for_each_parameter_is_added_to_in_place() {
+    if !on_flex() {
+        return;
+    }
+    for dtype in [DType::F16, DType::F32] {
+        for rule in RULES {
+            let optim = masters(at_scale(16.0)).with_accumulation(windows(8, rule));
+            let mut run = Trial::new(optim).with_dtype(dtype);
+            let grads = run.scaled(micro(0));
+            let mut places = vec![address(grads.params().get::<2>(run.model.weight.id))];
+            run.take(grads);
+            for k in 1..6 {
+                let sum = run.optim.window().unwrap().sum(&run.model.weight);
+                assert_eq!(sum.as_ref().unwrap().dtype(), DType::F32);
+                places.push(address(sum));
+                run.step(micro(k));
+            }
+            // Unless it is tested, and widened, before it is added.
+            let own = dtype == DType::F32 && !rule;
+            places.drain(..usize::from(!own));
+            places.dedup();
+            assert_eq!(places.len(), 1, "{dtype:?} {rule:?}");
+        }
+    }
+}
+
+/// At the border, where the cause is known, and elsewhere.
+#[test]
+fn too_many_dropped_in_a_row_end_the_run_and_keep_the_window() {
+    for (factor, variant, parts, scale) in [
+        (
+            1000.0,
+            "LossScaleExhausted",
+            ["loss scale 256 after 3 skipped steps", "`bias`"],
+            256.0,
+        ),
+        (
+            f64::NAN,
+            "LossNotFinite { skips: 3, output_finite: true, ",
+            ["3 steps in a row"; 2],
+            1024.0,
+        ),
+    ] {
+        let settings = at_scale(1024.0).with_max_consecutive_skips(Some(2));
+        let mut run = Trial::at_border(&f16_under(settings));
+        run.optim = run.optim.with_accumulation(windows(3, true));
+        for factor in [1.0, factor, factor] {
+            run.take(run.in_scope(factor));
+        }
+        let grads = run.in_scope(factor);
+        let failed = run.optim.try_step(1.0, run.model.clone(), grads);
+        is_error(&failed.unwrap_err().error, variant, parts);
+        assert_eq!((run.counters().dropped(), run.window()), (3, 1));
+        assert_eq!(run.scale(), scale);
+    }
+}
+
+/// Micro-batches that are all finite, in f16 gradients whose sums of three are taken in f32, and rounded to f16 in the end. A window that steps starts the
+/// count anew, and a resume does not. It is at the floor of the scale, which has nothing to do with it.
+#[test]
+fn windows_whose_sum_alone_overflows() {
+    let trial = || {
+        let scaler = at_scale(1.0).with_min_scale(Some(1.0));
+        let scaler = scaler.with_max_consecutive_skips(Some(1));
+        let scaler = scaler.with_parameter_dtype_gradients(true);
+        let optim = sgd_under(scaler).with_accumulation(windows(3, true).with_sum(true));
+        Trial::new(optim).with_dtype(DType::F16)
+    };
+    // 40000 is an f16, 120000 is not.
+    let micro = |value: f64| from_fn(|index| if index < 6 { 1.0 } else { value });
+    let fill = |run: &mut Trial, value: f64| (0..3).for_each(|_| run.step(micro(value)));
+    let (mut run, mut resumed) = (trial(), trial());
+    for step in 1..4 {
+        let parts = ["window skipped", "sum", "`bias`"];
+        warns_once(parts, || fill(&mut run, 40000.0));
+        assert_eq!(run.outcome(), Some(StepOutcome::Skipped));
+        no_warning(|| fill(&mut run, 1.0));
+        assert_eq!(run.values(), [-3.0 * f64::from(step); 10]);
+    }
+    fill(&mut run, 40000.0);
+    resumed.optim.load_record(run.optim.to_record()).unwrap();
+    let parts = ["loss scale 1 after 2 skipped steps", "`bias`"];
+    for mut run in [run, resumed] {
+        (0..2).for_each(|_| run.step(micro(40000.0)));
+        is_error(&run.refused(micro(40000.0)), "LossScaleExhausted", parts);
+        assert_eq!((run.counters().skipped(), run.window()), (5, 0));
+    }
+}
+
+/// What the optimizer cannot take, at the first micro-batch; and the same parameters in another shape or dtype, which neither a
+/// micro-batch nor a flush takes.
+#[test]
+fn what_does_not_fit_is_refused_and_the_window_stays() {
+    let of_f32 = Pair::of(0.0);
+    let mut turned = of_f32.clone();
+    turned.weight = turned.weight.map(|weight| weight.reshape([3, 2]));
+    for rule in RULES {
+        let mut run = window(2, rule).with_dtype(DType::F16);
+        is_error(&run.refused(ONES), "HalfPrecisionParameter", ["`weight`"]);
+        assert_eq!((run.window(), run.counters().steps()), (0, 0));
+        for (dtype, other, part) in [
+            (DType::F32, &turned, "another model"),
+            (DType::F64, &of_f32, "F64"),
+        ] {
+            let mut run = window(3, rule).with_dtype(dtype);
+            run.step(ONES);
+            let grads = gradients(other, 0, 1.0, FloatDType::F32);
+            let stepped = run.optim.try_step(1.0, other.clone(), grads);
+            let flushed = run.optim.try_flush(1.0, other.clone());
+            for failed in [stepped, flushed] {
+                let error = failed.unwrap_err().error;
+                is_error(&error, "ForeignRecord", ["`weight`", part]);
+            }
+            assert_eq!((run.window(), run.counters().dropped()), (1, 0));
+            run.flush();
+            assert_eq!(run.values(), [-1.0; 10]);
+        }
+    }
+}
+
+#[test]
+fn gradients_of_no_parameter_are_dropped_and_logged() {
+    let mut scaler = sgd().scaler().clone();
+    let mut window = windows(3, false).init().unwrap();
+    let grads = Pair::of(0.0).scaled(ONES, 1024.0);
+    let stranger = LinearConfig::new(2, 2).init(&device());
+    let logged = captured(Level::Debug, || {
+        let full = scaler.accumulate(&mut window, grads, &stranger);
+        assert!(full.unwrap().is_none());
+    });
+    says(&logged.join("\n"), ["2 gradients belong to no parameter"]);
+    assert_eq!((window.len(), window.gradients()), (1, 0));
+}

@@ -2,6 +2,7 @@
 
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
+use std::thread;
 
 use crate::support::*;
 
@@ -24,42 +25,50 @@ impl LrScheduler for Counting {
     }
 }
 
-fn good_or_bad(run: &Player, good: bool) -> GradientsParams {
-    run.gradients(loss(run, if good { 1.0 } else { f32::INFINITY }))
-}
+type Run = Player<Linear>;
 
-/// The learning rates of calls: a step that is good (+), overflows (-) or is refused (x), also for a setting (s), gradients that are
-/// discarded (d), a window that is flushed (f).
-fn steps(run: &mut Player, lr: &mut ScaledLrScheduler, calls: &str) -> String {
-    let mut rate_of = |call: char| {
-        let (rate, grads) = (lr.step(), good_or_bad(run, call != '-'));
-        let base = rate.base();
-        match call {
-            'f' => run.model = run.optim.flush(rate, run.model.clone()),
-            'd' => run.optim.discard(grads).unwrap(),
-            'x' => assert!(run.try_step(f64::NAN, grads).is_err()),
-            's' => {
-                let mut wrong = run.clone();
-                wrong.optim = wrong.optim.with_clipping(GradientClip::Value(-1.0));
-                assert!(wrong.try_step(rate, grads).is_err());
-                assert_eq!(wrong.optim.scaler().last_outcome(), None);
-            }
-            _ => run.try_step(rate, grads).unwrap(),
-        }
-        base.to_string()
-    };
-    calls.chars().map(&mut rate_of).collect()
+fn run(amp: &MixedPrecision) -> Run {
+    Run::new(LinearConfig::new(2, 2).init(&device()), amp)
 }
 
 fn amp() -> MixedPrecision {
     narrowest().with_scaler(GradScalerConfig::new()).unwrap()
 }
 
+fn good_or_bad(run: &Run, good: bool) -> GradientsParams {
+    let input = Tensor::<2>::ones([1, 2], &device());
+    let output = run.amp.autocast(input, |x| run.model.forward(x));
+    run.gradients(output.mean() * if good { 1.0 } else { f32::INFINITY })
+}
+
+/// The rate of a call: a step that is good (+), overflows (-) or is refused (x), also for a setting (s), gradients that are
+/// discarded (d), a window that is flushed (f).
+fn call(run: &mut Run, rate: ModuleLearningRate, call: char) -> String {
+    let (base, grads) = (rate.base(), good_or_bad(run, call != '-'));
+    match call {
+        'f' => run.model = run.optim.flush(rate, run.model.clone()),
+        'd' => run.optim.discard(grads).unwrap(),
+        'x' => assert!(run.try_step(f64::NAN, grads).is_err()),
+        's' => {
+            let mut wrong = run.clone();
+            wrong.optim = wrong.optim.with_clipping(GradientClip::Value(-1.0));
+            assert!(wrong.try_step(rate, grads).is_err());
+            assert_eq!(wrong.optim.scaler().last_outcome(), None);
+        }
+        _ => run.try_step(rate, grads).unwrap(),
+    }
+    base.to_string()
+}
+
+fn calls(run: &mut Run, lr: &mut ScaledLrScheduler, calls: &str) -> String {
+    calls.chars().map(|of| call(run, lr.step(), of)).collect()
+}
+
 /// A window of micro-batches is one step, and what is left of one. Gradients that are discarded or refused are none. Nothing is skipped
 /// without a scaler.
 #[test]
 fn it_advances_with_steps_that_are_taken() {
-    for (name, amp, window, calls, rates) in [
+    for (name, amp, window, script, rates) in [
         ("each step", amp(), 1, "+--++-+", "1222344"),
         ("windows", amp(), 3, "++++-+++++", "1112222223"),
         ("flushed", amp(), 3, "++++fff", "1112233"),
@@ -69,33 +78,29 @@ fn it_advances_with_steps_that_are_taken() {
         ("no scaler", MixedPrecision::f32(), 1, "+-+", "123"),
     ] {
         for of_optim in [false, true] {
-            let mut run = player(&amp);
+            let mut run = run(&amp);
             run.optim = run.optim.with_accumulation(window);
             let mut lr = match of_optim {
                 true => ScaledLrScheduler::new(Counting(0), &run.optim),
                 false => ScaledLrScheduler::new(Counting(0), &amp),
             };
-            let found = steps(&mut run, &mut lr, calls);
+            let found = calls(&mut run, &mut lr, script);
             assert_eq!(found, rates, "{name}, {of_optim}");
         }
     }
     // Nor is anything known where a plain optimizer steps.
     let mut lr = ScaledLrScheduler::new(Counting(0), &MixedPrecision::f16());
     assert_eq!([(); 3].map(|()| lr.step().base()), [1.0, 2.0, 3.0]);
-}
-
-/// The first step of all, too, whatever others on the handle have done before.
-#[test]
-fn a_skip_before_the_first_step_is_not_its_own() {
-    let mut run = player(&amp());
-    for calls in ["-", "-++"] {
+    // A skip before the first step is not its own, whatever others on the handle have done before.
+    let mut run = run(&amp());
+    for (script, rates) in [("-", "1"), ("-++", "112")] {
         let mut lr = ScaledLrScheduler::new(Counting(0), &run.amp);
-        let rates = &"112"[..calls.len()];
-        assert_eq!(steps(&mut run, &mut lr, calls), rates);
+        assert_eq!(calls(&mut run, &mut lr, script), rates);
     }
 }
 
-/// Burn's schedulers with their groups; and in Burn's own scheduler, each group by itself.
+/// Burn's schedulers with their groups; and in Burn's own scheduler, each group by itself. Where only one learning rate can be given, those of
+/// groups would be lost.
 #[test]
 fn groups_wait_too() {
     let bias = || ParamGroup::from_predicate("bias");
@@ -105,7 +110,7 @@ fn groups_wait_too() {
         let config = ModuleLrSchedulerConfig::new(base).with_group(bias(), of_bias);
         config.init().unwrap()
     };
-    let (mut run, mut plain) = (player(&amp()), schedule());
+    let (mut run, mut plain) = (run(&amp()), schedule());
     let mut lr = ScaledLrScheduler::new(schedule(), &run.amp);
     let counting = |start| ScaledLrScheduler::new(Counting(start), &run.amp);
     let mut grouped = ModuleLrScheduler::new(counting(0)).with_group(bias(), counting(100));
@@ -121,20 +126,12 @@ fn groups_wait_too() {
             plain.step();
         }
     }
+    let lr = ScaledLrScheduler::new(schedule(), &run.amp);
+    let message = panic_message(|| ModuleLrScheduler::new(lr).step());
+    says(&message, ["wrap each scheduler by itself"]);
 }
 
-/// Where only one learning rate can be given, those of groups would be lost.
-#[test]
-#[should_panic(expected = "wrap each scheduler by itself")]
-fn groups_inside_burns_scheduler_are_refused() {
-    let base = LinearLrSchedulerConfig::new(0.5, 0.1, 4);
-    let bias = ParamGroup::from_predicate("bias");
-    let grouped = ModuleLrSchedulerConfig::new(base.clone().into()).with_group(bias, base);
-    let lr = ScaledLrScheduler::new(grouped.init().unwrap(), &amp());
-    ModuleLrScheduler::new(lr).step();
-}
-
-/// A clone is another scaler: what it skips is nothing to the schedule of the first.
+/// A clone is another scaler: what it skips is nothing to the schedule of the first. A window that a program fills itself is one step, too.
 #[test]
 fn a_scaler_alone_is_followed() {
     let mut run = ByHand::of(Pair::of(0.0), at_scale(8.0));
@@ -146,12 +143,7 @@ fn a_scaler_alone_is_followed() {
         rates
     });
     assert_eq!(rates, [(1.0, 1.0), (2.0, 2.0), (2.0, 3.0), (3.0, 4.0)]);
-}
 
-/// A window that a program fills itself is one step, too.
-#[test]
-fn a_window_of_a_scaler_alone_is_one_step() {
-    let mut run = ByHand::of(Pair::of(0.0), at_scale(8.0));
     let mut lr = ScaledLrScheduler::new(Counting(0), &run.scaler);
     let mut window = AccumulationConfig::new(3).init().unwrap();
     let rates = [(); 7].map(|()| {
@@ -165,32 +157,27 @@ fn a_window_of_a_scaler_alone_is_one_step() {
     assert_eq!(rates, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0]);
 }
 
-/// Two optimizers, each with a schedule of its own: a skip of one leaves the other's alone. On two threads, too, that step in their own
-/// time, as the workers of a training on several devices do.
+/// Two optimizers, each with a schedule of its own, on two threads that step in their own time, as the workers of a training on several devices
+/// do: a skip of one leaves the other's alone. And steps elsewhere are seen here.
 #[test]
-fn each_optimizer_has_its_own_schedule() {
+fn each_optimizer_has_its_own_schedule_on_any_thread() {
     let amp = amp();
-    let mut runs = [(); 2].map(|()| {
-        let run = player(&amp);
-        let lr = ScaledLrScheduler::new(Counting(0), &run.optim);
-        (run, lr)
+    let mut lr = ScaledLrScheduler::new(Counting(0), &amp);
+    let work = ["+-++", "+++-"].map(|script| {
+        let (mut lr, mut run) = (lr.clone(), run(&amp));
+        move || calls(&mut run, &mut lr, script)
     });
-    let mut rates = [String::new(), String::new()];
-    for step in 0..3 {
-        for (index, (run, lr)) in runs.iter_mut().enumerate() {
-            rates[index] += &steps(run, lr, &["+-+", "+++"][index][step..=step]);
-        }
-    }
-    assert_eq!(rates, ["122", "123"]);
-
-    let lr = ScaledLrScheduler::new(Counting(0), &amp);
-    let work = ["+-++", "+++-"].map(|calls| {
-        let (mut lr, mut run) = (lr.clone(), player(&amp));
-        move || steps(&mut run, &mut lr, calls)
-    });
-    let threads = work.map(std::thread::spawn);
-    let rates = threads.map(|thread| thread.join().unwrap());
+    let rates = work.map(thread::spawn).map(|thread| thread.join().unwrap());
     assert_eq!(rates, ["1223", "1234"]);
+
+    let mut run = run(&amp);
+    let mut rates = calls(&mut run, &mut lr, "+");
+    for of in "-+-+".chars() {
+        let rate = lr.step();
+        let step = || call(&mut run, rate, of);
+        rates += &thread::scope(|threads| threads.spawn(step).join().unwrap());
+    }
+    assert_eq!(rates, "12233");
 }
 
 /// A record is that of the scheduler inside, as it goes on: after a skip, with the learning rate that was not used. The scheduler by
@@ -198,46 +185,27 @@ fn each_optimizer_has_its_own_schedule() {
 #[test]
 fn records_resume() {
     let linear = || LinearLrSchedulerConfig::new(0.9, 0.1, 8).init().unwrap();
-    for calls in ["++-++", "++-+-"] {
-        let mut run = player(&amp());
-        let scaled = || ScaledLrScheduler::new(linear(), &player(&amp()).amp);
-        let mut lr = ScaledLrScheduler::new(linear(), &run.amp);
-        steps(&mut run, &mut lr, calls);
+    for script in ["++-++", "++-+-"] {
+        let mut run = run(&amp());
+        let amp = run.amp.clone();
+        let scaled = || ScaledLrScheduler::new(linear(), &amp);
+        let (mut lr, mut of_burn) = (scaled(), ModuleLrScheduler::new(scaled()));
+        for of in script.chars() {
+            lr.step();
+            call(&mut run, of_burn.step(), of);
+        }
         let bytes = lr.to_record().into_bytes().unwrap();
-        let record = LrSchedulerRecord::from_bytes(bytes).unwrap();
+        let records = [
+            LrSchedulerRecord::from_bytes(bytes).unwrap(),
+            of_burn.to_record(),
+        ];
         let next = lr.step().base();
-        assert_eq!(scaled().load_record(record.clone()).step().base(), next);
-        assert_eq!(linear().load_record(record).step().base(), next);
-
-        let mut run = player(&amp());
-        let mut lr = ModuleLrScheduler::new(ScaledLrScheduler::new(linear(), &run.amp));
-        for good in calls.chars() {
-            run.step(lr.step(), good_or_bad(&run, good == '+'));
-        }
-        let record = lr.to_record();
-        assert_eq!(lr.step().base(), next);
-        for resumed in [ModuleLrScheduler::new(scaled()), linear()] {
-            assert_eq!(resumed.load_record(record.clone()).step().base(), next);
+        assert_eq!(of_burn.step().base(), next);
+        for record in records {
+            assert_eq!(scaled().load_record(record.clone()).step().base(), next);
+            for resumed in [ModuleLrScheduler::new(scaled()), linear()] {
+                assert_eq!(resumed.load_record(record.clone()).step().base(), next);
+            }
         }
     }
-}
-
-/// One step here, and all others on another thread.
-#[test]
-fn it_sees_skips_of_steps_that_move_to_another_thread() {
-    let amp = amp();
-    let mut run = player(&amp);
-    let mut lr = ScaledLrScheduler::new(Counting(0), &amp);
-    let here = steps(&mut run, &mut lr, "+");
-    let mut there = String::new();
-    for call in ["-", "+", "-", "+"] {
-        let rate = lr.step().base();
-        there.push_str(&rate.to_string());
-        let step = || {
-            let grads = good_or_bad(&run, call == "+");
-            run.step(rate, grads)
-        };
-        std::thread::scope(|threads| threads.spawn(step).join().unwrap());
-    }
-    assert_eq!(here + &there, "12233");
 }

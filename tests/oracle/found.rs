@@ -110,6 +110,12 @@ fn a_setting_of_a_pipeline_leaves_the_last_outcome() {
 }
 
 #[test]
+fn a_record_after_skipped_steps_alone_holds_no_state() {
+    let skips = [Train(OVERFLOW), Train(OVERFLOW), Action::Save];
+    holds(1, &[&skips[..], &[Action::Load, Train(GOOD)]].concat());
+}
+
+#[test]
 fn an_overflow_of_a_parameter_in_a_window_comes_before_a_bad_loss() {
     let steep = Pass {
         slope: Slope::Power(7),

@@ -1,4 +1,4 @@
-//! Steps that a device captures once and replays. That they are those that are made one by one, bit for bit, is in `matrix`.
+//! Steps that a device captures once and replays.
 
 mod leaves;
 
@@ -6,67 +6,102 @@ use burn::nn::{Dropout, Embedding};
 use burn::{nn::loss::CrossEntropyLossConfig, nn::transformer::TransformerEncoder};
 use std::cell::Cell;
 
-use super::run::{Batch, Event, Run, adam, batch, captured, loss, train};
+use super::matrix::{Plan, adaptive, tolerant};
+use super::run::{
+    Batch, Run, batch, captured, default_run, event, has_graphs, loss, of_rows, train,
+};
+use super::{adam, nesterov};
 use crate::support::*;
 
-/// A network with embeddings, attention and tied weights; its batches are integers.
-type Gpt = (Embedding, TransformerEncoder);
-
-fn loss_of((token, blocks): &Gpt, amp: &MixedPrecision, tokens: Tensor<2, Int>) -> Tensor<1> {
-    let ([windows, length], device) = (tokens.dims(), tokens.device());
-    let next = tokens.clone().roll_dim(-1, 1).flatten::<1>(0, 1);
-    let logits = amp.autocast(tokens, |tokens| {
-        let mask = generate_autoregressive_mask(windows, length, &device);
-        let x = TransformerEncoderInput::new(token.forward(tokens)).mask_attn(mask);
-        let x = blocks.forward(x).flatten::<2>(0, 1);
-        x.matmul(token.weight.val().transpose())
-    });
-    let loss = CrossEntropyLossConfig::new().init(&device);
-    loss.forward(logits, next)
+/// Recorded steps have the losses and leave the parameters and the record of those that are made one by one. A batch is of one of two shapes.
+fn as_one_by_one<M: Module, B: CaptureInput, O: ModuleOptim>(
+    play: impl Fn() -> Player<M, O>,
+    steps: usize,
+    batch: impl Fn(usize) -> B,
+    loss: impl Fn(&M, &MixedPrecision, B) -> Tensor<1>,
+) {
+    let (mut eager, other) = (play(), play());
+    let of = |model: &M, batch: B| loss(model, &other.amp, batch);
+    let mut recorded = CapturedStep::new(other.model, other.optim, of).unwrap();
+    for step in 0..steps {
+        // As a schedule makes it.
+        let lr = 1e-2 / (1.0 + step as f64 / 500.0);
+        let expected = loss(&eager.model, &eager.amp, batch(step));
+        eager.train(lr, expected.clone());
+        let found = recorded.step(lr, batch(step)).unwrap().into_data();
+        assert_eq!(found, expected.inner().into_data(), "step {step}");
+    }
+    assert_eq!(recorded.shapes() > 0, has_graphs());
+    let records = [recorded.to_record(), eager.optim.to_record()];
+    let [one, other] = records.map(|record| record.into_bytes().unwrap());
+    assert!(one == other);
+    assert!(parameters(&recorded.into_parts().0) == parameters(&eager.model));
 }
 
+/// Batches of two shapes, some of which overflow.
+fn check<O: ModuleOptim + Clone>(optim: O, plan: Plan, steps: usize) {
+    let batch = |step| batch(step, event(step), if step % 5 == 4 { 3 } else { 4 });
+    let loss = |net: &Net, amp: &MixedPrecision, batch| loss(amp, net, batch);
+    as_one_by_one(|| plan.run(optim.clone()), steps, batch, loss);
+}
+
+#[test]
+fn plain_and_clipped() {
+    use GradientClip::{GlobalNorm, Value};
+    check(adam(), Plan::default(), 100);
+    let clips = [(None, GlobalNorm(0.1)), (Some("head"), Value(0.02))];
+    check(adam(), Plan::clipped(&clips), 40);
+}
+
+#[test]
+fn whatever_the_rule_and_the_schedule() {
+    let adam_w = AdamWConfig::new().with_amsgrad(true).with_weight_decay(0.1);
+    check(FusedAdamW::new(adam_w), Plan::scaled(adaptive()), 90);
+    check(nesterov(), Plan::scaled(tolerant()), 90);
+}
+
+/// A network with embeddings, attention and tied weights; its batches are integers.
 #[test]
 fn a_gpt() {
     let device = device();
     let blocks = TransformerEncoderConfig::new(16, 32, 2, 1).with_dropout(0.0);
     let token = EmbeddingConfig::new(20, 16).init(&device);
-    let gpt: Gpt = (token, blocks.init(&device));
-    let play = || burn_amp_tests::Player::with(adam(), gpt.clone(), &MixedPrecision::f16());
-    let (mut eager, other) = (play(), play());
-    let batch = |step: i64| {
-        let tokens = Tensor::<1, Int>::arange(step..step + 24, &device).remainder_scalar(20);
+    let gpt: (Embedding, TransformerEncoder) = (token, blocks.init(&device));
+    let batch = |step: usize| {
+        let tokens = step as i64..step as i64 + 24;
+        let tokens = Tensor::<1, Int>::arange(tokens, &device).remainder_scalar(20);
         tokens.reshape([3, 8])
     };
-    let of = |gpt: &Gpt, tokens| loss_of(gpt, &other.amp, tokens);
-    let mut recorded = CapturedStep::new(other.model, other.optim, of).unwrap();
-    for step in 0..20 {
-        let expected = loss_of(&eager.model, &eager.amp, batch(step));
-        eager.train(1e-2, expected.clone());
-        let found = recorded.step(1e-2, batch(step)).unwrap().into_data();
-        assert_eq!(found, expected.inner().into_data(), "step {step}");
-    }
-    assert!(parameters(&recorded.into_parts().0) == parameters(&eager.model));
+    let play = || Player::with(adam(), gpt.clone(), &MixedPrecision::f16());
+    as_one_by_one(
+        play,
+        20,
+        batch,
+        |(token, blocks), amp, tokens: Tensor<2, Int>| {
+            let ([windows, length], device) = (tokens.dims(), tokens.device());
+            let next = tokens.clone().roll_dim(-1, 1).flatten::<1>(0, 1);
+            let logits = amp.autocast(tokens, |tokens| {
+                let mask = generate_autoregressive_mask(windows, length, &device);
+                let x = TransformerEncoderInput::new(token.forward(tokens)).mask_attn(mask);
+                let x = blocks.forward(x).flatten::<2>(0, 1);
+                x.matmul(token.weight.val().transpose())
+            });
+            let loss = CrossEntropyLossConfig::new().init(&device);
+            loss.forward(logits, next)
+        },
+    );
 }
 
 /// A copy of a batch computes its activations again as the batch does.
 #[test]
 fn a_step_with_gradient_checkpointing() {
     let device = device().gradient_checkpointing();
-    let net = LinearConfig::new(4, 2).init(&device);
-    let play = || burn_amp_tests::Player::with(adam(), net.clone(), &MixedPrecision::f16());
-    let (mut eager, other) = (play(), play());
-    let loss_of = |net: &Linear, amp: &MixedPrecision, x: Tensor<2>| {
+    let net: Linear = LinearConfig::new(4, 2).init(&device);
+    let batch = |step| Tensor::<2>::full([3, 4], 0.25 * step as f64, &device);
+    let play = || Player::with(adam(), net.clone(), &MixedPrecision::f16());
+    as_one_by_one(play, 4, batch, |net, amp, x: Tensor<2>| {
         amp.autocast(x, |x| net.forward(x).tanh()).square().mean()
-    };
-    let of = |net: &Linear, x: Tensor<2>| loss_of(net, &other.amp, x);
-    let mut recorded = CapturedStep::new(other.model, other.optim, of).unwrap();
-    for step in 0..4 {
-        let batch = || Tensor::<2>::full([3, 4], 0.25 * f64::from(step), &device);
-        let expected = loss_of(&eager.model, &eager.amp, batch());
-        eager.train(1e-2, expected.clone());
-        let found = recorded.step(1e-2, batch()).unwrap().into_data();
-        assert_eq!(found, expected.inner().into_data(), "step {step}");
-    }
+    });
 }
 
 /// With a layer that draws random numbers.
@@ -83,27 +118,18 @@ fn refusal<M: Module, O: ModuleOptim>(
     loss: impl FnMut(&M, Batch) -> Tensor<1>,
 ) -> Option<AmpError> {
     match CapturedStep::new(net.clone(), optim, loss) {
-        Ok(mut step) => step.step(1e-3, here()).err(),
+        Ok(mut step) => step.step(1e-3, of_rows(4)).err(),
         Err(error) => Some(error),
     }
 }
 
-fn begun() -> Run<FusedAdam> {
-    super::run::begun(adam(), GradScalerConfig::new())
-}
-
-fn here() -> Batch {
-    batch(0, Event::Nothing, 4)
-}
-
+/// What else is refused is in the oracle's table.
 #[test]
 fn optimizers_that_wait_are_refused() {
-    let Run { amp, model, optim } = begun();
+    let Run { amp, model, .. } = default_run();
     let of = |net: &Net, batch| loss(&amp, net, batch);
     let plain = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
-    let windowed = optim.with_accumulation(AccumulationConfig::new(2));
     says(&refusal(&model, plain, of).unwrap(), ["not a fused one"]);
-    says(&refusal(&model, windowed, of).unwrap(), ["accumulates"]);
     // Without a loss scale nothing is skipped; one that stays will do, and bf16 has one.
     let still = GradScalerConfig::new().with_init_scale(1.0);
     let amp = MixedPrecision::f32();
@@ -117,7 +143,7 @@ fn optimizers_that_wait_are_refused() {
 
 #[test]
 fn what_a_replay_would_repeat_is_refused() {
-    let Run { amp, model, .. } = begun();
+    let Run { amp, model, .. } = default_run();
     let reads = |net: &Net, batch: Batch| {
         let loss = loss(&amp, net, batch);
         let value = loss.clone().into_scalar::<f32>();
@@ -155,29 +181,21 @@ fn what_a_replay_would_repeat_is_refused() {
 #[test]
 fn where_nothing_is_recorded_dropout_is_warned_of() {
     let lines = logs("draw random numbers", || {
-        let model = dropped(Net::dense(&flex()));
         let of = |(net, _): &Dropped, x: Tensor<2>| net.forward(x).mean();
         let optim = ScaledOptimizer::new(adam(), &MixedPrecision::f16());
-        CapturedStep::new(model, optim, of).unwrap();
+        CapturedStep::new(dropped(Net::dense(&flex())), optim, of).unwrap();
     });
     says(only(&lines), ["WARN", "if `1` draw random numbers"]);
-}
-
-/// Whether the default device records steps.
-pub fn has_graphs() -> bool {
-    let mut step = captured(begun());
-    step.step(1e-3, here()).unwrap();
-    step.shapes() > 0
 }
 
 /// Each of them would be recorded anew when it comes back, which costs as much as six steps.
 #[test]
 fn more_shapes_in_turn_than_are_kept_end_the_recording() {
-    let (mut step, mut expected) = (captured(begun()), begun());
+    let (mut step, mut expected) = (captured(default_run()), default_run());
     let lines = logs("shapes come in turn", || {
         for rows in [1, 2, 3, 4, 5].repeat(4) {
-            step.step(1e-3, batch(0, Event::Nothing, rows)).unwrap();
-            train(&mut expected, 1e-3, batch(0, Event::Nothing, rows));
+            step.step(1e-3, of_rows(rows)).unwrap();
+            train(&mut expected, 1e-3, of_rows(rows));
         }
     });
     assert_eq!(step.shapes(), 0);
@@ -188,7 +206,7 @@ fn more_shapes_in_turn_than_are_kept_end_the_recording() {
 /// After a refusal, and where the closure panics, model and optimizer are as they were, and train on.
 #[test]
 fn a_refusal_changes_nothing() {
-    let Run { amp, model, optim } = begun();
+    let Run { amp, model, optim } = default_run();
     let before = parameters(&model);
     let (refuse, panics) = (Cell::new(has_graphs()), Cell::new(true));
     let of = |net: &Net, batch: Batch| {
@@ -200,27 +218,23 @@ fn a_refusal_changes_nothing() {
         loss
     };
     let mut step = CapturedStep::new(model, optim, of).unwrap();
-    quietly(|| step.step(1e-3, here())).unwrap_err();
+    quietly(|| step.step(1e-3, of_rows(4))).unwrap_err();
     panics.set(false);
     assert_eq!(parameters(&step.model()), before);
     if refuse.get() {
-        let refused = step.step(1e-3, here()).unwrap_err();
+        let refused = step.step(1e-3, of_rows(4)).unwrap_err();
         is_error(&refused, "CannotCapture", []);
         assert_eq!(parameters(&step.model()), before);
     }
     refuse.set(false);
-    for _ in 0..3 {
-        step.step(1e-3, here()).unwrap();
-    }
-    let before = parameters(&step.model());
-    let error = step.step(f64::NAN, here()).unwrap_err();
-    is_error(&error, "InvalidValue", ["`lr`"]);
-    assert_eq!(parameters(&step.model()), before);
-    step.step(1e-3, here()).unwrap();
-
-    let mut expected = begun();
-    for _ in 0..4 {
-        train(&mut expected, 1e-3, here());
+    let mut expected = default_run();
+    for number in 0..4 {
+        if number == 3 {
+            let error = step.step(f64::NAN, of_rows(4)).unwrap_err();
+            is_error(&error, "InvalidValue", ["`lr`"]);
+        }
+        step.step(1e-3, of_rows(4)).unwrap();
+        train(&mut expected, 1e-3, of_rows(4));
     }
     assert_eq!(parameters(&step.model()), parameters(&expected.model));
 }

@@ -1,53 +1,39 @@
-//! Groups with learning rates and settings of their own; parameters that are frozen, or used twice.
+//! Groups with learning rates and settings of their own; parameters that are frozen, or used twice; modules that somebody else holds.
 
-use super::{by_hand, same_steps};
+use super::{adam, by_hand, gradients, same_steps};
 use crate::support::*;
-
-fn biases() -> ParamGroup {
-    ParamGroup::from_predicate("bias")
-}
-
-fn head() -> ParamGroup {
-    ParamGroup::from_predicate("head")
-}
 
 fn config() -> AdamWConfig {
     AdamWConfig::new().with_weight_decay(0.1)
 }
 
-/// The last group that matches counts: `head.bias` is stepped as the head is.
+/// The last group that matches counts: `head.bias` is stepped as the head is. A group that is added later begins without state; the others
+/// keep theirs.
 #[test]
 fn groups_have_settings_and_learning_rates() {
+    let [biases, head] = ["bias", "head"].map(ParamGroup::from_predicate);
     let plain = config().with_weight_decay(0.0);
     let slow = config().with_beta_1(0.5).with_amsgrad(true);
-    let mut burns = config().init();
-    burns = burns.with_group(biases(), plain.build(), None);
-    burns = burns.with_group(head(), slow.build(), Some(GradientClipping::Norm(0.01)));
+    let (mut burns, mut fused) = (config().init(), FusedAdamW::new(config()));
+    let start = Net::full(&flex());
+    let start = same_steps((&mut burns, &mut fused), 0.01, &start, 0..5, of_batch);
+
+    burns = burns.with_group(biases.clone(), plain.build(), None);
+    burns = burns.with_group(
+        head.clone(),
+        slow.build(),
+        Some(GradientClipping::Norm(0.01)),
+    );
     let slow = slow.with_grad_clipping(Some(GradientClippingConfig::Norm(0.01)));
-    let mut fused = FusedAdamW::new(config());
-    fused = fused.with_group(biases(), plain);
-    fused = fused.with_group(head(), slow);
+    fused = fused.with_group(biases, plain).with_group(head, slow);
+    assert_eq!(state(&fused), state(&burns));
     let mut scheduler = ModuleLrScheduler::new(0.01)
         .with_group(ParamGroup::from_predicate("hidden"), 0.05)
         .with_group(ParamGroup::from_path("hidden.bias"), 0.002);
-    let (lr, start) = (scheduler.step(), Net::full(&flex()));
-    same_steps((&mut burns, &mut fused), lr, &start, 0..50, of_batch);
+    let lr = scheduler.step();
+    same_steps((&mut burns, &mut fused), lr, &start, 5..50, of_batch);
     let names = state(&fused).tensors.into_keys();
     assert_eq!(names.filter(|name| name.contains("max")).count(), 2);
-}
-
-/// A group that is added later begins without state; the others keep theirs.
-#[test]
-fn a_new_group_begins_again() {
-    let mut burns = config().init();
-    let mut fused = FusedAdamW::new(config());
-    let start = Net::full(&flex());
-    let net = same_steps((&mut burns, &mut fused), 0.01, &start, 0..5, of_batch);
-    let slow = config().with_beta_1(0.5);
-    burns = burns.with_group(biases(), slow.build(), None);
-    fused = fused.with_group(biases(), slow);
-    assert_eq!(state(&fused), state(&burns));
-    same_steps((&mut burns, &mut fused), 0.01, &net, 5..10, of_batch);
 }
 
 /// And the others keep what autodiff knows of them.
@@ -86,9 +72,8 @@ fn tied_parameters() {
     let between = Param::from_tensor(random(2, [2], &flex()));
     let tied: Tied = (shared.clone(), between, shared);
     let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
-    let mut burns = sgd.init();
-    let mut fused = FusedSgd::new(sgd);
-    let stepped = same_steps((&mut burns, &mut fused), 0.1, &tied, 0..4, grads);
+    let optims = (&mut sgd.init(), &mut FusedSgd::new(sgd));
+    let stepped = same_steps(optims, 0.1, &tied, 0..4, grads);
     assert!(parameters(&stepped) != parameters(&tied));
 }
 
@@ -97,8 +82,7 @@ fn tied_parameters() {
 fn parameters_on_several_devices() {
     let mut net = Net::full(&Device::default().autodiff());
     net.head = net.head.fork(&flex());
-    let mut burns = ModuleOptimizer::from(config().build());
-    let mut fused = FusedAdamW::new(config());
+    let (mut burns, mut fused) = (config().init(), FusedAdamW::new(config()));
     let expected = steps(&mut burns, 0.01, net.clone(), 0..4, by_hand);
     let stepped = steps(&mut fused, 0.01, net.clone(), 0..4, by_hand);
     assert_eq!(stepped.hidden.weight.device(), net.hidden.weight.device());
@@ -110,4 +94,62 @@ fn parameters_on_several_devices() {
         assert!(stepped == expected);
         assert_eq!(state(&fused), state(&burns));
     }
+}
+
+/// Parameters are overwritten in place, unless a clone of the module holds them: that keeps its values, and what was stepped is right all
+/// the same.
+#[test]
+fn a_held_module_stays() {
+    let addresses = |net: &Net| {
+        let stem = net.stem.as_ref().unwrap();
+        let linear = [&net.hidden, &net.head].map(|layer| address(layer.weight.base().inner()));
+        (address(stem.weight.base().inner()), linear)
+    };
+    let ends = [false, true].map(|is_held| {
+        let mut fused = adam();
+        let mut net = steps(&mut fused, 0.01, Net::full(&flex()), 0..1, of_batch);
+        for number in 1..4 {
+            let (before, places) = (parameters(&net), addresses(&net));
+            let held = is_held.then(|| net.clone());
+            net = steps(&mut fused, 0.01, net, number..number + 1, of_batch);
+            assert_eq!(addresses(&net) == places, !is_held, "step {number}");
+            assert!(held.is_none_or(|held| parameters(&held) == before));
+            assert!(parameters(&net) != before);
+        }
+        parameters(&net)
+    });
+    assert!(ends[0] == ends[1]);
+}
+
+/// A step that panics leaves nothing open: other optimizers of the thread step on. Its own state is lost, and says so.
+#[test]
+fn after_a_panic() {
+    let mut fused = adam();
+    let net = steps(&mut fused, 0.01, Net::full(&flex()), 0..2, of_batch);
+    let mut wrong = GradientsParams::new();
+    let other_shape = Tensor::<2>::ones([8, 5], &Device::flex());
+    wrong.register(net.hidden.weight.id, other_shape);
+    let (mut fork, lost) = (fused.clone(), net.clone());
+    panic_message(|| fused.step(0.1, lost, wrong));
+
+    // Burn's `ModuleOptimizer` steps parameters one by one.
+    let mut burns = fork.clone().into_inner().unwrap();
+    same_steps((&mut fork, &mut burns), 0.01, &net, 2..5, of_batch);
+
+    let message = panic_message(|| steps(&mut fused, 0.1, net.clone(), 2..3, of_batch));
+    says(&message, ["an earlier step has panicked"]);
+}
+
+/// No gradients, none of this module, and no module: nothing happens.
+#[test]
+fn without_gradients() {
+    let (mut fused, net) = (adam(), Net::full(&flex()));
+    let other: Linear = LinearConfig::new(2, 2).init(&flex());
+    let others = gradients(&other, 0, FloatDType::F32);
+    for grads in [GradientsParams::new(), others] {
+        let stepped = fused.step(0.1, net.clone(), grads);
+        assert!(parameters(&stepped) == parameters(&net));
+    }
+    fused.step(0.1, [(); 0].map(|()| net.clone()), by_hand(&net, 0));
+    assert!(state(&fused).tensors.is_empty());
 }

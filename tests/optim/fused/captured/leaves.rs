@@ -3,11 +3,11 @@
 use std::sync::Barrier;
 use std::{cell::RefCell, thread};
 
-use super::{Batch, Event, Run, batch, begun, captured, has_graphs, loss, train};
-use crate::support::*;
+use super::{Batch, Run, captured, default_run, has_graphs, loss, of_rows, train};
+use crate::{allocations::live_allocations, support::*};
 
 /// With three steps more, captured.
-fn trained(run: Run<FusedAdam>) -> Run<FusedAdam> {
+fn trained(run: Run) -> Run {
     let amp = run.amp.clone();
     let mut step = captured(run);
     for _ in 0..3 {
@@ -17,33 +17,28 @@ fn trained(run: Run<FusedAdam>) -> Run<FusedAdam> {
     Run { amp, model, optim }
 }
 
-fn weight(run: &Run<FusedAdam>) -> TensorData {
+fn weight(run: &Run) -> TensorData {
     run.model.hidden.weight.base().inner().to_data()
-}
-
-/// A batch of that many rows: each is another shape.
-fn of_rows(rows: usize) -> Batch {
-    batch(rows, Event::Nothing, rows)
 }
 
 /// On CubeCL devices Burn's reads are late: the values are read when somebody looks at them.
 #[test]
 fn what_was_read_before_keeps_its_values() {
     let bits = |data: TensorData| data.iter::<f32>().map(f32::to_bits).collect::<Vec<_>>();
-    let run = begun();
-    let [read, expected] = [weight(&run), weight(&begun())];
+    let run = default_run();
+    let [read, expected] = [weight(&run), weight(&default_run())];
     let run = trained(run);
     let first = bits(read) == bits(expected);
 
     // Given back and read, then captured again.
-    let [read, expected] = [weight(&run), weight(&trained(begun()))];
+    let [read, expected] = [weight(&run), weight(&trained(default_run()))];
     trained(run);
     let again = bits(read) == bits(expected);
 
-    let run = begun();
+    let run = default_run();
     let record = run.model.clone().into_record();
     let net = trained(run).model.load_record(record);
-    let recorded = parameters(&net) == parameters(&begun().model);
+    let recorded = parameters(&net) == parameters(&default_run().model);
 
     assert_eq!([first, again, recorded], [true; 3]);
 }
@@ -54,7 +49,7 @@ fn replays_leave_no_allocation_behind() {
     if !has_graphs() {
         return;
     }
-    let mut step = captured(begun());
+    let mut step = captured(default_run());
     let batch = of_rows(4);
     let mut live_after = |steps: usize| {
         for _ in 0..steps {
@@ -79,13 +74,13 @@ fn a_replay_that_fails_is_no_step() {
     if !has_graphs() {
         return;
     }
-    let step = RefCell::new(captured(begun()));
+    let step = RefCell::new(captured(default_run()));
     let taken = RefCell::new(vec![3, 4, 3]);
     for rows in taken.borrow().iter() {
         step.borrow_mut().step(1e-2, of_rows(*rows)).unwrap();
     }
 
-    let outer = begun();
+    let outer = default_run();
     let mut failed = 0;
     let of = |net: &Net, batch: Batch| {
         match step.borrow_mut().step(1e-2, of_rows(3)) {
@@ -107,14 +102,13 @@ fn a_replay_that_fails_is_no_step() {
     let (found, mut optim) = step.into_inner().into_parts();
     optim.synchronize().unwrap();
 
-    let mut by_one = begun();
+    let mut by_one = default_run();
     for rows in taken.into_inner() {
         train(&mut by_one, 1e-2, of_rows(rows));
     }
     by_one.optim.synchronize().unwrap();
     assert_eq!(parameters(&found), parameters(&by_one.model));
-    let counters = by_one.optim.scaler().counters();
-    assert_eq!(optim.scaler().counters(), counters);
+    assert_eq!(optim.scaler().counters(), by_one.counters());
 }
 
 /// They share the generator of random numbers, which nobody here draws from.
@@ -124,7 +118,7 @@ fn two_threads_record_on_one_device() {
         let both = Arc::new(Barrier::new(2));
         let threads = [both.clone(), both].map(|both| {
             thread::spawn(move || {
-                let run = begun();
+                let run = default_run();
                 both.wait();
                 parameters(&trained(run).model)
             })

@@ -1,8 +1,10 @@
-//! A small model with parameters of ranks 1, 2 and 4, with ids and values that are the same each time, and deterministic data for it.
+//! What the tests of optimizers share: a small model with parameters of ranks 1, 2 and 4, with ids and values that are the same each time, and
+//! deterministic data for it.
+
+pub use burn_amp_tests::trial::{BAD, ByHand, ONES, Pair, Trial};
+pub use burn_amp_tests::{Player, prelude::*, stored as parameters};
 
 use burn::nn::conv::Conv2d;
-
-use super::*;
 
 #[derive(Module, Debug)]
 pub struct Net {
@@ -47,17 +49,12 @@ impl Net {
     }
 }
 
-/// The inputs and targets of one step.
-pub fn batch(step: usize, device: &Device) -> (Tensor<4>, Tensor<2>) {
-    let seed = 1000 * (step + 1);
-    let input = random(seed, [5, 2, 2, 2], device) * 0.8;
-    (input, random(seed + 500, [5, 3], device) * 0.8)
-}
-
-/// The gradients of one step, without scaling.
+/// The gradients of one step's data, without scaling.
 pub fn of_batch(net: &Net, step: usize) -> GradientsParams {
-    let loss = net.loss(batch(step, &net.hidden.weight.device()));
-    GradientsParams::from_grads(loss.backward(), net)
+    let (seed, device) = (1000 * (step + 1), net.hidden.weight.device());
+    let input = random(seed, [5, 2, 2, 2], &device) * 0.8;
+    let target = random(seed + 500, [5, 3], &device) * 0.8;
+    GradientsParams::from_grads(net.loss((input, target)).backward(), net)
 }
 
 /// Steps on these gradients.
@@ -72,4 +69,17 @@ pub fn steps<O: ModuleOptim>(
         let grads = grads(&net, step);
         optim.step(lr.into(), net, grads)
     })
+}
+
+/// A scaler that grows after two finite steps, by powers of two.
+pub fn scaler() -> GradScaler {
+    let config = GradScalerConfig::new().with_growth_interval(2);
+    config.init().unwrap()
+}
+
+/// Of several devices, which here are one.
+pub fn multi(device: &Device, parts: Vec<GradientsParams>) -> MultiGradientsParams {
+    let grads = parts.into_iter().map(|part| (part, device.clone()));
+    let grads = grads.collect();
+    MultiGradientsParams { grads }
 }

@@ -2,26 +2,15 @@
 
 use crate::support::*;
 
-pub fn ema() -> EmaConfig {
-    let ema = EmaConfig::new().with_momentum(0.9);
-    ema.with_overwrite_frequency(Some(7))
-}
-
-pub fn averaging(amp: &MixedPrecision) -> Made {
-    with(|amp| adam(amp).with_ema(ema()))(amp)
-}
-
-/// Parameters and averages of a model.
-pub fn averaged(model: &Scaled<Net>) -> (Vec<Values>, Vec<Values>, u64) {
-    let ema = model.ema().unwrap();
-    let averages = ema.module(&**model);
-    (values(model), values(&averages), ema.updates())
-}
-
-/// With averages that the other does not keep, and without those that it does, a run goes on: the log says so.
+/// With averages that the other does not keep, and without those that it does, a run goes on: the log says so. A run of as many epochs as
+/// the checkpoint has returns what is in that.
 #[test]
 fn averages_that_only_one_run_keeps_are_dropped_or_start_fresh() {
-    let first = Run::of(1).launch_with(averaging);
+    let first = Run::of(1).launch(averaging);
+    let again = Run::of(1).resumed(1).launch_in(&first.folder, averaging);
+    assert!(averaged(&again.model) == averaged(&first.model));
+    assert_eq!(again.counters(), first.counters());
+
     let without = Run::of(2).resumed(1).launch_in(&first.folder, burns);
     assert_eq!(without.counters().steps(), 12);
     assert!(without.model.ema().is_none());
@@ -35,10 +24,11 @@ fn averages_that_only_one_run_keeps_are_dropped_or_start_fresh() {
 /// An optimizer that has averaged before goes on with its averages and its counters.
 #[test]
 fn averages_go_with_the_optimizer() {
-    let run = Run::of(1);
-    let amp = run.amp();
+    let amp = Run::of(1).amp();
     let mut optim = adam(&amp).with_ema(ema());
-    let net = run.by_hand(&mut optim);
+    let net = Run::of(1).by_hand(amp.attach(net()), lr(), &amp, |lr, net, grads| {
+        optim.step(lr, net, grads)
+    });
     let averages = values(&optim.ema().unwrap().module(&net));
     let model = amp.learner(net, optim, lr()).unwrap().model();
     assert!(averaged(&model).1 == averages);
@@ -51,7 +41,7 @@ fn averages_can_drive_validation() {
     let runs = [false, true].map(|validation| {
         let slow = EmaConfig::new().with_momentum(0.999);
         let slow = slow.with_validation(validation);
-        Run::of(2).launch_with(with(|amp| adam(amp).with_ema(slow.clone())))
+        Run::of(2).launch(with(|amp| adam(amp).with_ema(slow.clone())))
     });
     let [plain, seen] = runs.each_ref().map(|run| run.model.clone());
 
@@ -66,20 +56,8 @@ fn averages_can_drive_validation() {
     assert!(values(&stored) == values(&plain));
     // And the training is the same, the validation another.
     for split in ["train", "valid"] {
-        let [plain, seen] = runs.each_ref().map(|run| {
-            let file = format!("{split}/epoch-2/Loss.log");
-            std::fs::read_to_string(run.folder.path().join(file)).unwrap()
-        });
-        assert_eq!(plain == seen, split == "train");
+        let read = |run: &Done| fs::read_to_string(run.log(split, 2, "Loss")).unwrap();
+        assert_eq!(read(&runs[0]) == read(&runs[1]), split == "train");
     }
     assert_eq!(runs[1].metric(2, "Loss").len(), 7);
-}
-
-/// A run of as many epochs as the checkpoint has returns what is in that.
-#[test]
-fn a_resumed_run_without_an_epoch_left() {
-    let first = Run::of(2).launch_with(averaging);
-    let again = Run::of(2).resumed(2).launch_in(&first.folder, averaging);
-    assert!(averaged(&again.model) == averaged(&first.model));
-    assert!(again.model.scaler().counters() == first.model.scaler().counters());
 }

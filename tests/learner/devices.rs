@@ -4,12 +4,38 @@ use burn::tensor::distributed::{DistributedConfig, ReduceOperation};
 use std::sync::mpsc;
 use std::thread::{self, ThreadId};
 
-use crate::{averages::ema, support::*};
+use crate::support::*;
 use burn_amp_tests::trial::ByHand;
 
 /// Three steps an epoch of two batches each. The poison is in the half of the samples that the second device gets.
 fn run() -> Run {
     Run::of(3).poisoned([24 + 9])
+}
+
+/// A model that notes what each of its steps was made with.
+#[derive(Module, Debug)]
+struct Witness {
+    net: Net,
+    #[module(skip)]
+    amp: MixedPrecision,
+    #[module(skip)]
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+/// How many steps there were, who asks, and what with: the counters, the loss scale and the parameters.
+type Seen = (u64, ThreadId, (StepCounters, f32, Vec<Values>));
+
+impl Own for Witness {
+    fn output(&self, batch: Batch) -> ClassificationOutput {
+        // A validation needs no gradients.
+        if self.net.head.weight.val().is_require_grad() {
+            let (thread, counters) = (thread::current().id(), self.amp.counters());
+            let with = (counters, self.amp.loss_scale(), values(&self.net));
+            let seen = (counters.steps(), thread, with);
+            self.seen.lock().unwrap().push(seen);
+        }
+        InferenceStep::step(&self.net, batch)
+    }
 }
 
 /// Where the optimizer runs makes no difference, to averages neither, and an overflow on one device skips the step. Every worker computes with the present scale,
@@ -18,34 +44,35 @@ fn run() -> Run {
 fn an_overflow_on_one_device_skips_the_step_for_all() {
     let [main, sharded] = WAYS.map(|optim| {
         let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
-        let done = run().with_workers(optim).launch_with(|amp| {
+        let done = run().with_workers(optim).launch(|amp| {
+            let (net, amp, seen) = (net(), amp.clone(), seen.clone());
+            let optim = adam(&amp).with_ema(ema());
             let own = Witness {
-                net: net(),
+                net,
                 amp: amp.clone(),
-                seen: seen.clone(),
+                seen,
             };
-            amp.learner(Model { own }, adam(amp).with_ema(ema()), lr())
+            amp.learner(Model { own }, optim, lr())
         });
-        let share = done.last(1, "Skipped Steps");
+        let share = *done.numbers(1, "Skipped Steps").last().unwrap();
         assert!((share - 100.0 / 3.0).abs() < 1e-9, "{share}");
         assert_eq!(done.steps(), (9, 3));
         assert_eq!(done.model.scaler().loss_scale(), 8192.0);
         assert!(all_finite(&done.model));
 
         let mut seen = std::mem::take(&mut *seen.lock().unwrap());
-        seen.sort_by_key(|(_, counters, ..)| counters.steps());
-        assert_eq!(seen.len(), 2 * 9);
-        for (step, both) in seen.chunks(2).enumerate() {
-            let [(thread, counters, scale, parameters), other] = both else {
-                unreachable!()
-            };
-            assert_eq!(counters.steps(), step as u64);
-            assert_eq!((*counters, *scale), (other.1, other.2), "at step {step}");
-            assert!(*parameters == other.3, "at step {step}");
-            assert_ne!(*thread, other.0);
+        seen.sort_by_key(|(steps, ..)| *steps);
+        let steps = seen.iter().map(|(steps, ..)| *steps);
+        assert!(steps.eq((0..9).flat_map(|step| [step; 2])));
+        for both in seen.chunks(2) {
+            assert!(
+                both[0].1 != both[1].1 && both[0].2 == both[1].2,
+                "{}",
+                both[0].0
+            );
         }
         // The decision itself was seen: a skip lowers the scale and leaves the parameters.
-        let skipped = |pair: &&[Seen]| pair[0].3 == pair[2].3;
+        let skipped = |pair: &&[Seen]| pair[0].2.2 == pair[2].2.2;
         assert_eq!(seen.windows(3).step_by(2).filter(skipped).count(), 3);
         let ema = done.model.ema().unwrap();
         assert_eq!(ema.updates(), 6);
@@ -59,7 +86,7 @@ fn an_overflow_on_one_device_skips_the_step_for_all() {
 fn a_fork_takes_the_place_of_the_one_before() {
     for optim in WAYS {
         let run = Run::of(4).with_windows(3).with_workers(optim);
-        assert_eq!(run.launch().model.scaler().loss_scale(), 131072.0);
+        assert_eq!(run.launch(burns).model.scaler().loss_scale(), 131072.0);
     }
 }
 
@@ -68,7 +95,7 @@ fn a_fork_takes_the_place_of_the_one_before() {
 fn a_failure_that_a_worker_finds_ends_the_run() {
     let run = Run::default().with_skips(3).poisoned(0..48);
     let amp = run.amp();
-    let mut learner = crate::fused::learner(&amp).unwrap();
+    let mut learner = fused(&amp).unwrap();
     learner.fork(&device());
     let interrupter = amp.interrupter();
     let batches = batches(&run.samples);
@@ -81,31 +108,6 @@ fn a_failure_that_a_worker_finds_ends_the_run() {
     learner.lr_step();
     learner.optimizer_step(workers.into_iter().next().unwrap());
     assert!(amp.run_result().is_err() && interrupter.should_stop());
-}
-
-/// What a worker had when it was asked for gradients: its thread, the counters, the loss scale and the parameters.
-type Seen = (ThreadId, StepCounters, f32, Vec<Values>);
-
-/// A model that notes what each of its steps was made with.
-#[derive(Module, Debug)]
-struct Witness {
-    net: Net,
-    #[module(skip)]
-    amp: MixedPrecision,
-    #[module(skip)]
-    seen: Arc<Mutex<Vec<Seen>>>,
-}
-
-impl Own for Witness {
-    fn output(&self, batch: Batch) -> ClassificationOutput {
-        // A validation needs no gradients.
-        if self.net.head.weight.val().is_require_grad() {
-            let (thread, amp) = (thread::current().id(), &self.amp);
-            let seen = (thread, amp.counters(), amp.loss_scale(), values(&self.net));
-            self.seen.lock().unwrap().push(seen);
-        }
-        InferenceStep::step(&self.net, batch)
-    }
 }
 
 /// As the book says. When this fails, Burn can do it, and the test below can be a real run.
@@ -129,8 +131,7 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
     let ends = [(to_second, from_second), (to_first, from_first)];
     let halves = run.samples.chunks(24).map(batches);
     let workers = halves.zip(ends).enumerate().map(|(rank, (batches, ends))| {
-        let mut learner = learner.clone();
-        let (to, from) = ends;
+        let (mut learner, (to, from)) = (learner.clone(), ends);
         thread::spawn(move || {
             learner.fork(&device());
             let each = (0..3).flat_map(|_| batches.clone()).map(|batch| {
@@ -139,13 +140,12 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
                 // Divided by 1. A clone has a container of its own.
                 let own = ByHand::of((*model).clone(), at_scale(1.0)).unscale(own);
                 to.send(own.clone().into_params()).unwrap();
-                let mut sum = GradientsAccumulator::new();
                 // Both sum in the order of ranks, as an all-reduce would.
                 let mut both = [own.into_params(), from.recv().unwrap()];
                 both.rotate_left(rank);
-                for grads in both {
-                    sum.accumulate(&model, grads);
-                }
+                let mut sum = GradientsAccumulator::new();
+                both.into_iter()
+                    .for_each(|grads| sum.accumulate(&model, grads));
                 learner.lr_step();
                 learner.optimizer_step(sum.grads());
                 let model = learner.model();

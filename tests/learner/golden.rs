@@ -2,7 +2,7 @@
 //!
 //! `cargo test --workspace --test learner -- --ignored write_golden` writes that of the present version.
 
-use crate::{averages::averaging, support::*};
+use crate::support::*;
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden")
@@ -50,7 +50,7 @@ fn checkpoints_of_every_release_load() {
 #[ignore = "writes files into the repository"]
 fn write_golden() {
     let golden = folder().join(env!("CARGO_PKG_VERSION"));
-    let done = Run::shuffled().until(1).launch_with(averaging);
+    let done = Run::shuffled().until(1).launch(averaging);
     copy(done.folder.path(), &golden);
     let record = done.model.scaler().to_record();
     record.save(golden.join("scaler.bpk")).unwrap();

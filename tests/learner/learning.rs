@@ -1,25 +1,56 @@
 //! Runs that go well.
 
+use burn::train::EvaluatorBuilder;
+
 use crate::support::*;
 
 /// In f16 if the device has it, with all metrics: the classes are learnt, every step is counted, the scale grows, and the
 /// files say so.
 #[test]
 fn an_f16_run_learns() {
-    let done = Run::default().launch();
+    let done = Run::default().launch(burns);
     assert!(done.interrupted.is_none());
     assert_eq!(done.counters().steps(), 24);
     // Of 24 finite steps, every fourth would double the scale, were there no overflow at 2^20 or so.
     let grown = f64::from(done.model.scaler().loss_scale()) / 65536.0;
     assert!(grown > 1.0, "{grown}, {:?}", done.counters());
 
-    let accuracy = done.last(4, "Accuracy");
-    assert!(accuracy > 95.0, "{accuracy} %");
+    let accuracy = done.numbers(4, "Accuracy");
+    assert!(accuracy[6] > 95.0, "{accuracy:?}");
     let scales = done.metric(1, "Loss Scale")[..6].join(" ");
     assert_eq!(scales, "65536 65536 65536 131072 131072 131072");
     let norms = done.numbers(4, "Gradient Norm");
     assert_eq!(norms.len(), 7, "one for each step and one for the epoch");
     assert!(norms.iter().all(|norm| *norm > 0.0 && *norm < 10.0));
+}
+
+/// Whatever is set on the optimizer goes with it into a Learner. One poisoned micro-batch, in the second of the two windows of an epoch, costs
+/// its window, once. That a Learner's steps are those of every other executor is in `oracle`.
+#[test]
+fn a_run_is_that_of_a_loop_by_hand() {
+    let run = Run::of(3).with_windows(3).poisoned([4 * 8]);
+    let clip = GradientClip::GlobalNorm(0.1);
+    let optim = |amp: &MixedPrecision| adam(amp).with_clipping(clip).with_ema(ema());
+    let done = run.launch(with(&optim));
+    let amp = run.amp();
+    let mut optim = optim(&amp);
+    let net = run.by_hand(amp.attach(net()), lr(), &amp, |lr, net, grads| {
+        optim.step(lr, net, grads)
+    });
+    assert!(done.bits() == (values(&net), optim.scaler().bits()));
+    assert_eq!(done.steps(), (6, 3));
+    assert_eq!(done.model.scaler().loss_scale(), 8192.0);
+    let plain = run.launch(burns).model;
+    assert!(all_finite(&done.model) && values(&done.model) != values(&plain));
+
+    let (learners, by_hand) = (done.model.ema().unwrap(), optim.ema().unwrap());
+    assert_eq!((learners.updates(), by_hand.updates()), (3, 3));
+    let averages = values(&by_hand.module(&net));
+    assert!(averages != values(&net));
+    assert!(values(&learners.module(&*done.model)) == averages);
+    assert!(values(&done.model.finalize()) == averages);
+    assert!(plain.ema().is_none());
+    assert!(values(&plain.clone().finalize()) == values(&plain));
 }
 
 /// In a loop of one's own a free `autocast` opens no scope, and the model would train in f32. A check as in a Learner does not last.
@@ -49,12 +80,9 @@ fn bf16_is_tested_and_shows_no_scale() {
     let done = Run::default().train(&temp_dir(), &amp, burns(&amp));
     let done = done.finished();
     assert_eq!(done.counters().steps(), 24);
-    let is_shown = |metric: &str| {
-        let file = format!("train/epoch-1/{metric}.log");
-        done.folder.path().join(file).exists()
-    };
-    assert!(!is_shown("Loss_Scale") && is_shown("Skipped_Steps"));
-    assert!(done.last(4, "Accuracy") > 95.0);
+    let is_shown = |metric| done.log("train", 1, metric).exists();
+    assert!(!is_shown("Loss Scale") && is_shown("Skipped Steps"));
+    assert!(done.numbers(4, "Accuracy")[6] > 95.0);
 }
 
 /// In f32, a run without overflow is Burn's own, bit for bit: the same parameters after as many steps.
@@ -69,4 +97,44 @@ fn an_f32_run_is_that_of_burn_without_scaling() {
     let learner = Learner::new(net(), AdamConfig::new().init(), lr());
     let plain = run.training(folder.path()).launch(learner).model;
     assert_eq!(values(&scaled.model), values(&plain));
+}
+
+/// What Burn's `Evaluator` writes for a model.
+fn evaluate(model: Scaled<Net>) -> [String; 2] {
+    let folder = temp_dir();
+    let samples = InMemDataset::new(samples(40));
+    let result = EvaluatorBuilder::new(folder.path())
+        .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .renderer(Box::new(CliMetricsRenderer::new()))
+        .with_application_logger(None)
+        .build(model)
+        .eval("held out", loader(samples, None));
+    assert!(result.error.is_none());
+    ["Accuracy", "Loss"].map(|name| {
+        let file = folder.path().join(format!("test/held-out/{name}.log"));
+        fs::read_to_string(file).unwrap()
+    })
+}
+
+/// It and `valid()` see the model in the precision of the training, whether it was just trained or not; the scaler is not touched.
+#[test]
+fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
+    let Done { model, amp, .. } = Run::of(2).launch(burns);
+    let (before, last) = (model.scaler().bits(), amp.counters());
+
+    let batch = batches(&samples(8)).remove(0);
+    let again = model.clone().train().valid();
+    let logits = amp.autocast(batch.features.clone(), |x| model.forward(x));
+    for model in [&model, &again] {
+        let output = InferenceStep::step(model, batch.clone()).output;
+        assert!(output.into_data() == logits.clone().into_data());
+    }
+    // The bare model, outside of all scopes, is the f32 model.
+    let bare = InferenceStep::step(&model.clone().into_inner(), batch);
+    assert!(bare.output.into_data() != logits.into_data());
+
+    let figures = evaluate(model.clone());
+    assert_eq!(figures, evaluate(again));
+    assert!(figures.iter().all(|text| !text.is_empty()));
+    assert_eq!((model.scaler().bits(), amp.counters()), (before, last));
 }

@@ -2,22 +2,15 @@
 
 mod averages;
 mod book;
-mod by_hand;
 mod devices;
 mod ending;
-mod evaluator;
-mod fused;
 mod golden;
-mod killed;
 mod launch;
 mod learning;
-mod master;
+mod metrics;
 mod module;
 mod pipelined;
-mod recorded;
 mod records;
 mod resume;
 mod schedule;
-mod skipping;
-mod statistics;
 mod support;

@@ -1,4 +1,4 @@
-//! `Scaled<M>` as a module: the model, and nothing else.
+//! `Scaled<M>` as a module: the model, and nothing else. And models of a user's own: with an `optimize`, with running statistics, in bf16.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -18,17 +18,6 @@ fn paths_ids_and_records_are_those_of_the_model() {
     assert_eq!(stored(&bare), stored(&net));
     let group = ParamGroup::from_predicate("bias");
     assert_eq!(scaled.into_record_group(group).len(), 2);
-}
-
-/// A model that has the reparameterization already, by hand, trains as one that has not.
-#[test]
-fn a_model_may_be_reparameterized_before() {
-    let run = Run::default();
-    let amp = run.amp();
-    let net = net().apply_reparameterization(amp.clone());
-    let learner = amp.learner(net, AdamConfig::new().init(), lr());
-    let before = run.train(&temp_dir(), &amp, learner);
-    assert_eq!(values(&before.model), values(&run.launch().model));
 }
 
 /// Groups and learning rates by path see the model's own paths.
@@ -84,17 +73,17 @@ fn clipped() -> Model<Clipped> {
 }
 
 /// The model's own `optimize` is called with every step that is not skipped, and with no other. A fused optimizer has to be set so that
-/// there is one.
+/// there is one: what steps by itself trains as if the model had none.
 #[test]
 fn the_optimize_of_a_model_is_called() {
     let optims: [fn(&MixedPrecision) -> LearnerOptimizer; 2] = [
         |amp| adam(amp).into(),
-        |amp| (ScaledOptimizer::new(fused(), amp).with_own_optimize()).into(),
+        |amp| (ScaledOptimizer::new(fused_adam(), amp).with_own_optimize()).into(),
     ];
     for (strategy, steps) in [(None, 12), (Some(WAYS[0]), 6), (Some(WAYS[1]), 6)] {
         let [burns, fused] = optims.map(|optim| {
             let run = Run::of(2).poisoned([24 + 9]).with_workers(strategy);
-            let done = run.launch_with(|amp| amp.learner(clipped(), optim(amp), lr()));
+            let done = run.launch(|amp| amp.learner(clipped(), optim(amp), lr()));
             assert_eq!(done.steps(), (steps, 2));
             let Clipped { net, calls, .. } = &done.model.own;
             let largest = net.head.weight.val().abs().max().into_scalar::<f32>();
@@ -104,16 +93,9 @@ fn the_optimize_of_a_model_is_called() {
         });
         assert!(fused == burns, "{strategy:?}");
     }
-}
-
-/// What steps by itself trains as if the model had none.
-#[test]
-fn an_optimizer_that_steps_by_itself_does_not_call_it() {
-    let run = Run::of(1);
-    let own = run.launch_with(|amp| amp.learner(clipped(), fused(), lr()));
+    let own = Run::of(1).launch(|amp| amp.learner(clipped(), fused_adam(), lr()));
     assert_eq!(own.model.own.calls.load(Ordering::Relaxed), 0);
-    let plain = run.launch_with(crate::fused::learner);
-    assert!(values(&own.model) == values(&plain.model));
+    assert!(values(&own.model) == values(&Run::of(1).launch(fused).model));
 }
 
 /// A model that panics in its own `optimize` has lost a step, and not the optimizer.
@@ -134,4 +116,103 @@ fn a_panic_in_the_optimize_of_a_model_leaves_the_optimizer() {
         values(&learner.model())
     });
     assert!(panicked == plain);
+}
+
+/// The running statistics are those of the features, whatever the weights are.
+#[derive(Module, Debug)]
+struct Normed {
+    norm: BatchNorm,
+    net: Net,
+}
+
+impl Own for Normed {
+    fn output(&self, batch: Batch) -> ClassificationOutput {
+        let logits = autocast(batch.features.clone(), |x| {
+            let x = in_f32(x.unsqueeze_dim::<3>(2), |x| self.norm.forward(x));
+            self.net.forward(x.squeeze_dim::<2>(2))
+        });
+        self.net.output(logits, batch)
+    }
+}
+
+/// Mean and variance of a run in which a batch overflows in the forward pass, in the middle or as the first, are those of a run without these
+/// samples; with two micro-batches to a step, those of the step before.
+#[test]
+fn an_overflow_leaves_no_trace_in_running_statistics() {
+    let train = |samples: Vec<Sample>, windows: Option<usize>| {
+        let mut run = Run::of(1).with_windows(windows);
+        run.samples = samples;
+        let done = run.launch(|amp| {
+            let (norm, net) = (BatchNormConfig::new(8).init(&device()), net());
+            let own = Normed { norm, net };
+            amp.learner(Model { own }, sgd(amp), ConstantLr::new(0.1))
+        });
+        let norm = &done.model.own.norm;
+        let statistics = [&norm.running_mean, &norm.running_var];
+        let statistics = statistics.map(|s| burn_amp_tests::values(s.value_sync()));
+        (statistics, done.counters().skipped())
+    };
+    for (batch, overflow, without, windows) in [
+        (3, overflow(1e6), 24..32, None),
+        (0, overflow(1e6), 0..8, None),
+        (2, f32::INFINITY, 16..32, Some(2)),
+        (3, f32::INFINITY, 16..32, Some(2)),
+    ] {
+        let mut bad = samples(48);
+        bad[batch * 8].features.fill(overflow);
+        let mut good = samples(48);
+        good.drain(without);
+        let (found, skipped) = train(bad, windows);
+        assert_eq!(skipped, 1);
+        assert!(found.iter().flatten().all(|value| value.is_finite()));
+        assert_eq!(found, train(good, windows).0, "batch {batch}");
+    }
+}
+
+/// A net that computes in its parameters' precision, without `autocast`.
+#[derive(Module, Debug)]
+pub struct Half {
+    pub net: Net,
+}
+
+impl Own for Half {
+    fn output(&self, batch: Batch) -> ClassificationOutput {
+        let features = batch.features.clone().cast(self.net.head.weight.dtype());
+        let logits = self.net.forward(features);
+        self.net.output(logits.cast(DType::F32), batch)
+    }
+}
+
+/// With parameters in bf16.
+pub fn half() -> Model<Half> {
+    let net = to_half(net(), FloatDType::BF16, &[]);
+    Model { own: Half { net } }
+}
+
+/// At a loss scale of 1. Burn sums the gradients of micro-batches as they are: in bf16, most digits of a sum are lost.
+#[test]
+fn master_weights_train_bf16_parameters_in_a_learner() {
+    let scaler = at_scale(1.0).with_dynamic(false);
+    let amp = MixedPrecision::bf16().with_scaler(scaler).unwrap();
+    let optim = MasterWeights::new(AdamConfig::new().build());
+    let learner = amp.learner(half(), optim, lr()).unwrap();
+    let (model, batch) = (learner.model(), batches(&samples(8)).remove(0));
+    let id = model.own.net.hidden.weight.id;
+    let own = TrainStep::step(&*model, batch.clone()).grads;
+    let own = own.get::<2>(id).unwrap();
+    assert_eq!(own.dtype(), DType::BF16);
+    let grads = TrainStep::step(&model, batch).grads;
+    assert_eq!(grads.len(), 4);
+    let wide = grads.get::<2>(id).unwrap();
+    assert_eq!(wide.dtype(), DType::F32);
+    assert_eq!(wide.into_data(), own.cast(DType::F32).into_data());
+
+    let done = Run::default()
+        .train(&temp_dir(), &amp, Ok(learner))
+        .finished();
+    assert_eq!(done.steps(), (24, 0));
+    let weight = &done.model.own.net.hidden.weight;
+    assert_eq!(weight.val().dtype(), DType::BF16);
+    assert!(values(&done.model) != values(&half()));
+    assert!(done.numbers(4, "Accuracy")[6] > 95.0);
 }

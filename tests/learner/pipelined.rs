@@ -2,21 +2,17 @@
 
 use burn_amp::hook::{Applied, Hook};
 
-use crate::master::{Half, half};
+use crate::module::{Half, half};
 use crate::support::*;
-
-pub fn learner(amp: &MixedPrecision) -> Made {
-    amp.learner(net(), pipelined(adam(amp)), lr())
-}
 
 /// By hand it synchronizes where a Learner validates.
 #[test]
 fn a_learner_steps_as_a_loop_by_hand() {
     let run = Run::default().poisoned([20]);
-    let done = run.launch_with(learner);
+    let done = run.launch(behind);
     let amp = run.amp();
     let (mut optim, mut steps) = (pipelined(adam(&amp)), 0);
-    let net = run.by_hand_with(&amp, |lr, net, grads| {
+    let net = run.by_hand(amp.attach(net()), lr(), &amp, |lr, net, grads| {
         steps += 1;
         let net = optim.step(lr, net, grads);
         match steps % 6 {
@@ -28,7 +24,7 @@ fn a_learner_steps_as_a_loop_by_hand() {
     assert_eq!(done.steps(), (24, 4));
     assert_eq!(done.model.scaler().loss_scale(), amp.loss_scale());
     // It is not what a run without a pipeline gives.
-    assert!(values(&done.model) != values(&run.launch().model));
+    assert!(values(&done.model) != values(&run.launch(burns).model));
 }
 
 /// Turned off, it is the run without it: the model, and every byte of its checkpoints. A fused optimizer in it, one update behind, has the
@@ -39,10 +35,14 @@ fn one_thread_steps_for_all_workers() {
     let synchronous = with(|amp| pipelined(adam(amp)).with_synchronous(true));
     for workers in [None, Some(WAYS[0]), Some(WAYS[1])] {
         let run = run.clone().with_workers(workers);
-        assert_same(&run.launch(), &run.launch_with(&synchronous));
-        let fused = run.launch_with(crate::fused::in_a_pipeline);
-        assert!(fused.bits() == run.launch_with(learner).bits());
+        assert_same(&run.launch(burns), &run.launch(&synchronous));
+        assert!(run.launch(fused_behind).bits() == run.launch(behind).bits());
     }
+}
+
+/// A fused optimizer on a thread of its own.
+pub fn fused_behind(amp: &MixedPrecision) -> Made {
+    with(|amp| pipelined(ScaledOptimizer::new(fused_adam(), amp)))(amp)
 }
 
 /// Counts the steps that are applied; its owners can be counted.
@@ -59,28 +59,23 @@ impl Hook for Count {
     }
 }
 
-/// They are on the other thread, too.
+/// Hooks are as the last step on the other thread has left them, which ends with the run, also where that has ended with a checkpoint.
 #[test]
-fn hooks_are_as_the_last_step_has_left_them() {
-    let counting = with(|amp| pipelined(adam(amp).with_hook(Count(0, Arc::default()))));
-    let done = Run::of(2).poisoned([20]).launch_with(counting);
-    let Count(count, _owners) = done.model.hook().unwrap();
-    assert_eq!((*count, done.steps()), (10, (12, 2)));
-}
-
-/// Its thread ends with the run, also where that has ended with a checkpoint.
-#[test]
-fn nothing_of_the_thread_is_left() {
+fn a_hook_counts_and_nothing_of_the_thread_is_left() {
     let owners = Arc::new(());
     let counting = with(|amp| pipelined(adam(amp).with_hook(Count(0, owners.clone()))));
-    drop(Run::of(2).with_windows(6).launch_with(counting));
+    let done = Run::of(2).poisoned([20]).launch(&counting);
+    let Count(count, _owners) = done.model.hook().unwrap();
+    assert_eq!((*count, done.steps()), (10, (12, 2)));
+    drop(done);
+    drop(Run::of(2).with_windows(6).launch(counting));
     assert_eq!(Arc::strong_count(&owners), 1);
 }
 
 /// They are validated, and trained on. A copy that was given others does not matter.
 #[test]
 fn parameters_that_are_loaded_take_the_place_of_the_threads() {
-    let mut learner = learner(&MixedPrecision::f16()).unwrap();
+    let mut learner = behind(&MixedPrecision::f16()).unwrap();
     let batches = batches(&samples(16));
     let step_on = |learner: &mut Learner<_>| {
         let steps = batches.iter().cloned();
@@ -104,9 +99,8 @@ fn an_update_in_flight_is_counted_where_a_learner_goes_on() {
     let run = Run::default().poisoned(0..8);
     let amp = run.amp();
     let (net, mut optim) = (amp.attach(net()), pipelined(adam(&amp)));
-    let batch = batches(&run.samples).remove(0);
-    let output = amp.in_model(|| TrainStep::step(&net, batch));
-    let net = optim.step(1e-2, net, output.grads);
+    let grads = net.grads(&amp, batches(&run.samples).remove(0));
+    let net = optim.step(1e-2, net, grads);
     let learner = amp.learner(net, optim, lr()).unwrap();
     let counters = learner.model().scaler().counters();
     assert_eq!((counters.skipped(), amp.loss_scale()), (1, 32768.0));
@@ -116,18 +110,21 @@ fn halfs() -> PipelinedOptimizer {
     PipelinedOptimizer::new(AdamConfig::new().init(), Device::flex()).unwrap()
 }
 
+/// A run of parameters in bf16.
+fn launch(run: &Run, folder: &Folder, optim: impl Into<LearnerOptimizer>) -> Done<Model<Half>> {
+    let amp = MixedPrecision::bf16();
+    let learner = amp.learner(half(), optim, lr());
+    run.train(folder, &amp, learner).finished()
+}
+
 /// Parameters that are bf16 themselves have fewer digits than their masters, which are in the checkpoint. Where no thread goes on from them,
 /// the log says so.
 #[test]
 fn half_precision_parameters_resume_from_their_masters() {
-    let launch_with = |run: &Run, folder: &Folder, optim: LearnerOptimizer| {
-        let amp = MixedPrecision::bf16();
-        run.train(folder, &amp, amp.learner(half(), optim, lr()))
-    };
-    let launch = |run: &Run, folder: &Folder| -> Done<Model<Half>> {
-        launch_with(run, folder, halfs().into())
-    };
-    let [whole, first, resumed] = resumed_with(&Run::shuffled(), launch);
+    let run = Run::shuffled();
+    let whole = launch(&run, &temp_dir(), halfs());
+    let first = launch(&run.clone().until(2), &temp_dir(), halfs());
+    let resumed = launch(&run.resumed(2), &first.folder, halfs());
     let weight = &whole.model.own.net.hidden.weight;
     assert_eq!(weight.val().dtype(), DType::BF16);
     assert_eq!(first.stored(2).masters(), 4);
@@ -136,9 +133,9 @@ fn half_precision_parameters_resume_from_their_masters() {
 
     let masters = MasterWeights::new(AdamConfig::new().build());
     let logged = logs("master weights of 4 parameters, which only", || {
-        launch_with(&Run::of(3).resumed(2), &first.folder, masters.into()).finished();
+        launch(&Run::of(3).resumed(2), &first.folder, masters);
     });
-    assert_eq!(logged.len(), 1);
+    only(&logged);
 }
 
 /// Whether the optimizer has computed them itself, or loaded them.

@@ -1,9 +1,9 @@
-//! A run that was stopped and resumed is the one that was not.
+//! A run that was stopped, or killed, and resumed is the one that was not.
 
 use burn::data::dataloader::split::split_dataloader;
+use std::{process::abort, thread::sleep};
 
-use crate::averages::{averaged, averaging};
-use crate::by_hand::{guarded, spiked};
+use crate::metrics::{guarded, spiked};
 use crate::support::*;
 
 /// However it is trained.
@@ -19,7 +19,7 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
         (run.clone(), &averaging),
         (windows, &averaging),
         (run.clone(), &clipped),
-        (run.clone(), &crate::pipelined::learner),
+        (run.clone(), &behind),
     ];
     // Two workers on one fused device are not to be trusted, as the book says. Windows on the main device are left out: Burn sums there
     // in the order in which the workers come.
@@ -30,7 +30,7 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
         ways.push((spiked(), &guarded));
     }
     for (index, (run, learner)) in ways.into_iter().enumerate() {
-        let [whole, half, resumed] = resumed(&run, learner);
+        let [whole, half, resumed] = resumed(&run, |run, folder| run.launch_in(folder, learner));
         let counters = whole.counters();
         let not_taken = counters.skipped() + counters.guarded();
         assert!(not_taken >= 4, "the poison, once an epoch: {counters:?}");
@@ -54,6 +54,57 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
     }
 }
 
+/// Whatever has the bits of Burn's Adam goes on from the checkpoints of the others, and a loop of one's own from all of them: a fused
+/// optimizer, a pipeline that is turned off, a model that has the reparameterization already, a run in one call.
+#[test]
+fn each_goes_on_from_the_checkpoints_of_the_others() {
+    let synchronous = with(|amp| pipelined(adam(amp)).with_synchronous(true));
+    let before = |amp: &MixedPrecision| {
+        let net = net().apply_reparameterization(amp.clone());
+        amp.learner(net, AdamConfig::new().init(), lr())
+    };
+    let in_one_call = |run: &Run, folder: &Folder| {
+        let (amp, training) = (run.amp(), run.training(folder.path()));
+        let result = amp.launch(training, net(), AdamConfig::new().init(), lr());
+        Done::of(result.unwrap(), &amp, folder)
+    };
+    type Way<'a> = &'a dyn Fn(&Run, &Folder) -> Done;
+    let ways: [Way; 5] = [
+        &|run, folder| run.launch_in(folder, burns),
+        &|run, folder| run.launch_in(folder, fused),
+        &|run, folder| run.launch_in(folder, &synchronous),
+        &|run, folder| run.launch_in(folder, before),
+        &in_one_call,
+    ];
+    let run = Run::default().poisoned([11]);
+    let (first, last) = (run.clone().until(2), run.clone().resumed(2));
+    let expected = run.launch(burns);
+    for (index, way) in ways.iter().enumerate() {
+        let half = way(&first, &temp_dir());
+        assert_eq!(half.stored(2).counters(), Some(half.counters()));
+        for other in [ways[0], ways[(index + 1) % 5]] {
+            assert_same(&expected, &other(&last, &half.folder));
+        }
+
+        let amp = run.amp();
+        let (net, mut optim) = amp.prepare(net(), AdamConfig::new().init());
+        let file = |name: &str| half.folder.path().join(format!("checkpoint/{name}-2.bpk"));
+        let net = net.try_load_file(file("model")).unwrap();
+        optim.load(file("optim")).unwrap();
+        let mut lr = lr();
+        (0..12).for_each(|_| _ = lr.step());
+        let net = first.by_hand(net, lr, &amp, |lr, net, grads| optim.step(lr, net, grads));
+        assert!((values(&net), optim.scaler().bits()) == expected.bits());
+    }
+    // One update behind between two validations, it has other bits, and leaves nothing of itself in a checkpoint.
+    let half = first.launch(behind);
+    for learner in LEARNERS {
+        let done = last.launch_in(&half.folder, learner);
+        assert_eq!(done.counters().steps(), 24);
+        assert!(done.counters().skipped() > half.counters().skipped());
+    }
+}
+
 /// A rule that only this program knows goes on with its state.
 #[test]
 fn a_resumed_run_goes_on_with_its_own_rule() {
@@ -61,22 +112,20 @@ fn a_resumed_run_goes_on_with_its_own_rule() {
         let schedule = Run::default().config.schedule().unwrap();
         schedule.with_rule(LogMaxAgain::default()).unwrap()
     };
-    let launch = |run: &Run, folder: &Folder| {
+    let [whole, ..] = resumed(&Run::shuffled(), |run, folder| {
         let amp = run.amp().with_schedule(rule()).unwrap();
         run.train(folder, &amp, burns(&amp))
-    };
-    let [whole, _, resumed] = resumed_with(&Run::shuffled(), launch);
+    });
     let schedule = whole.model.scaler().schedule();
     assert_eq!(schedule.rule_name(), "log_max_again");
     assert_ne!(schedule, rule());
-    assert_same(&whole, &resumed);
 }
 
 /// The state is the checkpoint's, the settings are the program's.
 #[test]
 fn edited_settings_are_those_of_the_resumed_run() {
     let first = Run::of(1);
-    let done = first.launch();
+    let done = first.launch(burns);
     let scale = done.model.scaler().loss_scale();
     assert!(scale > 65536.0, "{scale}");
 
@@ -98,21 +147,16 @@ fn edited_settings_are_those_of_the_resumed_run() {
 
 type Loader = Arc<dyn DataLoader<Batch>>;
 
-/// The values of an epoch, in its order.
-fn epoch(loader: &Loader) -> Vec<f32> {
-    let batches = loader.iter().map(|batch| batch.unwrap().features);
-    batches.flat_map(burn_amp_tests::values).collect()
-}
-
-fn shuffled() -> Loader {
-    loader(InMemDataset::new(samples(40)), Some(7))
-}
-
-/// And so do those of one device and of several.
+/// Of one device and of several.
 #[test]
 fn the_loader_itself_goes_on_where_the_other_has_stopped() {
+    let shuffled = || loader(InMemDataset::new(samples(40)), Some(7));
+    let epoch = |loader: &Loader| {
+        let batches = loader.iter().map(|batch| batch.unwrap().features);
+        batches.flat_map(burn_amp_tests::values).collect::<Vec<_>>()
+    };
     let flexes = [Device::flex(), Device::flex()];
-    let done = Run::of(2).launch();
+    let done = Run::of(2).launch(burns);
     type Split<'a> = &'a dyn Fn(Loader) -> Vec<Loader>;
     let splits: [Split; 4] = [
         &|loader| vec![loader],
@@ -137,6 +181,49 @@ fn a_missing_epoch_is_named_with_those_that_are_there() {
     let none = "there is no checkpoint of epoch 1, nor of another";
     says(&message(&temp_dir(), 1), [none]);
     let wording = "there is no checkpoint of epoch 7, but of 1, 2";
-    let folder = Run::of(2).launch().folder;
+    let folder = Run::of(2).launch(burns).folder;
     says(&message(&folder, 7), ["model-7.bpk", wording]);
+}
+
+/// Written by the child before its end.
+const MARKER: &str = "in the middle of epoch 3";
+
+/// In the third epoch of four, after three of its six steps, the process ends, as by `kill -9`: nothing is closed or written any more.
+#[test]
+#[ignore = "runs in a process of its own, which is killed"]
+fn child_trains_until_it_is_killed() {
+    let Some(folder) = child_folder() else { return };
+    let run = Run::shuffled();
+    let amp = run.amp();
+    let learner = burns(&amp).unwrap();
+    let own = folder.clone();
+    let kill = move || {
+        if amp.counters().steps() < 15 {
+            return Ok(());
+        }
+        // Burn writes checkpoints in a thread of its own.
+        while Resume::check(&own, 2).is_err() {
+            sleep(Duration::from_millis(5));
+        }
+        fs::write(own.join(MARKER), "").unwrap();
+        abort();
+    };
+    let samples = Watched(InMemDataset::new(run.samples.clone()), kill);
+    let samples = loader(samples, run.shuffle);
+    run.training_on(samples, &folder).launch(learner);
+    unreachable!("it goes on after its end");
+}
+
+#[test]
+fn a_run_killed_in_mid_epoch_resumes_as_if_nothing_had_been() {
+    let folder = temp_dir();
+    let test = concat!(module_path!(), "::child_trains_until_it_is_killed");
+    let output = child(test, folder.path()).output().unwrap();
+    assert!(folder.path().join(MARKER).exists(), "{output:?}");
+    assert!(!output.status.success(), "{output:?}");
+    assert!(Resume::check(folder.path(), 3).is_err());
+
+    let run = Run::shuffled().resumed(2);
+    let resumed = run.launch_in(&folder, burns);
+    assert_same(&Run::shuffled().launch(burns), &resumed);
 }

@@ -48,7 +48,7 @@ fn it_does_not_advance_on_a_skip() {
     let later = [[0, 1, 2, 3, 3, 4], [5, 6, 7, 8, 8, 9]];
     for (done, expected) in [
         (launch_burns(&run, &folder), waited),
-        (launch(&run, &temp_dir(), fused()), later),
+        (launch(&run, &temp_dir(), fused_adam()), later),
     ] {
         assert_eq!(done.counters().skipped(), 4);
         for (epoch, expected) in [1, 2].into_iter().zip(expected) {
@@ -75,7 +75,7 @@ fn workers_go_together() {
         let run = run(&[1, 4], 2).with_workers(optim);
         for done in [
             launch_burns(&run, &temp_dir()),
-            launch(&run, &temp_dir(), fused()),
+            launch(&run, &temp_dir(), fused_adam()),
         ] {
             let mut found = rates(&done, 2);
             found.sort_by(f64::total_cmp);

@@ -29,6 +29,12 @@ impl Net {
             .forward(logits.clone(), batch.labels.clone());
         ClassificationOutput::new(loss * batch.gain, logits, batch.labels)
     }
+
+    /// The gradients of a loop of one's own.
+    pub fn grads(&self, amp: &MixedPrecision, batch: Batch) -> GradientsParams {
+        let logits = amp.autocast(batch.features.clone(), |x| self.forward(x));
+        GradientsParams::from_grads(self.output(logits, batch).loss.backward(), self)
+    }
 }
 
 impl TrainStep for Net {

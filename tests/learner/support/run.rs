@@ -97,27 +97,18 @@ impl Run {
         narrowest().with_scaler(self.config).unwrap()
     }
 
-    /// The same run without a Learner.
-    pub fn by_hand<O: ModuleOptim>(&self, optim: &mut ScaledOptimizer<O>) -> Net {
-        let amp = optim.scaler().precision().unwrap().clone();
-        self.by_hand_with(&amp, |lr, net, grads| optim.step(lr, net, grads))
-    }
-
-    /// The same, and what it does with gradients.
-    pub fn by_hand_with(
+    /// The same run without a Learner, from this model on, and what it does with gradients.
+    pub fn by_hand(
         &self,
+        mut net: Net,
+        mut lr: ModuleLrScheduler,
         amp: &MixedPrecision,
         mut step: impl FnMut(ModuleLearningRate, Net, GradientsParams) -> Net,
     ) -> Net {
-        let mut net = net().apply_reparameterization(amp.clone());
-        let mut lr = lr();
         for _ in 0..self.epochs {
             let mut window = GradientsAccumulator::new();
             for (index, batch) in batches(&self.samples).into_iter().enumerate() {
-                let logits = amp.autocast(batch.features.clone(), |x| net.forward(x));
-                let loss = net.output(logits, batch).loss;
-                let grads = GradientsParams::from_grads(loss.backward(), &net);
-                window.accumulate(&net, grads);
+                window.accumulate(&net, net.grads(amp, batch));
                 if (index + 1).is_multiple_of(self.accumulation.unwrap_or(1)) {
                     net = step(lr.step(), net, window.grads());
                 }
@@ -136,21 +127,19 @@ impl Run {
     /// installed only once in a process.
     pub fn training_on<M: Trained>(
         &self,
-        train: Arc<dyn DataLoader<Batch>>,
+        mut train: Arc<dyn DataLoader<Batch>>,
         folder: &Path,
     ) -> SupervisedTraining<M> {
-        let check = |epoch| Resume::check(folder, epoch).unwrap();
-        let resume = self.resume.map(check);
-        let train = match &resume {
-            Some(resume) => resume.loader(train),
-            None => train,
-        };
+        let resume = (self.resume).map(|epoch| Resume::check(folder, epoch).unwrap());
+        if let Some(resume) = &resume {
+            train = resume.loader(train);
+        }
         let valid = loader(InMemDataset::new(samples(16)), None);
         let mut training = SupervisedTraining::new(folder, train, valid)
             .renderer(Box::new(CliMetricsRenderer::new()))
             .with_application_logger(None)
             .with_default_checkpointers()
-            .with_checkpointing_strategy(burn::train::checkpoint::KeepLastNCheckpoints::new(100))
+            .with_checkpointing_strategy(KeepLastNCheckpoints::new(100))
             .metrics((AccuracyMetric::new(), LossMetric::new()))
             .num_epochs(self.epochs);
         if let Some(resume) = &resume {
@@ -167,13 +156,8 @@ impl Run {
         training
     }
 
-    /// All of it, with Burn's Adam.
-    pub fn launch(&self) -> Done {
-        self.launch_with(burns)
-    }
-
-    /// With any learner, in a new folder.
-    pub fn launch_with<M: Trained>(&self, learner: impl Fn(&MixedPrecision) -> Made<M>) -> Done<M> {
+    /// All of it, with any learner, in a new folder.
+    pub fn launch<M: Trained>(&self, learner: impl Fn(&MixedPrecision) -> Made<M>) -> Done<M> {
         self.launch_in(&temp_dir(), learner)
     }
 
@@ -210,21 +194,42 @@ impl Run {
     }
 }
 
-/// A run of four epochs, the first half of the same, and what goes on from its checkpoint.
-pub fn resumed_with<M>(run: &Run, launch: impl Fn(&Run, &Folder) -> Done<M>) -> [Done<M>; 3] {
+/// A run of four epochs, the first half of the same, and what goes on from its checkpoint: the uninterrupted one, bit for bit.
+pub fn resumed(run: &Run, launch: impl Fn(&Run, &Folder) -> Done) -> [Done; 3] {
     let whole = launch(run, &temp_dir());
     let half = launch(&run.clone().until(2), &temp_dir());
     let resumed = launch(&run.clone().resumed(2), &half.folder);
+    assert_eq!(half.stored_state(2), half.model.scaler().bits());
+    assert_same(&whole, &resumed);
     [whole, half, resumed]
 }
 
-/// The same with this learner. The resumed run is the uninterrupted one, bit for bit.
-pub fn resumed(run: &Run, learner: impl Fn(&MixedPrecision) -> Made) -> [Done; 3] {
-    let runs = resumed_with(run, |run, folder| run.launch_in(folder, &learner));
-    let [whole, half, resumed] = &runs;
-    assert_eq!(half.stored_state(2), half.model.scaler().bits());
-    assert_same(whole, resumed);
-    runs
+/// Everything that the checkpoints of the fourth epoch hold, and the models themselves: bit for bit the same.
+pub fn assert_same(left: &Done, right: &Done) {
+    for name in ["model", "optim", "scheduler"] {
+        let file = format!("checkpoint/{name}-4.bpk");
+        let [one, other] = [left, right].map(|done| pack(&done.folder.path().join(&file)));
+        assert!(one == other, "{name}");
+    }
+    for done in [left, right] {
+        assert_eq!(done.stored_state(4), done.model.scaler().bits());
+    }
+    assert!(left.bits() == right.bits());
+}
+
+/// All that the file of a model, an optimizer or a scheduler holds.
+pub fn pack(path: &Path) -> Pack {
+    let bytes = fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    burn_amp_tests::pack(Bytes::from_bytes_vec(bytes))
+}
+
+/// The values alone, in the order of their paths.
+pub fn values<M: Module>(module: &M) -> Vec<Values> {
+    parameters(module).into_values().map(|(_, v)| v).collect()
+}
+
+pub fn all_finite<M: Module>(model: &M) -> bool {
+    numbers(model).into_iter().all(f32::is_finite)
 }
 
 /// What a run leaves.
@@ -276,24 +281,24 @@ impl<M> Done<M> {
         (self.counters().steps(), self.counters().skipped())
     }
 
+    /// The file of a metric, or of a part of its name.
+    pub fn log(&self, split: &str, epoch: usize, name: &str) -> PathBuf {
+        let file = format!("{split}/epoch-{epoch}/{}.log", name.replace(' ', "_"));
+        self.folder.path().join(file)
+    }
+
     /// The entries of a metric's file.
     pub fn metric(&self, epoch: usize, name: &str) -> Vec<String> {
-        let file = format!("train/epoch-{epoch}/{}.log", name.replace(' ', "_"));
-        let path = self.folder.path().join(file);
+        let path = self.log("train", epoch, name);
         let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         text.lines().map(str::to_string).collect()
     }
 
-    /// Their numbers.
+    /// Their numbers, the last of which is the epoch's.
     pub fn numbers(&self, epoch: usize, name: &str) -> Vec<f64> {
         let entries = self.metric(epoch, name);
         let number = |entry: &String| entry.split(',').next().unwrap().parse().unwrap();
         entries.iter().map(number).collect()
-    }
-
-    /// The number of the epoch.
-    pub fn last(&self, epoch: usize, name: &str) -> f64 {
-        *self.numbers(epoch, name).last().unwrap()
     }
 }
 
@@ -323,10 +328,23 @@ pub fn with<O: Into<LearnerOptimizer>>(
 
 /// Of Burn's own Adam.
 pub fn burns(amp: &MixedPrecision) -> Made {
-    amp.learner(net(), AdamConfig::new().init(), lr())
+    with(|_| AdamConfig::new().init())(amp)
 }
 
-pub fn fused() -> FusedAdam {
+/// Of the fused one, whose steps nobody waits for.
+pub fn fused(amp: &MixedPrecision) -> Made {
+    with(|_| fused_adam())(amp)
+}
+
+/// One update behind between two validations.
+pub fn behind(amp: &MixedPrecision) -> Made {
+    with(|amp| pipelined(adam(amp)))(amp)
+}
+
+/// What a pipeline is leaves nothing of itself in a checkpoint.
+pub const LEARNERS: [fn(&MixedPrecision) -> Made; 3] = [burns, fused, behind];
+
+pub fn fused_adam() -> FusedAdam {
     FusedAdam::new(AdamConfig::new())
 }
 
@@ -336,6 +354,22 @@ where
     O: ModuleOptim + Send + 'static,
 {
     PipelinedOptimizer::new(optim, Device::flex()).unwrap()
+}
+
+pub fn ema() -> EmaConfig {
+    let ema = EmaConfig::new().with_momentum(0.9);
+    ema.with_overwrite_frequency(Some(7))
+}
+
+pub fn averaging(amp: &MixedPrecision) -> Made {
+    with(|amp| adam(amp).with_ema(ema()))(amp)
+}
+
+/// Parameters and averages of a model.
+pub fn averaged(model: &Scaled<Net>) -> (Vec<Values>, Vec<Values>, u64) {
+    let ema = model.ema().unwrap();
+    let averages = ema.module(&**model);
+    (values(model), values(&averages), ema.updates())
 }
 
 /// Falls from 0.05 to 0.01 in 24 steps.

@@ -1,0 +1,171 @@
+//! What the metrics of a run show, and its report.
+
+use burn_amp_report::{FlightRecorder, probed, report};
+
+use crate::support::*;
+
+fn poisoned(epochs: usize) -> Run {
+    let run = Run::of(epochs).with_config(GradScalerConfig::new());
+    run.poisoned([2 * 8 + 3])
+}
+
+/// The run ends with finite parameters; the skip is counted once, and the scale backed off once.
+#[test]
+fn a_poisoned_batch_is_skipped_once() {
+    let done = poisoned(1).launch(burns);
+    assert_eq!(done.steps(), (6, 1));
+    assert_eq!(done.model.scaler().loss_scale(), 32768.0);
+    assert!(all_finite(&done.model));
+
+    let scales = done.metric(1, "Loss Scale").join(" ");
+    assert_eq!(scales, "65536 65536 32768 32768 32768 32768 32768,final");
+    let skips = done.metric(1, "Skipped Steps");
+    assert_eq!(skips[..6], ["0,1", "0,1", "100,1", "0,1", "0,1", "0,1"]);
+    let share = done.numbers(1, "Skipped Steps")[6];
+    assert!((share - 100.0 / 6.0).abs() < 1e-9, "{share}");
+    let norms = done.metric(1, "Gradient Norm");
+    assert_eq!(norms.len(), 6, "five steps and the epoch: {norms:?}");
+}
+
+/// Every step is in the metrics, though its outcome is known a step late: in a pipeline, and where nobody waits for the device.
+/// The last ones, too, whose outcomes come after the last item of an epoch.
+#[test]
+fn metrics_are_of_the_steps_that_are_known() {
+    for learner in &LEARNERS[1..] {
+        let done = poisoned(2).launch(learner);
+        assert_eq!(done.counters().skipped(), 2);
+        for epoch in [1, 2] {
+            let skips = done.metric(epoch, "Skipped Steps");
+            let skipped = skips.iter().filter(|line| line.starts_with("100,")).count();
+            assert_eq!(skipped, 1, "{skips:?}");
+        }
+        let scales = done.numbers(1, "Loss Scale");
+        assert!(scales.contains(&32768.0), "{scales:?}");
+    }
+}
+
+/// So is what a hook rejects, and the monitor counts it.
+#[test]
+fn a_step_that_a_guard_rejects_is_shown_as_skipped() {
+    let done = spiked().launch(with(guarded));
+    let counters = done.counters();
+    assert_eq!((counters.guarded(), counters.stepped()), (4, 20));
+    assert_eq!((counters.skipped(), done.amp.counters()), (0, counters));
+    let skips = (1..=4).flat_map(|epoch| done.metric(epoch, "Skipped Steps"));
+    assert_eq!(skips.filter(|entry| entry == "100,1").count(), 4);
+}
+
+/// The fifth batch of each epoch has a loss that is 50 times too large.
+pub fn spiked() -> Run {
+    let run = Run::default().with_config(at_scale(16.0));
+    run.with_gain(50.0, [4 * 8 + 3])
+}
+
+pub fn guarded(amp: &MixedPrecision) -> ScaledOptimizer {
+    // Knows what is usual before the first epoch ends.
+    let guard = Guard::SkipStep {
+        rolling_interval_length: 8,
+        sigma_factor: 4.0,
+        original: false,
+    };
+    sgd(amp).with_hook(guard)
+}
+
+/// They belong to the training: in validation they show nothing, and write nothing.
+#[test]
+fn metrics_are_not_available_in_validation() {
+    let amp = MixedPrecision::f16();
+    let figures = (amp.loss_scale_metric(), amp.gradient_norm_metric());
+    let counts = (amp.skipped_steps_metric(), amp.zero_gradients_metric());
+    let add = |_: &_, training: Training| training.metrics(figures).metrics(counts);
+    let done = Run::of(1).train_by(&temp_dir(), &amp, burns(&amp), add);
+    let done = done.finished();
+    for name in METRICS {
+        assert_eq!(done.metric(1, name).len(), 7, "{name}");
+        assert!(!done.log("valid", 1, name).exists(), "{name}");
+    }
+    assert!(done.log("valid", 1, "Accuracy").exists());
+}
+
+/// A step that counts nothing is no step to the metrics.
+#[test]
+fn a_step_that_is_refused_is_not_shown() {
+    let run = Run::default();
+    let amp = run.amp();
+    let mut learner = burns(&amp).unwrap();
+    amp.interrupter();
+    let mut metric = amp.skipped_steps_metric();
+    let one = loader(InMemDataset::new(samples(8)), None);
+    let metadata = MetricMetadata {
+        progress: one.iter().progress(),
+        iteration: Some(1),
+        lr: Some(0.1.into()),
+    };
+    let batches = batches(&run.samples);
+    step(&mut learner, batches[0].clone());
+    metric.update(&(), &metadata).unwrap();
+    assert!(metric.value().is_some());
+
+    // Half-precision parameters and f32 gradients, which Burn's optimizers cannot combine.
+    let grads = learner.train_step(batches[1].clone()).grads;
+    let half = to_half(learner.model(), FloatDType::F16, &[]);
+    let mut optim = AdamConfig::new().init();
+    let half = half.optimize(&mut optim, 0.1.into(), grads);
+    let error = amp.run_result().unwrap_err();
+    is_error(&error, "HalfPrecisionParameter", ["MasterWeights"]);
+    assert_eq!(half.scaler().counters().steps(), 1);
+    metric.update(&(), &metadata).unwrap();
+    assert!(metric.value().is_none());
+}
+
+/// What is not measured is not NaN on the dashboard.
+#[test]
+fn metrics_of_a_disabled_scaler_are_numbers() {
+    let amp = MixedPrecision::f32();
+    let figures = [amp.loss_scale_metric(), amp.gradient_norm_metric()];
+    let counts = [amp.zero_gradients_metric(), amp.skipped_steps_metric()];
+    for metric in [figures, counts].concat() {
+        assert_eq!(metric.final_value().current(), 0.0);
+    }
+}
+
+/// A net that is probed.
+#[derive(Module, Debug)]
+struct Probed {
+    net: Net,
+}
+
+impl Own for Probed {
+    fn output(&self, batch: Batch) -> ClassificationOutput {
+        let forward = |x| probed("net", x, |x| self.net.forward(x));
+        let logits = autocast(batch.features.clone(), forward);
+        self.net.output(logits, batch)
+    }
+}
+
+/// A flight recorder is one line in a run.
+#[test]
+fn one_line_records_a_learner_and_the_report_reads_both() {
+    let (amp, folder) = (MixedPrecision::f16(), temp_dir());
+    let recorder = FlightRecorder::new(folder.path(), &amp).unwrap();
+    let own = Probed { net: net() };
+    let learner = amp.learner(Model { own }, sgd(&amp), lr());
+    Run::of(4).train(&folder, &amp, learner).finished();
+
+    let flight: Value = json(recorder.write().unwrap().with_extension("json"));
+    assert_eq!(flight["step"], 24);
+    let steps = flight["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 21);
+    for step in steps {
+        // Validation passes the probe too, and has no gradients.
+        assert_eq!(step["probes"].as_array().unwrap().len(), 1);
+        assert_eq!(step["probes"][0]["name"], "net");
+    }
+
+    let page = folder.path().join("report.html");
+    report(&[folder.path()], &page).unwrap();
+    let page = fs::read_to_string(page).unwrap();
+    says(&page, ["Train Loss", "Valid Loss", "Loss Scale"]);
+    says(&page, ["Gradient Norm", "Zero Gradients", "Step Time"]);
+    says(&page, ["This is a run without skips"]);
+}

@@ -1,20 +1,17 @@
-//! What holds for every schedule, whatever its settings and outcomes.
+//! What holds for every schedule, whatever its settings and outcomes: on the host, and on the device, which moves it as the host does.
 
+use burn_amp_kernels::{DeviceScale, ScaleState, TensorList, inspect};
 use burn_amp_tests::prelude::*;
-use proptest::prelude::*;
+use proptest::{collection::vec, option, prelude::*, test_runner::TestRunner};
 
 prop_compose! {
     /// With a schedule of ours, and a warm-up or none. Where it is `exact`, scales and factors are powers of two, and the schedule is one
     /// that a device moves.
-    pub fn settings(exact: bool)(
-        exponent in -40i32..40,
-        mantissa in 1.0f64..2.0,
-        growth_factor in 1.01f64..8.0,
-        backoff_factor in 0.01f64..0.99,
-        growth_interval in 1u32..8,
-        dynamic in prop::bool::weighted(0.9),
-        below in prop::option::of(0i32..20),
-        above in prop::option::of(0i32..20),
+    fn settings(exact: bool)(
+        (exponent, mantissa) in (-40i32..40, 1.0f64..2.0),
+        (growth_factor, backoff_factor) in (1.01f64..8.0, 0.01f64..0.99),
+        (growth_interval, dynamic) in (1u32..8, prop::bool::weighted(0.9)),
+        (below, above) in (option::of(0i32..20), option::of(0i32..20)),
         (hysteresis, consecutive_hysteresis) in (1u32..5, any::<bool>()),
         schedule in schedules(exact),
         warmup_steps in prop_oneof![Just(0), 1u32..50],
@@ -43,60 +40,51 @@ prop_compose! {
 
 /// A schedule of ours.
 fn schedules(exact: bool) -> impl Strategy<Value = Schedule> {
-    let interval = (1u32..9, 9u32..40);
-    let log_max = (0.0f64..1.0, 0.0f64..1.0, 0.0f64..9.0);
-    let near_top = (0.0f64..=1.0, 0.0f64..=1.0, 1u32..5);
-    let all = (0..if exact { 3 } else { 5 }, interval, log_max, near_top);
-    all.prop_map(|(kind, interval, log_max, near_top)| match kind {
-        0 | 1 => Schedule::GrowthInterval,
-        2 => Schedule::AdaptiveInterval {
-            min_interval: interval.0,
-            max_interval: interval.1,
-        },
-        3 => Schedule::LogMax {
-            beta1: log_max.0,
-            beta2: log_max.1,
-            overflow_std_dev: log_max.2,
-        },
-        _ => Schedule::NearTop {
-            edge: near_top.0,
-            share: near_top.1,
-            period: near_top.2,
-        },
+    let kinds = 0..if exact { 3 } else { 5 };
+    let numbers = (1u32..9, 9u32..40, 0.0f64..1.0, 0.0f64..1.0, 0.0f64..9.0);
+    (kinds, numbers).prop_map(|(kind, (low, high, first, second, more))| {
+        let schedule = match kind {
+            0 | 1 => json!("GrowthInterval"),
+            2 => json!({"AdaptiveInterval": {"min_interval": low, "max_interval": high}}),
+            3 => json!({"LogMax": {"beta1": first, "beta2": second, "overflow_std_dev": more}}),
+            _ => json!({"NearTop": {"edge": first, "share": second, "period": low}}),
+        };
+        serde_json::from_value(schedule).unwrap()
     })
 }
 
 /// Iterations with measures of every kind, impossible ones too.
 fn seen() -> impl Strategy<Value = Vec<(StepOutcome, GradientStatus)>> {
-    let outcome = prop_oneof![4 => Just(StepOutcome::Stepped), 1 => Just(StepOutcome::Skipped)];
     let max_abs = prop_oneof![
         10 => (-1000i32..1000).prop_map(|exponent| 2f64.powi(exponent)),
         1 => Just(0.0),
         1 => Just(f64::INFINITY),
         1 => Just(f64::NAN),
     ];
-    let step = (outcome, max_abs, 0u64..100, 0u64..100);
-    let step = step.prop_map(|(outcome, max_abs, elements, above)| {
+    let step = (prop::bool::weighted(0.2), max_abs, 0u64..100, 0u64..100);
+    let step = step.prop_map(|(overflow, max_abs, elements, above)| {
         let status = GradientStatus::default().with_max_abs(max_abs);
-        (outcome, status.with_values(elements, above))
+        (outcome(overflow), status.with_values(elements, above))
     });
-    prop::collection::vec(step, 0..150)
-}
-
-fn followed(scale: LossScale, seen: &[(StepOutcome, GradientStatus)]) -> LossScale {
-    let next = |scale: LossScale, (outcome, status): &(StepOutcome, GradientStatus)| {
-        scale.adjust((*outcome, status))
-    };
-    seen.iter().fold(scale, next)
+    vec(step, 0..150)
 }
 
 proptest! {
     #[test]
-    fn every_schedule_stays_finite_and_in_its_bounds(settings in settings(false), seen in seen()) {
+    fn every_schedule_stays_finite_and_in_its_bounds_and_goes_on_from_a_saved_state(
+        settings in settings(false), seen in seen(), saved_at in 0usize..150
+    ) {
         let mut scale = settings.schedule().unwrap();
-        for (outcome, status) in &seen {
+        let mut restored = None;
+        for (step, (outcome, status)) in seen.iter().enumerate() {
+            if step == saved_at {
+                let json = serde_json::to_string(&scale).unwrap();
+                restored = Some(serde_json::from_str::<LossScale>(&json).unwrap());
+                prop_assert_eq!(restored.as_ref(), Some(&scale));
+            }
             let before = scale.scale();
             scale = scale.adjust((*outcome, status));
+            restored = restored.map(|restored| restored.adjust((*outcome, status)));
             prop_assert!(scale.scale().is_finite() && scale.scale() >= 0.0);
             // While overflows are tolerated, the cap of a warm-up may rise.
             let backs_off = outcome.is_skipped() && settings.hysteresis == 1;
@@ -105,16 +93,154 @@ proptest! {
             prop_assert!(min.is_none_or(|min| scale.scale() >= min as f32));
             prop_assert!(max.is_none_or(|max| scale.scale() <= max as f32));
         }
+        prop_assert!(restored.is_none_or(|restored| restored == scale));
     }
+}
 
-    #[test]
-    fn every_schedule_goes_on_from_a_saved_state(
-        settings in settings(false), before in seen(), after in seen()
-    ) {
-        let middle = followed(settings.schedule().unwrap(), &before);
-        let json = serde_json::to_string(&middle).unwrap();
-        let restored: LossScale = serde_json::from_str(&json).unwrap();
-        prop_assert_eq!(&restored, &middle);
-        prop_assert_eq!(followed(restored, &after), followed(middle, &after));
+/// What gradients show a device: that they are finite, overflow, or are all zero.
+#[derive(Clone, Copy, Debug)]
+enum Shown {
+    Finite,
+    Overflow,
+    Zero,
+}
+
+/// Moves a state by what gradients have shown.
+fn moving() -> impl Fn(DeviceScale, Shown) -> DeviceScale {
+    let statuses = [[1.0, -3.0], [1.0, f32::NEG_INFINITY], [0.0; 2]].map(|values| {
+        let mut list = TensorList::new();
+        for value in values {
+            list.push(Tensor::<1>::from_floats([value, 0.0], &Device::default()));
+        }
+        inspect(list).unwrap()
+    });
+    move |state, shown| state.advance(&statuses[shown as usize], None, &[])
+}
+
+/// The same by gradients that overflow, or do not.
+pub fn advancing() -> impl Fn(DeviceScale, bool) -> DeviceScale {
+    let advance = moving();
+    move |state, overflow| {
+        advance(
+            state,
+            if overflow {
+                Shown::Overflow
+            } else {
+                Shown::Finite
+            },
+        )
+    }
+}
+
+/// On the host by a schedule.
+fn adjusted(schedule: LossScale, shown: Shown) -> LossScale {
+    match shown {
+        Shown::Finite => schedule.adjust(StepOutcome::Stepped),
+        Shown::Overflow => schedule.adjust(StepOutcome::Skipped),
+        Shown::Zero => {
+            let zeros = GradientStatus::default().with_max_abs(0.0);
+            schedule.adjust((StepOutcome::Stepped, &zeros))
+        }
+    }
+}
+
+/// Calls `check` with schedules that a device can move, the states that they begin in, and histories.
+fn histories(
+    cases: u32,
+    check: impl Fn(LossScale, ScaleState, Vec<Shown>) -> Result<(), TestCaseError>,
+) {
+    let on_device = |config: GradScalerConfig| {
+        let schedule = config.schedule().ok()?;
+        let state = schedule.on_device()?;
+        Some((schedule, state))
+    };
+    let schedules = settings(true).prop_filter_map("the host's alone", on_device);
+    let shown = prop_oneof![
+        6 => Just(Shown::Finite), 3 => Just(Shown::Overflow), 1 => Just(Shown::Zero)
+    ];
+    let mut runner = TestRunner::new(ProptestConfig {
+        source_file: Some(file!()),
+        ..ProptestConfig::with_cases(cases)
+    });
+    let drawn = (schedules, vec(shown, 0..25));
+    let result = runner.run(&drawn, |((schedule, state), shown)| {
+        check(schedule, state, shown)
+    });
+    result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn assert_same(schedule: &LossScale, state: &ScaleState) {
+    let trackers = [state.growth_tracker, state.hysteresis_tracker];
+    let expected = [schedule.growth_tracker(), schedule.hysteresis_tracker()];
+    assert_eq!(state.capped(), schedule.scale(), "{schedule:?}");
+    assert_eq!(trackers, expected, "{schedule:?}");
+    assert_eq!(state.growth_interval, schedule.growth_interval());
+}
+
+#[test]
+fn many_histories() {
+    on_the_host(10_000);
+}
+
+#[test]
+#[ignore = "slow"]
+fn sweep_a_million_histories() {
+    on_the_host(1_000_000);
+}
+
+/// By the code that a device runs.
+fn on_the_host(cases: u32) {
+    histories(cases, |mut schedule, mut state, shown| {
+        for shown in shown {
+            let overflow = matches!(shown, Shown::Overflow);
+            schedule = schedule.adjust(outcome(overflow));
+            state.advance(overflow, false);
+            assert_same(&schedule, &state);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn the_device_moves_it_as_the_host_does() {
+    let advance = moving();
+    histories(40, |mut schedule, state, all| {
+        let mut state = state.upload(&Device::default());
+        for shown in &all {
+            schedule = adjusted(schedule, *shown);
+            state = advance(state, *shown);
+        }
+        let found = state.read();
+        assert_same(&schedule, &found);
+        let is_skip = |shown: &&Shown| matches!(shown, Shown::Overflow);
+        let skips = all.iter().filter(is_skip).count();
+        let counted = (found.steps as usize, found.skipped as usize);
+        assert_eq!(counted, (all.len(), skips));
+        let last = all.last().filter(is_skip).is_some();
+        assert_eq!(found.found_inf, f32::from(last));
+        Ok(())
+    });
+}
+
+/// Where scale and factors are powers of two, too: `parity_torch_scale_on_the_device` has the others.
+#[test]
+fn what_only_the_host_knows() {
+    let config = GradScalerConfig::new();
+    let bounded = config.with_min_scale(Some(3.0));
+    let found = [config, bounded, config.with_schedule(Schedule::log_max())]
+        .map(|config| config.schedule().unwrap().on_device().is_some());
+    assert_eq!(found, [true, false, false]);
+}
+
+#[test]
+fn down_to_the_last_scale_that_has_an_inverse() {
+    let advance = advancing();
+    let two = [(f32::MIN_POSITIVE, 2.0, true), (f32::MAX, 0.5, false)];
+    for (last, before, skipped) in two {
+        let mut first = ScaleState::new(last * before);
+        first.growth_interval = 1;
+        let first = first.upload(&Device::default());
+        let state = (0..3).fold(first, |state, _| advance(state, skipped));
+        assert_eq!(state.read().scale, last);
     }
 }

@@ -1,0 +1,31 @@
+//! What PopART counts near the top of f16 is counted by the pass that unscales and tests, at any loss scale.
+
+use super::*;
+
+#[test]
+fn parity_popart_als_histogram() {
+    let mut traces = traces::<Value>("popart_als");
+    traces.retain(|(_, trace)| trace["kind"] == "histogram");
+    assert!(!traces.is_empty());
+    for (name, trace) in traces {
+        for init_scale in [1.0, 1024.0, 65536.0] {
+            let config = at_scale(init_scale).with_schedule(Schedule::NearTop {
+                edge: number(&trace["params"]["bin_edge_location"]),
+                share: 1e-7,
+                period: 1,
+            });
+            let scaled = list(&trace["scaled_grad"]).iter();
+            let scaled: Vec<f32> = scaled.map(|grad| number(grad) as f32).collect();
+            let grad = Tensor::<1>::from_data(scaled.as_slice(), &Device::default());
+            let (grads, _) = crate::unscaled(&config.init().unwrap(), grad);
+            let (above, all) = (grads.status().above(), grads.status().elements());
+            let at = format!("{name}, {}, loss scale {init_scale}", trace["id"]);
+            let found = json!([all - above, above]);
+            assert_eq!(
+                found,
+                json!([trace["count_below"], trace["count_above"]]),
+                "{at}"
+            );
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! Files of another kind, and no files at all.
+//! Files of another kind, of plain Burn, of other settings or of another model, and no files at all.
 
 use crate::support::*;
 
@@ -35,11 +35,12 @@ fn to_an_optimizer() {
         (sgd(), "model", "ForeignRecord", no_record),
         (adam(), "text", "DamagedRecord", ""),
         (adam(), "empty", "DamagedRecord", ""),
-        (adam(), "missing", "RecordIo", ""),
-        (adam(), "folder", "RecordIo", ""),
+        // Without an extension it is looked for under the name that `save` gives it.
+        (adam(), "missing", "RecordIo", "missing.bpk"),
+        (adam(), "folder.bpk", "RecordIo", ""),
     ] {
         let small = Small::new(DType::F32).train(&mut optim, 5..9, &[6]);
-        let path = files.path().join(format!("{file}.bpk"));
+        let path = files.path().join(file);
         let error = refused(&mut optim, |optim| optim.load(&path));
         is_error(&error, variant, [part, path.to_str().unwrap()]);
         if variant != "ForeignRecord" {
@@ -48,19 +49,17 @@ fn to_an_optimizer() {
         }
         small.train(&mut optim, 9..10, &[]);
     }
-    // Without an extension it is looked for under the name that `save` gives it.
-    let error = adam().load(files.path().join("missing")).unwrap_err();
-    assert!(error.to_string().contains("missing.bpk"), "{error}");
 }
 
 #[test]
 fn to_a_scaler() {
     let files = files();
     let load = |name: &str| AmpRecord::load(files.path().join(name));
-    is_error(&load("model.bpk").unwrap_err(), "ForeignRecord", ["model"]);
+    is_error(&load("model").unwrap_err(), "ForeignRecord", ["model"]);
     let mut scaler = at_scale(8.0).init().unwrap();
     let before = scaler.bits();
-    let plain = load("plain_adam.bpk").unwrap();
+    let plain = load("plain_adam").unwrap();
+    assert_eq!(plain.counters(), None);
     let error = scaler.load_record(plain).unwrap_err();
     is_error(&error, "ForeignRecord", ["plain_adam.bpk"]);
     assert_eq!(scaler.bits(), before);
@@ -71,23 +70,23 @@ fn to_a_scaler() {
 fn the_state_of_other_settings() {
     let files = files();
     let mut optim = sgd();
-    optim.load(files.path().join("momentum.bpk")).unwrap();
+    optim.load(files.path().join("momentum")).unwrap();
     let kept = contents(&mut optim).tensors;
-    let mut names = kept.keys();
-    assert!(names.all(|name| name.contains("momentum")), "{kept:?}");
+    assert!(
+        kept.keys().all(|name| name.contains("momentum")),
+        "{kept:?}"
+    );
     assert_eq!(kept.len(), 2);
 
-    let (_folder, path) = place("optim.bpk");
     let build = |amsgrad| scaled(AdamConfig::new().with_amsgrad(amsgrad).init());
     let mut optim = trained(build(true), DType::F32, 0..3, &[]);
-    optim.save(&path).unwrap();
     let mut without = build(false);
-    without.load(&path).unwrap();
+    without.from_bytes(optim.into_bytes().unwrap()).unwrap();
     assert_eq!(contents(&mut without), contents(&mut optim));
 
     // AdamW's state has Adam's names and meaning: Burn cannot tell them apart, and neither can we.
     let mut adam_w = scaled(AdamWConfig::new().init());
-    adam_w.load(files.path().join("adam.bpk")).unwrap();
+    adam_w.load(files.path().join("adam")).unwrap();
 }
 
 /// A type of one's own steps, and says what it lacks when it is to be stored.
@@ -111,8 +110,149 @@ fn an_optimizer_without_records() {
     is_error(&error, "ForeignRecord", parts);
     // Its scaler has a record of its own.
     let mut scaler = default_scaler();
-    scaler.load_record(record).unwrap();
-    assert_eq!(scaler.counters(), optim.scaler().counters());
-    scaler.load_record(optim.scaler().to_record()).unwrap();
-    assert_eq!(scaler.counters().skipped(), 1);
+    for record in [record, optim.scaler().to_record()] {
+        scaler.load_record(record).unwrap();
+        assert_eq!(scaler.counters(), optim.scaler().counters());
+    }
+}
+
+/// A plain step on unscaled gradients.
+fn plain_step(optim: &mut ModuleOptimizer, small: Small, step: usize) -> Small {
+    let grads = small.gradients(step, 1.0, false).into_params();
+    optim.step(0.1, small, grads)
+}
+
+/// To plain f32 training, by every way.
+#[test]
+fn burn_reads_our_file() {
+    let (_folder, path) = place("optim.bpk");
+    let mut scaled = adam();
+    let small = Small::new(DType::F32).train(&mut scaled, 0..8, &[3]);
+    scaled.save(&path).unwrap();
+    let fresh = || AdamConfig::new().init();
+    let loaded = [
+        fresh().load_record(OptimizerRecord::load(&path).unwrap()),
+        fresh().load(&path).unwrap(),
+        fresh().from_bytes(scaled.into_bytes().unwrap()).unwrap(),
+        fresh().load_record(scaled.to_record().into_optimizer().unwrap()),
+    ];
+    // All of them go on where the scaled one does, and save nothing of ours.
+    let expected = small.clone().train(&mut scaled, 8..10, &[]);
+    let go_on = |plain: &mut ModuleOptimizer| {
+        let stepped = plain_step(plain, small.clone(), 8);
+        parameters(&plain_step(plain, stepped, 9))
+    };
+    for mut plain in loaded {
+        assert_eq!(go_on(&mut plain), parameters(&expected));
+        assert_eq!(state(&plain), state(scaled.optimizer()));
+    }
+    // An optimizer that had lost its state would have gone elsewhere.
+    assert_ne!(go_on(&mut fresh()), parameters(&expected));
+}
+
+/// And back, into a scaler far from its start, with settings of its own.
+#[test]
+fn we_read_burns_file() {
+    let (_folder, path) = place("plain.bpk");
+    let mut plain = AdamConfig::new().init();
+    let step = |small, step| plain_step(&mut plain, small, step);
+    let small = (0..4).fold(Small::new(DType::F32), step);
+    plain.save(&path).unwrap();
+    let fresh = at_scale(1024.0).with_growth_interval(2).init().unwrap();
+    let scaled = ScaledOptimizer::new(AdamConfig::new().init(), fresh.clone());
+    let mut scaled = trained(scaled, DType::F32, 0..5, &[4]);
+    assert_ne!(scaled.scaler().bits(), fresh.bits());
+
+    let lines = logs(path.to_str().unwrap(), || scaled.load(&path).unwrap());
+    let parts = ["WARN", "without loss scaling", "starts fresh", "1024"];
+    says(only(&lines), parts);
+    assert_eq!(scaled.scaler().bits(), fresh.bits());
+    assert_eq!(scaled.scaler().last_outcome(), None);
+    // And it goes on as the plain one does.
+    let expected = plain_step(&mut plain, small.clone(), 4);
+    let actual = small.train(&mut scaled, 4..5, &[]);
+    assert_eq!(parameters(&actual), parameters(&expected));
+    assert_eq!(state(scaled.optimizer()), state(&plain));
+}
+
+/// A parameter may have any name.
+#[test]
+fn a_plain_record_of_a_parameter_with_our_name() {
+    #[derive(Module, Debug)]
+    struct Named {
+        burn_amp: Linear,
+    }
+
+    let burn_amp = LinearConfig::new(3, 2).init(&flex());
+    let (model, mut optim, mut loaded) = (Named { burn_amp }, adam(), adam());
+    let grads = gradients(&model, 0, 1.0, FloatDType::F32);
+    optim.step(0.1, model, grads);
+    let plain = state(optim.optimizer());
+    let mut paths = plain.metadata.values();
+    assert!(paths.any(|path| path == "burn_amp.weight"), "{plain:?}");
+    let bytes = optim.optimizer().into_bytes();
+    loaded.from_bytes(bytes.unwrap()).unwrap();
+    assert_eq!(state(loaded.optimizer()).tensors, plain.tensors);
+}
+
+/// The same model with other ids.
+fn other(weight: u64, bias: u64) -> Small {
+    let mut small = Small::new(DType::F32);
+    small.weight.id = ParamId::from(weight);
+    small.bias.id = ParamId::from(bias);
+    small
+}
+
+/// All ids unknown, or one of two.
+#[test]
+fn a_window_of_another_model_stays_as_it_is() {
+    for (stranger, unknown) in [
+        (other(1, 2), "2 of its 2 sums"),
+        (other(1001, 2), "1 of its 2 sums"),
+    ] {
+        let small = Small::new(DType::F32);
+        let mut optim = adam().with_accumulation(3);
+        small.clone().train(&mut optim, 0..2, &[]);
+        let before = (contents(&mut optim), parameters(&stranger));
+        let flushed = optim.clone().try_flush(0.1, stranger.clone());
+        let of_its_own = stranger.gradients(2, 1.0, false);
+        let stepped = optim.try_step(0.1, stranger.clone(), of_its_own);
+        for failed in [flushed.unwrap_err(), stepped.unwrap_err()] {
+            is_error(&failed.error, "ForeignRecord", [unknown, "`drop_window`"]);
+        }
+        assert_eq!((contents(&mut optim), parameters(&stranger)), before);
+        // The model that it belongs to goes on.
+        let stepped = small.clone().train(&mut optim, 2..3, &[]);
+        assert_ne!(parameters(&stepped), parameters(&small));
+    }
+}
+
+#[test]
+fn an_optimizers_state_of_other_parameters_is_warned_of_once() {
+    let mut saved = trained(adam(), DType::F32, 0..3, &[]);
+    let folder = tempdir().unwrap();
+    for (file, stranger, warned) in [
+        (
+            "strangers.bpk",
+            other(1, 2),
+            Some("2 parameters, of which 2 "),
+        ),
+        (
+            "half.bpk",
+            other(1001, 2),
+            Some("2 parameters, of which 1 "),
+        ),
+        ("known.bpk", Small::new(DType::F32), None),
+    ] {
+        let (path, mut optim) = (folder.path().join(file), adam());
+        saved.save(&path).unwrap();
+        let found = logs(path.to_str().unwrap(), || {
+            optim.load(&path).unwrap();
+            stranger.train(&mut optim, 3..6, &[]);
+        });
+        match warned {
+            Some(warned) => says(only(&found), ["WARN", warned]),
+            None => assert_eq!(found, [""; 0]),
+        }
+    }
 }

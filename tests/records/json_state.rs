@@ -8,17 +8,17 @@ fn load(json: &Value) -> Result<GradScaler, AmpError> {
     Ok(scaler)
 }
 
-fn torch() -> Value {
-    json!({
-        "scale": 65536.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 3
-    })
-}
-
 /// PyTorch's, with another value under this name.
 fn torch_with(name: &str, value: Value) -> Value {
-    let mut json = torch();
+    let mut json = json!({
+        "scale": 65536.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 3
+    });
     json[name] = value;
     json
+}
+
+fn torch() -> Value {
+    torch_with("_growth_tracker", json!(3))
 }
 
 /// Every `state_dict` that PyTorch wrote into the reference traces.
@@ -38,18 +38,6 @@ fn the_reference_states_load() {
     assert!(seen > 0, "no trace has a `state_dict`");
 }
 
-#[test]
-fn a_disabled_scaler_has_an_empty_state() {
-    let config = GradScalerConfig::new().with_enabled(false);
-    let mut disabled = config.init().unwrap();
-    assert_eq!(disabled.state_dict(), "{}");
-    // And takes any, as PyTorch's.
-    let before = disabled.bits();
-    disabled.load_state_dict("{}").unwrap();
-    disabled.load_state_dict(&torch().to_string()).unwrap();
-    assert_eq!(disabled.bits(), before);
-}
-
 /// Loads what must be refused, and is of this variant and names this; the state stays.
 fn refused(text: &str, variant: &str, named: &str) {
     // With a bound, which PyTorch knows nothing of.
@@ -63,20 +51,27 @@ fn refused(text: &str, variant: &str, named: &str) {
     assert!(scaler.set_loss_scale(131072.0).is_err());
 }
 
+/// What is no state, with the error's variant and what it says. `{}` is PyTorch's "The source state dict is empty, possibly because it was saved from
+/// a disabled instance of GradScaler."
+const NO_STATE: &str = r#"
+{} > EmptyState > ource state is empty, possibly because it was saved from a disabled instance of GradScaler
+null > InvalidState > expected an object with the values of PyTorch's `state_dict`
+3 > InvalidState > expected an object
+"scale" > InvalidState > expected an object
+[] > InvalidState > expected an object
+ [65536.0, 2.0, 0.5, 2000, 3] > InvalidState > expected an object
+{ > InvalidState > not the state of a GradScaler
+{"scale": "big"} > InvalidState > not the state of a GradScaler
+{"growth_interval": 2.5} > InvalidState > not the state of a GradScaler
+{"_growth_tracker": -1} > InvalidState > not the state of a GradScaler
+"#;
+
 #[test]
 fn what_is_no_state_is_refused() {
-    // PyTorch: "The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler."
-    let empty = "ource state is empty, possibly because it was saved from a disabled instance of GradScaler";
-    refused("{}", "EmptyState", empty);
-    let list = " [65536.0, 2.0, 0.5, 2000, 3]";
-    let expected = "expected an object with the values of PyTorch's `state_dict`";
-    for text in ["null", "3", "\"scale\"", "[]", list] {
-        refused(text, "InvalidState", expected);
+    for [text, variant, named] in rows(NO_STATE) {
+        refused(text, variant, named);
     }
-    let broken = r#"{ | {"scale": "big"} | {"growth_interval": 2.5} | {"_growth_tracker": -1}"#;
-    for text in broken.split(" | ").chain([""]) {
-        refused(text, "InvalidState", "");
-    }
+    refused("", "InvalidState", "");
     // Each of the five left out, or null.
     for name in torch().as_object().unwrap().keys() {
         let mut without = torch();
@@ -86,35 +81,48 @@ fn what_is_no_state_is_refused() {
         }
     }
     // Values outside their ranges, named as in the JSON, and a scale outside our bounds.
-    let bad = json!({
-        "scale": [0.0, -1.0, 1e300],
-        "growth_factor": [1.0, 0.5, -2.0],
-        "backoff_factor": [0.0, 1.0, 1.5],
-        "growth_interval": [0]
-    });
-    for (name, values) in bad.as_object().unwrap() {
-        for value in values.as_array().unwrap() {
-            let json = torch_with(name, value.clone()).to_string();
+    for (name, values) in [
+        ("scale", &[0.0, -1.0, 1e300][..]),
+        ("growth_factor", &[1.0, 0.5, -2.0]),
+        ("backoff_factor", &[0.0, 1.0, 1.5]),
+    ] {
+        for value in values {
+            let json = torch_with(name, json!(value)).to_string();
             refused(&json, "InvalidValue", &format!("`{name}`"));
         }
     }
-    let high = torch_with("scale", json!(131072.0));
-    refused(&high.to_string(), "", "max_scale");
+    for (name, value, variant, named) in [
+        (
+            "growth_interval",
+            json!(0),
+            "InvalidValue",
+            "`growth_interval`",
+        ),
+        ("scale", json!(131072.0), "", "max_scale"),
+    ] {
+        refused(&torch_with(name, value).to_string(), variant, named);
+    }
 }
 
-/// A later PyTorch may add names.
+/// A later PyTorch may add names; a static scale takes the scale and stays static; a disabled scaler has an empty state and takes any, as PyTorch's.
 #[test]
-fn unknown_names_are_ignored() {
+fn what_else_is_loaded() {
     let json = torch_with("device", json!("cuda"));
     assert_eq!(load(&json).unwrap().bits(), load(&torch()).unwrap().bits());
-}
 
-/// A static scale takes the scale and stays static.
-#[test]
-fn into_a_static_scale() {
-    let fixed = at_scale(8.0).with_dynamic(false);
-    let mut scaler = fixed.init().unwrap();
-    scaler.load_state_dict(&torch().to_string()).unwrap();
-    assert!(!scaler.config().dynamic);
-    assert_eq!(scaler.loss_scale(), 65536.0);
+    let mut fixed = at_scale(8.0).with_dynamic(false).init().unwrap();
+    fixed.load_state_dict(&torch().to_string()).unwrap();
+    assert_eq!(
+        (fixed.config().dynamic, fixed.loss_scale()),
+        (false, 65536.0)
+    );
+
+    let config = GradScalerConfig::new().with_enabled(false);
+    let mut disabled = config.init().unwrap();
+    assert_eq!(disabled.state_dict(), "{}");
+    let before = disabled.bits();
+    for state in ["{}", &torch().to_string()] {
+        disabled.load_state_dict(state).unwrap();
+        assert_eq!(disabled.bits(), before);
+    }
 }

@@ -1,4 +1,4 @@
-//! Every way to store and load a scaler or an optimizer, undamaged.
+//! Every way to store and load a scaler or an optimizer, undamaged; and a run that goes on from there is the one that did not stop, bit for bit.
 
 use crate::support::*;
 
@@ -20,15 +20,20 @@ fn in_every_way(record: &AmpRecord, scaler: &GradScaler) -> [AmpRecord; 3] {
     assert!(folder.path().join("record.bpk").is_file());
     let from_file = AmpRecord::load(&path).unwrap();
     let bytes = from_file.clone().into_bytes().unwrap();
-    let from_bytes = AmpRecord::from_bytes(bytes).unwrap();
-    let records = [record.clone(), from_file, from_bytes];
+    let records = [
+        record.clone(),
+        from_file,
+        AmpRecord::from_bytes(bytes).unwrap(),
+    ];
     for record in &records {
         assert_eq!(record.schedule(), Some(&scaler.schedule()));
         assert_eq!(record.counters(), Some(scaler.counters()));
         let mut loaded = scaler.config().init().unwrap();
         loaded.load_record(record.clone()).unwrap();
-        assert_eq!(loaded.bits(), scaler.bits());
-        assert_eq!(loaded.schedule(), scaler.schedule());
+        assert_eq!(
+            (loaded.bits(), loaded.schedule()),
+            (scaler.bits(), scaler.schedule())
+        );
     }
     records
 }
@@ -43,49 +48,36 @@ fn a_scaler_in_every_way() {
     }
 }
 
+/// Through a borrow, too, as through the optimizer itself; and before the first step there is no state, which empties an optimizer that has one.
 #[test]
 fn an_optimizer_in_every_way() {
-    type Load<'a> = &'a dyn Fn(&mut ScaledOptimizer<MasterWeights>) -> Result<(), AmpError>;
     let (_folder, path) = place("optim");
     let mut optim = trained(master_adam(), DType::F16, 0..9, &[2, 3]);
     let expected = contents(&mut optim);
-    let check = |load: Load| {
-        let mut loaded = master_adam();
-        load(&mut loaded).unwrap();
-        assert_eq!(contents(&mut loaded), expected);
-    };
     let record = optim.to_record();
     assert_eq!((record.num_tensors(), expected.tensors.len()), (6, 6));
-    for record in in_every_way(&record, optim.scaler()) {
-        check(&|loaded| loaded.load_record(record.clone()));
-    }
-    let bytes = optim.into_bytes().unwrap();
-    check(&|loaded| loaded.from_bytes(bytes.clone()));
+    let mut loaded = in_every_way(&record, optim.scaler())
+        .map(|record| {
+            let mut loaded = master_adam();
+            loaded.load_record(record).unwrap();
+            loaded
+        })
+        .to_vec();
+    loaded.extend([master_adam(), master_adam()]);
+    loaded[3].from_bytes(optim.into_bytes().unwrap()).unwrap();
     optim.save(&path).unwrap();
-    check(&|loaded| loaded.load(&path));
-}
-
-/// Through a borrow, as through the optimizer itself: gradients may be wider than parameters, too.
-#[test]
-fn a_borrowed_optimizer() {
-    let train = |optim| trained(optim, DType::BF16, 0..3, &[1]);
-    let mut owned = train(master_adam());
+    loaded[4].load(&path).unwrap();
     let mut inner = master_adam().into_inner();
-    let mut borrowed = trained(scaled(&mut inner), DType::BF16, 0..3, &[1]);
-    assert_eq!(contents(&mut borrowed), contents(&mut owned));
-    let later = train(owned).into_bytes().unwrap();
-    borrowed.from_bytes(later.clone()).unwrap();
-    assert_eq!(contents(&mut borrowed), pack(later));
-}
-
-/// Before the first step there is no state, and loading that empties an optimizer that has one.
-#[test]
-fn an_optimizer_without_state() {
-    let bytes = adam().into_bytes().unwrap();
-    assert!(pack(bytes.clone()).tensors.is_empty());
-    let mut loaded = trained(adam(), DType::F32, 0..4, &[1]);
-    loaded.from_bytes(bytes.clone()).unwrap();
-    assert_eq!(contents(&mut loaded), pack(bytes));
+    let mut borrowed = trained(scaled(&mut inner), DType::F16, 0..3, &[1]);
+    borrowed.load(&path).unwrap();
+    assert_eq!(contents(&mut borrowed), expected);
+    let empty = master_adam().into_bytes().unwrap();
+    for mut loaded in loaded {
+        assert_eq!(contents(&mut loaded), expected);
+        loaded.from_bytes(empty.clone()).unwrap();
+        assert!(contents(&mut loaded).tensors.is_empty());
+        assert_eq!(contents(&mut loaded), pack(empty.clone()));
+    }
 }
 
 /// An error is one that a program can match on and print.
@@ -102,15 +94,11 @@ fn what_was_saved_last_is_loaded() {
         let mut optim = trained(adam(), DType::F32, 0..steps, &[]);
         optim.save(path).unwrap();
     };
-    let loaded_steps = |path: &Path| {
-        let record = AmpRecord::load(path).unwrap();
-        record.counters().unwrap().steps()
-    };
     let save_as = |path: &Path, steps| {
         save(&path.with_extension("old.bpk"), steps);
         fs::rename(path.with_extension("old.bpk"), path).unwrap();
     };
-    // What is in the folder before, and the names by which it is saved and loaded.
+    // What is in the folder before, and the names by which it is saved and loaded, twice.
     for (before, name, files) in [
         (None, "optim", 1),
         (Some("optim.bpk"), "optim.bpk", 1),
@@ -124,13 +112,99 @@ fn what_was_saved_last_is_loaded() {
             Some(file) => save_as(&folder.path().join(file), 1),
         }
         let path = folder.path().join(name);
-        save(&path, 3);
-        assert!(folder.path().join("optim.bpk").is_file());
-        assert_eq!(loaded_steps(&path), 3, "{before:?}");
-        assert_eq!(names(folder.path()).len(), files, "{before:?}");
+        for steps in 2..4 {
+            save(&path, steps);
+            let file = path.with_extension("bpk");
+            assert!(file.is_file());
+            let record = AmpRecord::load(&path).unwrap();
+            assert_eq!(
+                record.counters().unwrap().steps(),
+                steps as u64,
+                "{before:?}"
+            );
+            assert_eq!(names(folder.path()).len(), files, "{before:?}");
+        }
     }
     // Without any other, a file needs no extension to be loaded.
     let (_folder, path) = place("optim");
     save_as(&path, 3);
-    assert_eq!(loaded_steps(&path), 3);
+    assert_eq!(
+        AmpRecord::load(&path).unwrap().counters().unwrap().steps(),
+        3
+    );
+}
+
+/// The length of a run.
+const STEPS: usize = 60;
+
+/// In the middle of a warm-up, and with what each schedule remembers.
+#[test]
+fn every_schedule_in_mixed_precision() {
+    let folder = tempdir().unwrap();
+    for schedule in [
+        Schedule::adaptive_interval(),
+        Schedule::log_max(),
+        Schedule::near_top(),
+    ] {
+        let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+        let config = at_scale(65536.0).with_growth_interval(5);
+        let config = config.with_warmup_steps(40).with_schedule(schedule);
+        let schedule = config.schedule().unwrap();
+        let build = || Run::at_border(sgd.init(), schedule.clone());
+        resumed(folder.path(), build, STEPS / 2, STEPS);
+    }
+}
+
+fn adam_in_f16() -> Run<ModuleOptimizer> {
+    Run::mixed(AdamConfig::new().init())
+}
+
+fn adam_w_of_masters() -> Run<MasterWeights> {
+    Run::half(MasterWeights::new(AdamWConfig::new().build()))
+}
+
+/// The second half in a process that has never seen the first, and in this one.
+fn in_a_new_process<O: ModuleOptim>(name: &str, build: fn() -> Run<O>) {
+    let load = |folder: &Path, done| {
+        let mut run = build();
+        run.load(folder, done);
+        run
+    };
+    if let Some(folder) = child_folder() {
+        let mut run = load(&folder, STEPS / 2);
+        run.train_until(STEPS);
+        return run.save(&folder.join("end"));
+    }
+    let folder = tempdir().unwrap();
+    fs::create_dir(folder.path().join("end")).unwrap();
+    let start = build().snapshot();
+    let [half, end] = resumed(folder.path(), build, STEPS / 2, STEPS);
+    // Both halves have overflows, steps and a scale that grows.
+    for (from, to) in [(&start, &half), (&half, &end)] {
+        let skipped = to.counters.skipped() - from.counters.skipped();
+        let applied = to.counters.stepped() - from.counters.stepped();
+        assert!(skipped >= 2 && applied >= 15, "{skipped} of {applied}");
+        // Each skip that the scale causes halves it: where it is higher than that, it grew.
+        let bad_losses = to.counters.bad_losses() - from.counters.bad_losses();
+        let lowered = from.scale * 0.5f32.powi((skipped - bad_losses) as i32);
+        assert!(to.scale > lowered, "the scale never grew");
+        assert_ne!(from.parameters, to.parameters);
+    }
+    let test = format!("{}::{name}", module_path!());
+    let output = child(&test, folder.path()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(load(&folder.path().join("end"), STEPS).snapshot(), end);
+}
+
+#[test]
+fn a_run_in_f16_goes_on_in_a_new_process() {
+    in_a_new_process("a_run_in_f16_goes_on_in_a_new_process", adam_in_f16);
+}
+
+#[test]
+fn a_run_of_masters_goes_on_in_a_new_process() {
+    in_a_new_process(
+        "a_run_of_masters_goes_on_in_a_new_process",
+        adam_w_of_masters,
+    );
 }

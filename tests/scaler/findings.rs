@@ -33,12 +33,6 @@ fn a_run_that_only_discards_ends() {
         let counters = run.counters();
         assert_eq!((counters.discarded(), counters.steps()), (51, 0));
     }
-    let mut run = ByHand::new(config());
-    let discarded = discarded_before_the_end(|| {
-        run.scaler.discard(run.unscaled(BAD))?;
-        run.scaler.update().map(drop)
-    });
-    assert_eq!(discarded, 50);
 }
 
 /// Plain gradients that are discarded are looked at by nobody; those that a scope's optimizer has tested count.
@@ -65,24 +59,6 @@ fn discarding_untested_gradients_on_and_on_warns_once() {
     });
     assert_eq!(discarded, 50);
     assert!(amp.loss_scale() < 1e-9);
-}
-
-/// `if status.norm() > limit { continue }`: PyTorch's `update` uses what `unscale_` has found.
-#[test]
-fn dropped_gradients_teach_the_scale() {
-    let mut run = ByHand::new(config().with_growth_interval(2));
-    // The scale after the update, and skips in a row.
-    for (values, scale, row) in [(BAD, 512.0, 1), (ONES, 512.0, 0), (ONES, 1024.0, 0)] {
-        let before = run.scale();
-        drop(run.unscaled(values));
-        assert_eq!(run.scale(), before);
-        let expected = outcome(values == BAD);
-        assert_eq!(run.scaler.update().unwrap(), Some(expected));
-        assert_eq!(run.scale(), scale);
-        assert_eq!(run.counters().consecutive_skips(), row);
-    }
-    assert_eq!((run.counters().discarded(), run.counters().steps()), (3, 0));
-    assert_eq!(run.scaler.update().unwrap(), None);
 }
 
 /// The next loss has the scale that an overflow leaves, or a finite gradient that counts towards growth. A disabled scaler scales nothing.
@@ -133,43 +109,6 @@ fn a_loop_that_never_updates_is_warned_once() {
     assert_eq!((run.counters().discarded(), run.scale()), (256, 512.0));
 }
 
-/// What was stepped with, observed, discarded, accumulated or refused does not move the scale twice; a micro-batch moves it at once, and others in the
-/// update.
-#[test]
-fn a_finding_counts_once() {
-    let uses: [fn(&mut ByHand); 5] = [
-        |run| {
-            let grads = run.unscaled(BAD);
-            let copy = grads.clone();
-            run.take(grads).unwrap();
-            drop(copy);
-        },
-        |run| _ = run.scaler.observe(&run.unscaled(BAD)).unwrap(),
-        |run| run.scaler.discard(run.unscaled(BAD)).unwrap(),
-        |run| {
-            let sum = run.unscaled(ONES) + run.unscaled(BAD);
-            run.scaler.discard(sum).unwrap();
-        },
-        |run| {
-            let mut window = windows(2, true).init().unwrap();
-            let grads = run.unscaled(BAD);
-            let full = run.scaler.accumulate(&mut window, grads, &run.model);
-            assert!(full.unwrap().is_none());
-        },
-    ];
-    for (index, step) in uses.into_iter().enumerate() {
-        let mut run = ByHand::new(config());
-        step(&mut run);
-        let skipped = (index < 4).then_some(StepOutcome::Skipped);
-        let state = |run: &ByHand| (run.scaler.schedule(), run.counters(), run.outcome());
-        assert_eq!(run.scaler.update().unwrap(), skipped);
-        let before = state(&run);
-        assert_eq!(run.scaler.update().unwrap(), None);
-        assert_eq!((state(&run), run.scale()), (before, 512.0));
-        assert!(run.counters().discarded() <= 1);
-    }
-}
-
 /// Those that are still held may be stepped with later.
 #[test]
 fn gradients_that_are_held_wait() {
@@ -179,13 +118,6 @@ fn gradients_that_are_held_wait() {
     drop(held);
     assert_eq!(run.scaler.update().unwrap(), None);
     drop(copy);
-    assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Skipped));
-
-    // A copy of the scaler knows nothing of what the other has unscaled.
-    let grads = run.unscaled(BAD);
-    let mut copy = run.scaler.clone();
-    drop(grads);
-    assert_eq!(copy.update().unwrap(), None);
     assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Skipped));
 }
 

@@ -119,12 +119,3 @@ fn the_scaled_optimizer_warns_too() {
         }
     }
 }
-
-#[test]
-fn a_dropped_micro_batch_is_logged_as_such() {
-    let optim = sgd_under(at_scale(4096.0)).with_accumulation(windows(2, true));
-    let mut run = Trial::new(optim);
-    let messages = captured(Level::Info, || run.step(BAD));
-    let parts = ["micro-batch dropped", "bias", "4096", "2048"];
-    says(only(&messages), parts);
-}

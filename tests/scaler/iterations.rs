@@ -1,0 +1,224 @@
+//! What iterations come to: steps of one optimizer or two, gradients that are observed, dropped or discarded, and `update`, as short programs.
+
+use burn_amp_tests::{prelude::*, trial::*};
+
+/// Two optimizers, whose parameters have the same ids, as those of a target network and the one that it follows.
+struct Play {
+    run: ByHand,
+    other: (ModuleOptimizer, Pair),
+    window: AccumulationWindow,
+    /// What went on with a copy.
+    left: Option<GradScaler>,
+}
+
+impl Play {
+    /// One call: `a` and `b` step, `o` observes, `d` drops, `t` throws away with `discard`, `m` is a micro-batch, each of gradients that are
+    /// finite (`.`), overflow (`x`), are a sum of both (`+`), or are none (`0`); `u` is `update`, with a scale after `=`, `s=` sets it, `c` goes on
+    /// with a copy of the scaler, `r` resets it.
+    fn call(&mut self, call: &str) -> Result<(), AmpError> {
+        let (what, argument) = call.split_at(1);
+        let scale = || argument[1..].parse().unwrap();
+        let run = &mut self.run;
+        match what {
+            "u" if argument.is_empty() => return run.scaler.update().map(drop),
+            "u" => return run.scaler.update_to(scale()).map(drop),
+            "s" => return run.scaler.set_loss_scale(scale()),
+            "c" => {
+                let copy = run.scaler.clone();
+                self.left = Some(std::mem::replace(&mut run.scaler, copy));
+            }
+            "r" => {
+                run.scaler.reset();
+                assert_eq!(
+                    run.scaler.schedule(),
+                    run.scaler.config().schedule().unwrap()
+                );
+                assert_eq!(run.counters(), StepCounters::default());
+                assert!(run.scaler.last_status().is_none());
+            }
+            _ => return self.give(what, argument),
+        }
+        Ok(())
+    }
+
+    fn give(&mut self, what: &str, kind: &str) -> Result<(), AmpError> {
+        let before = self.run.scale();
+        let run = &mut self.run;
+        let grads = match kind {
+            "0" => run.unscale(GradientsParams::new()),
+            "+" => run.unscaled(ONES) + run.unscaled(BAD),
+            kind => run.unscaled(values_that(kind == "x")),
+        };
+        let models = [&run.model, &self.other.1].map(Pair::values);
+        // Whoever has a copy counts nothing again.
+        let _copy = grads.clone();
+        let result = match what {
+            "a" => run.take(grads),
+            "b" => {
+                let (optim, model) = &mut self.other;
+                let stepped = run.scaler.try_step(optim, 1.0, model.clone(), grads);
+                stepped
+                    .map(|stepped| *model = stepped)
+                    .map_err(|failed| failed.error)
+            }
+            "o" => run.scaler.observe(&grads).map(drop),
+            "t" => run.scaler.discard(grads),
+            "m" => run
+                .scaler
+                .accumulate(&mut self.window, grads, &run.model)
+                .map(drop),
+            "d" => Ok(drop(grads)),
+            other => panic!("unknown call {other}"),
+        };
+        // Each skips by its own gradients, and the scale moves in `update` only, or with a micro-batch that is left out.
+        let moved = [&run.model, &self.other.1].map(Pair::values) != models;
+        assert_eq!(
+            moved,
+            result.is_ok() && ["a.", "b."].contains(&&*[what, kind].concat())
+        );
+        assert!(what == "m" || run.scale() == before);
+        result
+    }
+
+    /// The loss scale and the growth tracker; steps, skips, skips in a row, discarded gradients; and what the last call has done.
+    fn shown(&self) -> String {
+        let (counters, tracker) = (self.run.counters(), self.run.scaler.growth_tracker());
+        let row = counters.consecutive_skips();
+        let rate = counters.skipped() as f64 / counters.steps().max(1) as f64;
+        assert_eq!(counters.skip_rate(), rate);
+        let counts = [
+            counters.steps(),
+            counters.skipped(),
+            row,
+            counters.discarded(),
+        ];
+        let outcome = self
+            .run
+            .outcome()
+            .map_or("-".to_string(), |outcome| format!("{outcome:?}"));
+        format!("{}:{tracker} {counts:?} {outcome}", short(self.run.scale())).replace(", ", " ")
+    }
+}
+
+/// Settings, calls, and what is shown at each `?` and of each error. A call may be repeated, and `.` and `x` are an iteration of `a`.
+fn play(settings: &str, calls: &str) -> String {
+    let config = GradScalerConfig::load_binary(settings.as_bytes()).unwrap();
+    let mut play = Play {
+        run: ByHand::new(config),
+        other: (
+            AdamConfig::new().init(),
+            Pair::new([0.0; 10], &flex(), DType::F32),
+        ),
+        window: windows(2, true).init().unwrap(),
+        left: None,
+    };
+    let mut shown = Vec::new();
+    for word in calls.split(' ') {
+        let (call, times) = word.split_once('*').unwrap_or((word, "1"));
+        for _ in 0..times.parse().unwrap() {
+            let result = match call {
+                "?" => Ok(shown.push(play.shown())),
+                "." | "x" => play
+                    .call(&["a", call].concat())
+                    .and_then(|()| play.call("u")),
+                call => play.call(call),
+            };
+            shown.extend(result.err().map(|error| brief(&error)));
+        }
+    }
+    // A copy goes its own way.
+    shown.extend(
+        play.left
+            .map(|left| format!("left at {}", short(left.loss_scale()))),
+    );
+    shown.join(", ")
+}
+
+/// As a power of two, where it is small.
+fn short(scale: f32) -> String {
+    match scale {
+        1.0.. => scale.to_string(),
+        _ => format!("2^{}", scale.log2()),
+    }
+}
+
+fn brief(error: &AmpError) -> String {
+    match error {
+        AmpError::UpdateMissing { parameter } => {
+            let called = format!("`step` has already been called for parameter `{parameter}`");
+            says(error, [&*called, "update"]);
+            format!("twice {parameter}")
+        }
+        AmpError::LossScaleExhausted {
+            scale,
+            skips,
+            parameter,
+        } => format!("ends at {} after {skips} in {parameter}", short(*scale)),
+        other => panic!("{other}"),
+    }
+}
+
+/// What each row says, the settings, the calls, and what is shown. A long row goes on in a second line.
+const PLAYS: &str = r#"
+nothing counts without gradients > {"growth_interval": 2} > ? u ? > 65536:0 [0 0 0 0] -, 65536:0 [0 0 0 0] -
+no gradients are a step, no evidence > {"growth_interval": 2} > . a0 a0 ? u ? > 65536:1 [3 0 0 0] NoGradients, 65536:1 [3 0 0 0] NoGradients
+and they break no row of overflows > {"growth_interval": 2} > . x a0 a0 u ? > 32768:0 [4 1 1 0] NoGradients
+several overflows of an iteration back off once > {"growth_interval": 2} > ax b. ? u ? > 65536:0 [2 1 1 0] Stepped, 32768:0 [2 1 1 0] Stepped
+whoever overflows > {"growth_interval": 2} > b. ax u bx a. u ax bx u ? > 8192:0 [6 4 3 0] Skipped
+several finite steps count once towards growth > {"growth_interval": 2} > b. a. u b. a. u b. a. u ? > 131072:1 [6 0 0 0] Stepped
+whether all of them step or not > {"growth_interval": 2} > b. u b. a. u b. u ? > 131072:1 [4 0 0 0] Stepped
+a second step of an optimizer waits for the update > {} > a. a. ? ax ox u a. ?
+    twice weight, 65536:0 [1 0 0 0] -, twice weight, twice weight, 65536:1 [2 0 0 0] Stepped
+after an overflow too > {} > ax a. o. u ? o. ? > twice weight, twice weight, 32768:0 [1 1 1 0] -, 32768:0 [2 1 1 0] Stepped
+what was observed is not stepped > {} > o. a. b. u ? > twice weight, twice weight, 65536:1 [1 0 0 0] -
+what was discarded may be stepped > {} > tx a. u ? > 32768:0 [1 0 1 1] Stepped
+dropped gradients teach the scale > {"growth_interval": 2} > dx ? u ? d. u ? d. u ? u ?
+    65536:0 [0 0 0 0] -, 32768:0 [0 0 1 1] -, 32768:1 [0 0 0 2] -, 65536:0 [0 0 0 3] -, 65536:0 [0 0 0 3] -
+what was stepped with counts once > {} > ax u ? u ? > 32768:0 [1 1 1 0] Skipped, 32768:0 [1 1 1 0] Skipped
+and what was observed > {} > ox u ? u ? > 32768:0 [1 1 1 0] Skipped, 32768:0 [1 1 1 0] Skipped
+and what was discarded > {} > tx u ? u ? > 32768:0 [0 0 1 1] Dropped, 32768:0 [0 0 1 1] Dropped
+and a sum of two > {} > t+ u ? u ? > 32768:0 [0 0 1 1] Dropped, 32768:0 [0 0 1 1] Dropped
+a micro-batch that overflows moves the scale at once > {} > mx ? u ? > 32768:0 [0 0 1 0] Dropped, 32768:0 [0 0 1 0] Dropped
+an update to a scale keeps the tracker > {} > . a. u=8 ? ax u=4 ? > 8:1 [2 0 0 0] Stepped, 4:1 [3 1 0 0] Skipped
+a copy has the same iteration to end > {} > ax c u x ? > 16384:0 [2 2 2 0] Skipped, left at 65536
+and knows nothing of what was unscaled > {} > dx c u ? > 65536:0 [0 0 0 0] -, left at 65536
+a reset starts afresh > {"growth_interval": 2} > x . x ? r ? > 16384:0 [3 2 1 0] Skipped, 65536:0 [0 0 0 0] -
+no skip is allowed > {"max_consecutive_skips": 0} > x ? x
+    ends at 65536 after 1 in bias, 65536:0 [1 1 1 0] Skipped, ends at 65536 after 2 in bias
+three in a row are > {"init_scale": 1024, "max_consecutive_skips": 3} > x*4 > ends at 128 after 4 in bias
+of many that are not in a row > {"init_scale": 1024, "max_consecutive_skips": 1} > x . x . x . x . x . x*2 > ends at 16 after 2 in bias
+50 by default > {} > x*51 > ends at 2^-34 after 51 in bias
+a floor only stops the backoff, as in Megatron-LM and jmp > {"init_scale": 1024, "min_scale": 300} > x*51 > ends at 300 after 51 in bias
+skips count from the last finite step on > {"init_scale": 1024, "min_scale": 1024} > x . x . x*51 > ends at 1024 after 51 in bias
+the run ends at the floor, 1024, 512, then 300, which is above 256 > {"init_scale": 1024, "min_scale": 300, "raise_error_at_min_scale": true}
+    x*3 > ends at 300 after 3 in bias
+at once, if it begins there > {"init_scale": 1024, "min_scale": 1024, "raise_error_at_min_scale": true} > x > ends at 1024 after 1 in bias
+reaching it is no end > {"init_scale": 1024, "min_scale": 512, "raise_error_at_min_scale": true} > x . . . x > ends at 512 after 1 in bias
+tolerated ones come first > {"init_scale": 1024, "min_scale": 1024, "raise_error_at_min_scale": true, "hysteresis": 3} > x*3
+    ends at 1024 after 3 in bias
+and may be refilled > {"init_scale": 1024, "min_scale": 1024, "raise_error_at_min_scale": true, "hysteresis": 3, "consecutive_hysteresis": true}
+    x*2 . x*2 . x*2 . x*3 > ends at 1024 after 3 in bias
+the scale stays where it has an inverse in f32 > {"init_scale": 1024, "raise_error_at_min_scale": true, "max_consecutive_skips": null} > x*138
+    ends at 2^-127 after 138 in bias
+a static scale ends by its skips > {"init_scale": 1024, "dynamic": false, "max_consecutive_skips": 4} > x*5 > ends at 1024 after 5 in bias
+the iteration of the error is over for all > {"init_scale": 1024, "growth_interval": 1, "max_consecutive_skips": 0} > b. ax ? b. ax u ? s=8 . ?
+    ends at 1024 after 1 in bias, 1024:0 [2 1 1 0] Skipped, ends at 1024 after 2 in bias, 1024:0 [4 2 2 0] Skipped, 16:0 [5 2 0 0] Stepped
+a run that only discards ends > {"init_scale": 1024, "max_consecutive_skips": 3} > tx u tx u tx u tx ?
+    ends at 128 after 4 in bias, 128:0 [0 0 4 4] Dropped
+and one that only drops > {"init_scale": 1024, "max_consecutive_skips": 1} > dx u dx u ? > ends at 512 after 2 in bias, 512:0 [0 0 2 2] -
+without a limit it goes on > {"init_scale": 1024, "max_consecutive_skips": null} > x*200 ? . x . . ?
+    2^-127:0 [200 200 200 0] Skipped, 2^-127:2 [204 201 0 0] Stepped
+and a static scale stays > {"init_scale": 1024, "max_consecutive_skips": null, "dynamic": false, "growth_interval": 1} > x*200 ? . x . . ?
+    1024:0 [200 200 200 0] Skipped, 1024:0 [204 201 0 0] Stepped
+"#;
+
+#[test]
+fn plays() {
+    let table = PLAYS.replace("\n    ", " > ");
+    let wrong = rows(&table).filter_map(|[name, settings, calls, expected]| {
+        let found = play(settings, calls);
+        (found != expected).then(|| format!("{name}: {calls}\n{found}\n"))
+    });
+    let wrong: Vec<_> = wrong.collect();
+    assert!(wrong.is_empty(), "{}", wrong.concat());
+}

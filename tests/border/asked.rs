@@ -76,6 +76,10 @@ fn a_logger_may_ask_the_handle_at_each_line() {
         assert!(lines_of(program) > 0, "{name} logs nothing");
     }
     for (name, run) in EXECUTORS {
+        if name == "in one call" && !is_flex() {
+            skipped("nobody else may read while a device records a step");
+            continue;
+        }
         println!("{name}");
         let each = |amp: &MixedPrecision| LOSSES.into_iter().for_each(|line| _ = run(amp, line));
         assert!(lines_of(each) > 0, "{name} logs nothing");

@@ -87,8 +87,11 @@ fn gradients_of_another_shape() {
     {
         let wrong = || gradients(&pair, shape);
         let names = |error: AmpError| {
-            let found = Shape::from(shape.to_vec()).to_string();
-            is_error(&error, "GradientShape", ["`weight`", "[1, 3]", &found]);
+            is_error(&error, "GradientShape", ["`weight`", "[1, 3]"]);
+            // Burn does not say the shape of one of another rank.
+            if shape.len() == RIGHT.len() {
+                says(&error, [&*Shape::from(shape.to_vec()).to_string()]);
+            }
         };
         for (step, window) in STEPS.iter().flat_map(|step| [(step, 1), (step, 2)]) {
             let mut optim = optimizer(enabled).with_accumulation(window);

@@ -195,8 +195,8 @@ impl GradScaler {
         if !self.is_enabled() {
             return loss;
         }
-        let (scaled, seen) = multiply_losses(loss, scale);
-        self.watch.see(seen);
+        let scaled = multiply_losses(loss, scale);
+        self.watch.see();
         if self.ledger.amp.is_none() {
             SCALES_LOSSES.set(true);
         }
@@ -546,11 +546,10 @@ impl GradScaler {
                 self.live().read_measures();
             }
             let scale = self.schedule().scale();
-            let arrived = || self.watch.any(|loss| loss != 0.0) || self.live().have_arrived();
+            let arrived = || self.watch.is_scaled() || self.live().have_arrived();
             if !self.live().is_idle() {
                 (self.account()).warn_of_zeros(grads.status(), scale, arrived);
             }
-            self.watch.check(grads.status());
         }
         self.remember(grads);
     }

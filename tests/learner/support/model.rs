@@ -1,6 +1,6 @@
 //! A small classifier, as a user writes it for Burn, and models of tests' own.
 
-use burn::nn::loss::CrossEntropyLossConfig;
+use burn::{module::ModuleDisplay, nn::loss::CrossEntropyLossConfig};
 
 use super::*;
 
@@ -57,58 +57,23 @@ impl InferenceStep for Net {
     }
 }
 
+/// How a model of a test's own, with a [`Net`] inside, differs from that.
+pub trait Own: Module + ModuleDisplay {
+    fn output(&self, batch: Batch) -> ClassificationOutput;
+
+    /// What is done around each step.
+    fn around(self, step: impl FnOnce(Self) -> Self) -> Self {
+        step(self)
+    }
+}
+
 /// A model of a test's own, as Burn trains it.
 #[derive(Module, Debug)]
-pub struct Model {
-    pub net: Net,
-    pub norm: Option<BatchNorm>,
-    #[module(skip)]
-    own: Own,
+pub struct Model<M> {
+    pub own: M,
 }
 
-/// Its forward pass; and what it does with its net before each step, and then after it.
-#[derive(Clone)]
-struct Own(
-    Arc<dyn Fn(&Model, Batch) -> ClassificationOutput + Send + Sync>,
-    Arc<dyn Fn(Net, When) -> Net + Send + Sync>,
-);
-
-#[derive(Clone, Copy, PartialEq)]
-pub enum When {
-    Before,
-    After,
-}
-
-impl std::fmt::Debug for Own {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Own")
-    }
-}
-
-impl Model {
-    pub fn new(
-        net: Net,
-        output: impl Fn(&Self, Batch) -> ClassificationOutput + Send + Sync + 'static,
-    ) -> Self {
-        let (norm, own) = (None, Own(Arc::new(output), Arc::new(|net, _| net)));
-        Self { net, norm, own }
-    }
-
-    pub fn around(mut self, around: impl Fn(Net, When) -> Net + Send + Sync + 'static) -> Self {
-        self.own.1 = Arc::new(around);
-        self
-    }
-
-    fn step_by(mut self, step: impl FnOnce(Self) -> Self) -> Self {
-        let around = self.own.1.clone();
-        self.net = around(self.net, When::Before);
-        let mut model = step(self);
-        model.net = around(model.net, When::After);
-        model
-    }
-}
-
-impl TrainStep for Model {
+impl<M: Own> TrainStep for Model<M> {
     type Input = Batch;
     type Output = ClassificationOutput;
 
@@ -123,7 +88,9 @@ impl TrainStep for Model {
         lr: ModuleLearningRate,
         grads: GradientsParams,
     ) -> Self {
-        self.step_by(|model| optim.step(lr, model, grads))
+        let step = |own| optim.step(lr, Self { own }, grads).own;
+        let own = self.own.around(step);
+        Self { own }
     }
 
     fn optimize_multi(
@@ -132,15 +99,17 @@ impl TrainStep for Model {
         lr: ModuleLearningRate,
         grads: MultiGradientsParams,
     ) -> Self {
-        self.step_by(|model| optim.step_multi(lr, model, grads))
+        let step = |own| optim.step_multi(lr, Self { own }, grads).own;
+        let own = self.own.around(step);
+        Self { own }
     }
 }
 
-impl InferenceStep for Model {
+impl<M: Own> InferenceStep for Model<M> {
     type Input = Batch;
     type Output = ClassificationOutput;
 
     fn step(&self, batch: Batch) -> ClassificationOutput {
-        self.own.0(self, batch)
+        self.own.output(batch)
     }
 }

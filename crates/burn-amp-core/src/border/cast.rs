@@ -3,7 +3,6 @@
 use burn::nn::attention::MhaOutput;
 use burn::nn::{LstmState, RnnState};
 use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
-use std::cell::RefCell;
 
 use crate::values::AnyTensor;
 
@@ -177,13 +176,9 @@ pub(crate) fn cast_each<T: CastFloat>(value: T, cast: impl Fn(AnyTensor) -> AnyT
     value.cast_float(&Cast(&cast))
 }
 
-/// Multiplies all losses of a value by the loss scale, in f32 (in f64 if they are f64). What they were before, flat and without their
-/// graphs, comes second.
-pub(crate) fn multiply_losses<T: CastFloat>(losses: T, scale: f32) -> (T, Vec<Tensor<1>>) {
-    let seen = RefCell::new(Vec::new());
+/// Multiplies all losses of a value by the loss scale, in f32 (in f64 if they are f64).
+pub(crate) fn multiply_losses<T: CastFloat>(losses: T, scale: f32) -> T {
     let multiply = |loss: AnyTensor| {
-        let flat = loss.clone().map(Tensor::inner).flat();
-        seen.borrow_mut().extend(flat);
         // 65536 is infinite in f16, and so would be most products with it.
         let loss = match loss.dtype() {
             DType::F64 => loss,
@@ -191,6 +186,5 @@ pub(crate) fn multiply_losses<T: CastFloat>(losses: T, scale: f32) -> (T, Vec<Te
         };
         loss.map(|loss| loss.mul_scalar(scale))
     };
-    let losses = losses.cast_float(&Cast(&multiply));
-    (losses, seen.into_inner())
+    losses.cast_float(&Cast(&multiply))
 }

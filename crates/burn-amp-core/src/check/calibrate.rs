@@ -116,7 +116,7 @@ impl GradScaler {
             if !value.is_tracked() {
                 return Err(AmpError::NoGradients { gradients: 0 });
             }
-            let (scaled, _) = multiply_losses(value, scale as f32);
+            let scaled = multiply_losses(value, scale as f32);
             let grads = GradientsParams::from_grads(scaled.backward(), model);
             let status = inspect(&grads, model)?;
             Ok(PassResult {

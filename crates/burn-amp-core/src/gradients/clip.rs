@@ -205,8 +205,7 @@ impl UnscaledGradients {
         if statuses.iter().any(|status| status.non_finite > 0) {
             return Ok((self, factors));
         }
-        let norms = Norms::of(&self, &statuses)?;
-        let mut plan = Plan::new(rules, factor, &self.entries, &statuses, &norms, later);
+        let mut plan = Plan::new(rules, factor, &self.entries, &statuses, later);
         let clipped = plan.changed();
         if later {
             factors = plan.take_factors(&self.entries);
@@ -222,32 +221,6 @@ impl UnscaledGradients {
         status.clip_coefficient = plan.coefficients.into_iter().min_by(f64::total_cmp);
         status.clip_norms = plan.norms;
         Ok((self, factors))
-    }
-}
-
-/// The norms of gradients, in a unit in which they and all of them together are in the range of f64.
-struct Norms {
-    unit: f64,
-    norms: Vec<f64>,
-}
-
-impl Norms {
-    /// Those that were found. Where they are beyond f64, f64 gradients are measured once more, in a smaller unit: waits for the
-    /// device.
-    fn of(grads: &UnscaledGradients, statuses: &[TensorStatus]) -> Result<Self, AmpError> {
-        let norms: Vec<f64> = statuses.iter().map(|status| status.norm).collect();
-        if norm(norms.iter().copied()).is_finite() {
-            return Ok(Self { unit: 1.0, norms });
-        }
-        let unit = 2f64.powi(-64);
-        let scaled = grads.clone().mul_scalar(unit).measured()?;
-        let norm = |(index, entry): (usize, &Entry)| match entry.gradient {
-            DType::F64 => scaled[index].norm,
-            // Far from that range; but so small, they might not be in that of their dtype.
-            _ => norms[index] * unit,
-        };
-        let norms = grads.entries.iter().enumerate().map(norm).collect();
-        Ok(Self { unit, norms })
     }
 }
 
@@ -271,11 +244,11 @@ impl Plan {
         guard: f64,
         entries: &[Entry],
         statuses: &[TensorStatus],
-        Norms { unit, norms }: &Norms,
         later: bool,
     ) -> Self {
         let has_f64 = entries.iter().any(|entry| entry.gradient == DType::F64);
-        let of_device = (later && !has_f64).then(|| clip_factors(&rules.by_norm(entries), norms));
+        let norms: Vec<f64> = statuses.iter().map(|status| status.norm).collect();
+        let of_device = (later && !has_f64).then(|| clip_factors(&rules.by_norm(entries), &norms));
         let found = |at: usize, factor: f64| {
             let known = of_device.as_ref();
             known.map_or(factor, |factors| factors[at].into())
@@ -293,16 +266,16 @@ impl Plan {
             match rule {
                 GradientClip::GlobalNorm(threshold) => {
                     let norm = norm(of_rule.clone().map(|at| norms[at]));
-                    let factor = (threshold * unit / (norm + Self::EPSILON * unit)).min(1.0);
+                    let factor = (threshold / (norm + Self::EPSILON)).min(1.0);
                     let first = of_rule.clone().next();
                     let factor = first.map_or(factor, |at| found(at, factor));
-                    plan.norms.push(norm / unit);
+                    plan.norms.push(norm);
                     plan.coefficients.push(factor);
                     of_rule.for_each(|at| plan.factors[at] = guard.min(factor));
                 }
                 GradientClip::Norm(threshold) => {
-                    for at in of_rule.filter(|at| norms[*at] > threshold * unit) {
-                        let factor = found(at, threshold * unit / norms[at]);
+                    for at in of_rule.filter(|at| norms[*at] > threshold) {
+                        let factor = found(at, threshold / norms[at]);
                         plan.factors[at] = guard.min(factor);
                     }
                 }

@@ -211,22 +211,18 @@ fn gradient_dtype(
     path: &str,
     expected: &Shape,
 ) -> Result<Option<DType>, AmpError> {
-    let of_rank = |rank| {
-        let gradient = || any_tensor::gradient(grads, id, rank);
-        catch_unwind(AssertUnwindSafe(gradient)).ok()
-    };
-    let found = match of_rank(expected.num_dims()) {
-        Some(None) => return Ok(None),
-        Some(found) => found,
-        // Burn does not say the rank: the others are tried.
-        None => (0..=12).find_map(|rank| of_rank(rank).flatten()),
-    };
-    match found {
-        Some(gradient) if gradient.shape() == *expected => Ok(Some(gradient.dtype())),
+    let gradient = || any_tensor::gradient(grads, id, expected.num_dims());
+    // Burn says of a gradient of another rank no more than that by its panic.
+    match catch_unwind(AssertUnwindSafe(gradient)).map_err(drop) {
+        Ok(None) => Ok(None),
+        Ok(Some(gradient)) if gradient.shape() == *expected => Ok(Some(gradient.dtype())),
         found => Err(AmpError::GradientShape {
             parameter: path.to_string(),
             expected: expected.to_vec(),
-            found: found.map(|gradient| gradient.shape().to_vec()),
+            found: found
+                .ok()
+                .flatten()
+                .map(|gradient| gradient.shape().to_vec()),
         }),
     }
 }

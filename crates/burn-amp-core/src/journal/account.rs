@@ -153,7 +153,7 @@ impl Account {
         }
     }
 
-    /// Warns, once, of gradients that are all zero although others `arrived` at the border, or a loss is not zero.
+    /// Warns, once, of gradients that are all zero although others `arrived` at the border, or a loss was scaled.
     pub(crate) fn warn_of_zeros(
         &mut self,
         status: &GradientStatus,
@@ -163,8 +163,8 @@ impl Account {
         if !self.warned_of_zeros && status.is_all_zero() && arrived() {
             self.warned_of_zeros = true;
             warn!(
-                "all {} gradient values are zero at loss scale {} although the loss is not: they underflow in half \
-                 precision (or the loss does not depend on the parameters). A larger `init_scale` or a shorter \
+                "all {} gradient values are zero at loss scale {}: they underflow in half \
+                 precision (or the loss is zero, or does not depend on the parameters). A larger `init_scale` or a shorter \
                  `growth_interval` helps against underflow",
                 status.elements(),
                 short(scale.into())

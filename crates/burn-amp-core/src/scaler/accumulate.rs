@@ -215,9 +215,7 @@ impl GradScaler {
         if grads.skips() {
             self.buffers.suspect();
         }
-        let ended = (self.ledger).end(Purpose::MicroBatch, &grads.finding);
-        self.watch.forget();
-        ended
+        (self.ledger).end(Purpose::MicroBatch, &grads.finding)
     }
 
     /// Refuses, before a micro-batch enters a window, gradients that the optimizer would not take at the window's end.

@@ -25,7 +25,7 @@ impl GradScaler {
     /// [`update`](Self::update) once after all steps of the iteration. [`last_outcome`](Self::last_outcome) returns what this
     /// call has done.
     ///
-    /// Reads the losses, to warn, where all gradients are zero and at the first, second, fourth, eighth step and so on. On a skipped step, running
+    /// On a skipped step, running
     /// statistics that are not finite are set back to those of the last good step, which reads them. Does not wait for the device otherwise.
     ///
     /// # Panics
@@ -303,11 +303,7 @@ impl GradScaler {
             }
         };
         self.enter();
-        recorded?;
-        if self.iteration.seen.is_none() {
-            self.watch.forget();
-        }
-        Ok(())
+        recorded
     }
 }
 

@@ -1,9 +1,10 @@
 //! The two sides of a scaler whose steps are decided on another thread: that which scales losses, and that which moves the scale.
 
 use burn::module::Module;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use super::GradScaler;
-use crate::scaler::loss_watch::{LossWatch, SharedLosses};
+use crate::scaler::loss_watch::LossWatch;
 use crate::{
     error::AmpError, gradients::StepGradients, scale::live_scale::ScopesLeft,
     scale::loss_scale::LossScale, scaler::ledger::Ledger,
@@ -12,7 +13,7 @@ use crate::{
 /// What the side that scales has recorded in an iteration.
 pub struct HandedOver {
     scopes: ScopesLeft,
-    losses: SharedLosses,
+    losses: Arc<AtomicBool>,
 }
 
 #[doc(hidden)]
@@ -21,14 +22,14 @@ impl GradScaler {
     pub fn hand_over(&mut self) -> HandedOver {
         HandedOver {
             scopes: self.live().hand_over(),
-            losses: std::mem::take(&mut self.watch.seen),
+            losses: std::mem::take(&mut self.watch.scaled),
         }
     }
 
     /// Decides on what the other side has recorded.
     pub fn take_over(&mut self, handed: HandedOver) {
         self.live().take_over(handed.scopes);
-        self.watch.seen = handed.losses;
+        self.watch.scaled = handed.losses;
     }
 
     /// The side that moves the scale: one of its own, in the same state, which multiplies nothing.

@@ -134,53 +134,26 @@ fn what_was_saved_last_is_loaded() {
     );
 }
 
-/// The length of a run.
-const STEPS: usize = 60;
-
-/// In the middle of a warm-up, and with what each schedule remembers.
+/// The second half in a process that has never seen the first, and in this one: of f32 copies of f16 parameters, with overflows, steps and a scale
+/// that grows. `tests/oracle` draws runs that are saved and loaded anywhere.
 #[test]
-fn every_schedule_in_mixed_precision() {
-    let folder = tempdir().unwrap();
-    for schedule in [
-        Schedule::adaptive_interval(),
-        Schedule::log_max(),
-        Schedule::near_top(),
-    ] {
-        let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
-        let config = at_scale(65536.0).with_growth_interval(5);
-        let config = config.with_warmup_steps(40).with_schedule(schedule);
-        let schedule = config.schedule().unwrap();
-        let build = || Run::at_border(sgd.init(), schedule.clone());
-        resumed(folder.path(), build, STEPS / 2, STEPS);
-    }
-}
-
-fn adam_in_f16() -> Run<ModuleOptimizer> {
-    Run::mixed(AdamConfig::new().init())
-}
-
-fn adam_w_of_masters() -> Run<MasterWeights> {
-    Run::half(MasterWeights::new(AdamWConfig::new().build()))
-}
-
-/// The second half in a process that has never seen the first, and in this one.
-fn in_a_new_process<O: ModuleOptim>(name: &str, build: fn() -> Run<O>) {
-    let load = |folder: &Path, done| {
+fn a_run_goes_on_in_a_new_process() {
+    let build = || Run::half(MasterWeights::new(AdamWConfig::new().build()));
+    let loaded = |folder: &Path, done| {
         let mut run = build();
         run.load(folder, done);
         run
     };
+    let (half, whole) = (30, 60);
     if let Some(folder) = child_folder() {
-        let mut run = load(&folder, STEPS / 2);
-        run.train_until(STEPS);
+        let mut run = loaded(&folder, half);
+        run.train_until(whole);
         return run.save(&folder.join("end"));
     }
     let folder = tempdir().unwrap();
     fs::create_dir(folder.path().join("end")).unwrap();
-    let start = build().snapshot();
-    let [half, end] = resumed(folder.path(), build, STEPS / 2, STEPS);
-    // Both halves have overflows, steps and a scale that grows.
-    for (from, to) in [(&start, &half), (&half, &end)] {
+    let [at_half, end] = resumed(folder.path(), build, half, whole);
+    for (from, to) in [(&build().snapshot(), &at_half), (&at_half, &end)] {
         let skipped = to.counters.skipped() - from.counters.skipped();
         let applied = to.counters.stepped() - from.counters.stepped();
         assert!(skipped >= 2 && applied >= 15, "{skipped} of {applied}");
@@ -190,21 +163,8 @@ fn in_a_new_process<O: ModuleOptim>(name: &str, build: fn() -> Run<O>) {
         assert!(to.scale > lowered, "the scale never grew");
         assert_ne!(from.parameters, to.parameters);
     }
-    let test = format!("{}::{name}", module_path!());
-    let output = child(&test, folder.path()).output().unwrap();
+    let test = concat!(module_path!(), "::a_run_goes_on_in_a_new_process");
+    let output = child(test, folder.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(load(&folder.path().join("end"), STEPS).snapshot(), end);
-}
-
-#[test]
-fn a_run_in_f16_goes_on_in_a_new_process() {
-    in_a_new_process("a_run_in_f16_goes_on_in_a_new_process", adam_in_f16);
-}
-
-#[test]
-fn a_run_of_masters_goes_on_in_a_new_process() {
-    in_a_new_process(
-        "a_run_of_masters_goes_on_in_a_new_process",
-        adam_w_of_masters,
-    );
+    assert_eq!(loaded(&folder.path().join("end"), whole).snapshot(), end);
 }

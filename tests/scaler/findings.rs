@@ -109,18 +109,6 @@ fn a_loop_that_never_updates_is_warned_once() {
     assert_eq!((run.counters().discarded(), run.scale()), (256, 512.0));
 }
 
-/// Those that are still held may be stepped with later.
-#[test]
-fn gradients_that_are_held_wait() {
-    let mut run = ByHand::new(config());
-    let held = run.unscaled(BAD);
-    let copy = held.clone();
-    drop(held);
-    assert_eq!(run.scaler.update().unwrap(), None);
-    drop(copy);
-    assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Skipped));
-}
-
 #[test]
 fn gradients_of_a_loss_that_was_not_scaled_are_refused() {
     let mut run = ByHand::at(65536.0);

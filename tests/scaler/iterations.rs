@@ -1,4 +1,4 @@
-//! What iterations come to: steps of one optimizer or two, gradients that are observed, dropped or discarded, and `update`, as short programs.
+//! What iterations come to: steps of one optimizer or two, gradients that are observed, dropped, held or discarded, and `update`, as short programs.
 
 use burn_amp_tests::{prelude::*, trial::*};
 
@@ -7,49 +7,70 @@ struct Play {
     run: ByHand,
     other: (ModuleOptimizer, Pair),
     window: AccumulationWindow,
+    held: Option<UnscaledGradients>,
     /// What went on with a copy.
     left: Option<GradScaler>,
 }
 
 impl Play {
-    /// One call: `a` and `b` step, `o` observes, `d` drops, `t` throws away with `discard`, `m` is a micro-batch, each of gradients that are
-    /// finite (`.`), overflow (`x`), are a sum of both (`+`), or are none (`0`); `u` is `update`, with a scale after `=`, `s=` sets it, `c` goes on
-    /// with a copy of the scaler, `r` resets it.
+    fn new(settings: &str) -> Self {
+        let config = GradScalerConfig::load_binary(settings.as_bytes()).unwrap();
+        let run = ByHand::new(config);
+        Self {
+            other: (AdamConfig::new().init(), run.model.clone()),
+            run,
+            window: windows(2, true).init().unwrap(),
+            held: None,
+            left: None,
+        }
+    }
+
+    /// One call: `a` and `b` step, `o` observes, `d` drops, `h` holds, `t` throws away with `discard`, `m` is a micro-batch, each of gradients that
+    /// are ones (`.`), overflow (`x`), are a sum of both (`+`), zero (`z`), tiny (`e`), or none (`0`); `k` drops what was held; `u` is `update`, with a scale
+    /// after `=`, `s=` sets it, `c` goes on with a copy of the scaler, `l` with one that has loaded its record, `r` resets it.
     fn call(&mut self, call: &str) -> Result<(), AmpError> {
         let (what, argument) = call.split_at(1);
         let scale = || argument[1..].parse().unwrap();
-        let run = &mut self.run;
+        let scaler = &mut self.run.scaler;
+        let config = scaler.config();
         match what {
-            "u" if argument.is_empty() => return run.scaler.update().map(drop),
-            "u" => return run.scaler.update_to(scale()).map(drop),
-            "s" => return run.scaler.set_loss_scale(scale()),
-            "c" => {
-                let copy = run.scaler.clone();
-                self.left = Some(std::mem::replace(&mut run.scaler, copy));
+            "u" if argument.is_empty() => return scaler.update().map(drop),
+            "u" => return scaler.update_to(scale()).map(drop),
+            "s" => return scaler.set_loss_scale(scale()),
+            "c" => self.left = Some(std::mem::replace(scaler, scaler.clone())),
+            "l" => {
+                let record = scaler.to_record();
+                *scaler = config.init()?;
+                return scaler.load_record(record);
             }
             "r" => {
-                run.scaler.reset();
+                scaler.reset();
+                let fresh = (config.schedule()?, StepCounters::default(), None);
                 assert_eq!(
-                    run.scaler.schedule(),
-                    run.scaler.config().schedule().unwrap()
+                    (scaler.schedule(), scaler.counters(), scaler.last_status()),
+                    fresh
                 );
-                assert_eq!(run.counters(), StepCounters::default());
-                assert!(run.scaler.last_status().is_none());
             }
+            "k" => self.held = None,
             _ => return self.give(what, argument),
         }
         Ok(())
     }
 
     fn give(&mut self, what: &str, kind: &str) -> Result<(), AmpError> {
-        let before = self.run.scale();
+        let (before, models) = (self.run.scale(), self.values());
         let run = &mut self.run;
         let grads = match kind {
             "0" => run.unscale(GradientsParams::new()),
             "+" => run.unscaled(ONES) + run.unscaled(BAD),
+            "z" => run.unscaled([0.0; 10]),
+            "e" => run.unscaled([1e-6; 10]),
             kind => run.unscaled(values_that(kind == "x")),
         };
-        let models = [&run.model, &self.other.1].map(Pair::values);
+        assert!(
+            kind != "." || grads.status().max_abs() == 1.0,
+            "exact at every scale"
+        );
         // Whoever has a copy counts nothing again.
         let _copy = grads.clone();
         let result = match what {
@@ -57,68 +78,56 @@ impl Play {
             "b" => {
                 let (optim, model) = &mut self.other;
                 let stepped = run.scaler.try_step(optim, 1.0, model.clone(), grads);
-                stepped
-                    .map(|stepped| *model = stepped)
-                    .map_err(|failed| failed.error)
+                let stepped = stepped.map_err(AmpError::from);
+                stepped.map(|stepped| *model = stepped)
             }
             "o" => run.scaler.observe(&grads).map(drop),
             "t" => run.scaler.discard(grads),
-            "m" => run
-                .scaler
-                .accumulate(&mut self.window, grads, &run.model)
-                .map(drop),
+            "m" => {
+                let full = run.scaler.accumulate(&mut self.window, grads, &run.model);
+                full.map(drop)
+            }
+            "h" => Ok(self.held = Some(grads)),
             "d" => Ok(drop(grads)),
             other => panic!("unknown call {other}"),
         };
         // Each skips by its own gradients, and the scale moves in `update` only, or with a micro-batch that is left out.
-        let moved = [&run.model, &self.other.1].map(Pair::values) != models;
-        assert_eq!(
-            moved,
-            result.is_ok() && ["a.", "b."].contains(&&*[what, kind].concat())
-        );
-        assert!(what == "m" || run.scale() == before);
+        let steps = result.is_ok() && ["a.", "b."].contains(&&*[what, kind].concat());
+        assert!(kind == "e" || (self.values() != models) == steps);
+        assert!(what == "m" || self.run.scale() == before);
         result
+    }
+
+    fn values(&self) -> [Vec<f64>; 2] {
+        [&self.run.model, &self.other.1].map(Pair::values)
     }
 
     /// The loss scale and the growth tracker; steps, skips, skips in a row, discarded gradients; and what the last call has done.
     fn shown(&self) -> String {
-        let (counters, tracker) = (self.run.counters(), self.run.scaler.growth_tracker());
-        let row = counters.consecutive_skips();
-        let rate = counters.skipped() as f64 / counters.steps().max(1) as f64;
-        assert_eq!(counters.skip_rate(), rate);
-        let counts = [
-            counters.steps(),
-            counters.skipped(),
-            row,
-            counters.discarded(),
-        ];
-        let outcome = self
-            .run
-            .outcome()
-            .map_or("-".to_string(), |outcome| format!("{outcome:?}"));
-        format!("{}:{tracker} {counts:?} {outcome}", short(self.run.scale())).replace(", ", " ")
+        let (scaler, found) = (&self.run.scaler, self.run.counters());
+        let (steps, skipped) = (found.steps(), found.skipped());
+        assert_eq!(found.skip_rate(), skipped as f64 / steps.max(1) as f64);
+        let counts = [steps, skipped, found.consecutive_skips(), found.discarded()];
+        let counts = format!("{counts:?}").replace(',', "");
+        let outcome = scaler.last_outcome().map(|outcome| format!("{outcome:?}"));
+        let outcome = outcome.unwrap_or("-".to_string());
+        format!(
+            "{}:{} {counts} {outcome}",
+            short(scaler.loss_scale()),
+            scaler.growth_tracker()
+        )
     }
 }
 
-/// Settings, calls, and what is shown at each `?` and of each error. A call may be repeated, and `.` and `x` are an iteration of `a`.
+/// Settings, calls, and what is shown at each `?` and of each error. A call may be repeated, and `.`, `x`, `z` and `e` are an iteration of `a`.
 fn play(settings: &str, calls: &str) -> String {
-    let config = GradScalerConfig::load_binary(settings.as_bytes()).unwrap();
-    let mut play = Play {
-        run: ByHand::new(config),
-        other: (
-            AdamConfig::new().init(),
-            Pair::new([0.0; 10], &flex(), DType::F32),
-        ),
-        window: windows(2, true).init().unwrap(),
-        left: None,
-    };
-    let mut shown = Vec::new();
+    let (mut play, mut shown) = (Play::new(settings), Vec::new());
     for word in calls.split(' ') {
         let (call, times) = word.split_once('*').unwrap_or((word, "1"));
         for _ in 0..times.parse().unwrap() {
             let result = match call {
                 "?" => Ok(shown.push(play.shown())),
-                "." | "x" => play
+                "." | "x" | "z" | "e" => play
                     .call(&["a", call].concat())
                     .and_then(|()| play.call("u")),
                 call => play.call(call),
@@ -134,10 +143,10 @@ fn play(settings: &str, calls: &str) -> String {
     shown.join(", ")
 }
 
-/// As a power of two, where it is small.
+/// As a power of two, where it is small or large.
 fn short(scale: f32) -> String {
     match scale {
-        1.0.. => scale.to_string(),
+        1.0..1e6 => scale.to_string(),
         _ => format!("2^{}", scale.log2()),
     }
 }
@@ -153,8 +162,18 @@ fn brief(error: &AmpError) -> String {
             scale,
             skips,
             parameter,
-        } => format!("ends at {} after {skips} in {parameter}", short(*scale)),
-        other => panic!("{other}"),
+        } => {
+            let message = format!(
+                "after {skips} skipped steps in a row; \
+                 the first parameter whose gradient overflows is `{parameter}`"
+            );
+            says(error, [&*message]);
+            format!("ends at {} after {skips} in {parameter}", short(*scale))
+        }
+        other => {
+            is_error(other, "InvalidValue", []);
+            "refused".to_string()
+        }
     }
 }
 
@@ -180,6 +199,10 @@ and what was discarded > {} > tx u ? u ? > 32768:0 [0 0 1 1] Dropped, 32768:0 [0
 and a sum of two > {} > t+ u ? u ? > 32768:0 [0 0 1 1] Dropped, 32768:0 [0 0 1 1] Dropped
 a micro-batch that overflows moves the scale at once > {} > mx ? u ? > 32768:0 [0 0 1 0] Dropped, 32768:0 [0 0 1 0] Dropped
 an update to a scale keeps the tracker > {} > . a. u=8 ? ax u=4 ? > 8:1 [2 0 0 0] Stepped, 4:1 [3 1 0 0] Skipped
+one that is refused does not end the iteration > {"init_scale": 512, "max_scale": 65536}
+    u=65536 ax u=0 u=-1 u=inf u=NaN u=131072 ? u ?
+    refused, refused, refused, refused, refused, 65536:0 [1 1 1 0] Skipped, 32768:0 [1 1 1 0] Skipped
+what is held waits > {} > hx u ? k u ? > 65536:0 [0 0 0 0] -, 32768:0 [0 0 1 1] -
 a copy has the same iteration to end > {} > ax c u x ? > 16384:0 [2 2 2 0] Skipped, left at 65536
 and knows nothing of what was unscaled > {} > dx c u ? > 65536:0 [0 0 0 0] -, left at 65536
 a reset starts afresh > {"growth_interval": 2} > x . x ? r ? > 16384:0 [3 2 1 0] Skipped, 65536:0 [0 0 0 0] -
@@ -210,6 +233,49 @@ without a limit it goes on > {"init_scale": 1024, "max_consecutive_skips": null}
     2^-127:0 [200 200 200 0] Skipped, 2^-127:2 [204 201 0 0] Stepped
 and a static scale stays > {"init_scale": 1024, "max_consecutive_skips": null, "dynamic": false, "growth_interval": 1} > x*200 ? . x . . ?
     1024:0 [200 200 200 0] Skipped, 1024:0 [204 201 0 0] Stepped
+far above where it has worked the scale falls, and skips count from one growth above it
+    {"init_scale": 1024, "growth_interval": 1} > . z*80 ? x*80 ? x*51
+    2^91:0 [81 0 0 0] Stepped, 2048:0 [161 80 80 0] Skipped, ends at 2^-39 after 131 in bias
+or to where it began, if it has worked nowhere > {"init_scale": 1024, "growth_interval": 1} > z*81 ? x*80 ? x*51
+    2^91:0 [81 0 0 0] Stepped, 2048:0 [161 80 80 0] Skipped, ends at 2^-39 after 131 in bias
+at a floor above that there is nowhere to fall to
+    {"init_scale": 1024, "growth_interval": 1, "min_scale": 1024, "backoff_factor": 0.75, "max_consecutive_skips": 9}
+    . s=8192 x*14 ? x > 1024:0 [15 14 14 0] Skipped, ends at 1024 after 15 in bias
+a record has all of it, at the lowest scale, too > {"max_consecutive_skips": null} > x*200 ? l ? . ?
+    2^-127:0 [200 200 200 0] Skipped, 2^-127:0 [200 200 200 0] -, 2^-127:1 [201 200 0 0] Stepped
+and in an iteration > {} > ax l u ? > 32768:0 [1 1 1 0] -
+an overflow backs the default off > {"schedule": "GrowthInterval"} > .*30 ? x ? x ? . ?
+    65536:30 [30 0 0 0] Stepped, 32768:0 [31 1 1 0] Skipped, 16384:0 [32 2 2 0] Skipped, 16384:1 [33 2 0 0] Stepped
+it goes on from a scale that is set > {"schedule": "GrowthInterval"} > x s=131072 e ? > 131072:1 [2 1 0 0] Stepped
+zeros under it > {"schedule": "GrowthInterval", "growth_interval": 2} > e ? z*60 ? e*4 ?
+    65536:1 [1 0 0 0] Stepped, 2^46:1 [61 0 0 0] Stepped, 2^48:1 [65 0 0 0] Stepped
+a warm-up holds it down > {"schedule": "GrowthInterval", "warmup_steps": 12, "warmup_levels": 3} > ? e*3 ? e ? e*7 ? e ?
+    1024:0 [0 0 0 0] -, 1024:3 [3 0 0 0] Stepped, 2048:4 [4 0 0 0] Stepped, 4096:11 [11 0 0 0] Stepped, 65536:12 [12 0 0 0] Stepped
+an overflow in that > {"schedule": "GrowthInterval", "warmup_steps": 12, "warmup_levels": 3} > e x ? > 512:0 [2 1 1 0] Skipped
+an overflow backs an adaptive interval off > {"schedule": {"AdaptiveInterval": {}}} > .*30 ? x ? x ? . ?
+    65536:30 [30 0 0 0] Stepped, 32768:0 [31 1 1 0] Skipped, 16384:0 [32 2 2 0] Skipped, 16384:1 [33 2 0 0] Stepped
+it goes on from a scale that is set > {"schedule": {"AdaptiveInterval": {}}} > x s=131072 e ? > 131072:1 [2 1 0 0] Stepped
+zeros under it > {"schedule": {"AdaptiveInterval": {}}, "growth_interval": 2} > e ? z*60 ? e*4 ?
+    65536:1 [1 0 0 0] Stepped, 65536:1 [61 0 0 0] Stepped, 262144:1 [65 0 0 0] Stepped
+a warm-up holds it down > {"schedule": {"AdaptiveInterval": {}}, "warmup_steps": 12, "warmup_levels": 3} > ? e*3 ? e ? e*7 ? e ?
+    1024:0 [0 0 0 0] -, 1024:3 [3 0 0 0] Stepped, 2048:4 [4 0 0 0] Stepped, 4096:11 [11 0 0 0] Stepped, 65536:12 [12 0 0 0] Stepped
+an overflow in that > {"schedule": {"AdaptiveInterval": {}}, "warmup_steps": 12, "warmup_levels": 3} > e x ? > 512:0 [2 1 1 0] Skipped
+an overflow backs log-max off > {"schedule": {"LogMax": {}}} > .*30 ? x ? x ? . ?
+    32768:30 [30 0 0 0] Stepped, 16384:0 [31 1 1 0] Skipped, 8192:0 [32 2 2 0] Skipped, 8192:1 [33 2 0 0] Stepped
+it goes on from a scale that is set > {"schedule": {"LogMax": {}}} > x s=131072 e ? > 262144:1 [2 1 0 0] Stepped
+zeros under it > {"schedule": {"LogMax": {}}, "growth_interval": 2} > e ? z*60 ? e*4 ?
+    131072:1 [1 0 0 0] Stepped, 131072:1 [61 0 0 0] Stepped, 2^21:1 [65 0 0 0] Stepped
+a warm-up holds it down > {"schedule": {"LogMax": {}}, "warmup_steps": 12, "warmup_levels": 3} > ? e*3 ? e ? e*7 ? e ?
+    1024:0 [0 0 0 0] -, 1024:3 [3 0 0 0] Stepped, 2048:4 [4 0 0 0] Stepped, 4096:11 [11 0 0 0] Stepped, 8192:12 [12 0 0 0] Stepped
+an overflow in that > {"schedule": {"LogMax": {}}, "warmup_steps": 12, "warmup_levels": 3} > e x ? > 512:0 [2 1 1 0] Skipped
+an overflow backs near-top off > {"schedule": {"NearTop": {}}} > .*30 ? x ? x ? . ?
+    4096:30 [30 0 0 0] Stepped, 2048:0 [31 1 1 0] Skipped, 1024:0 [32 2 2 0] Skipped, 1024:1 [33 2 0 0] Stepped
+it goes on from a scale that is set > {"schedule": {"NearTop": {}}} > x s=131072 e ? > 262144:1 [2 1 0 0] Stepped
+zeros under it > {"schedule": {"NearTop": {}}, "growth_interval": 2} > e ? z*60 ? e*4 ?
+    131072:1 [1 0 0 0] Stepped, 131072:1 [61 0 0 0] Stepped, 2^21:1 [65 0 0 0] Stepped
+a warm-up holds it down > {"schedule": {"NearTop": {}}, "warmup_steps": 12, "warmup_levels": 3} > ? e*3 ? e ? e*7 ? e ?
+    1024:0 [0 0 0 0] -, 1024:3 [3 0 0 0] Stepped, 2048:4 [4 0 0 0] Stepped, 4096:11 [11 0 0 0] Stepped, 8192:12 [12 0 0 0] Stepped
+an overflow in that > {"schedule": {"NearTop": {}}, "warmup_steps": 12, "warmup_levels": 3} > e x ? > 512:0 [2 1 1 0] Skipped
 "#;
 
 #[test]

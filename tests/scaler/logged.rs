@@ -50,18 +50,3 @@ fn a_dropped_micro_batch_is_logged_as_such() {
     let parts = ["micro-batch dropped", "bias", "4096", "2048"];
     says(only(&messages), parts);
 }
-
-#[test]
-fn a_refused_update_to_does_not_end_the_iteration() {
-    let mut run = ByHand::new(at_scale(512.0).with_max_scale(Some(65536.0)));
-    // Without a step it sets the scale.
-    assert_eq!(run.scaler.update_to(65536.0).unwrap(), None);
-    run.step(BAD).unwrap();
-    for bad in [0.0, -1.0, f64::NAN, f64::INFINITY, 131072.0] {
-        let error = run.scaler.update_to(bad).unwrap_err();
-        is_error(&error, "InvalidValue", []);
-    }
-    assert_eq!(run.scale(), 65536.0);
-    assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Skipped));
-    assert_eq!(run.scale(), 32768.0);
-}

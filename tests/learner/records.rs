@@ -80,20 +80,12 @@ fn what_cannot_be_read_is_an_error_that_names_the_file() {
         is_error(&error, &named, []);
     };
     let honest = fs::read(file("optim")).unwrap();
-    let damages: [fn(&mut Vec<u8>); 3] = [
-        |bytes| bytes[20] ^= 1,
-        |bytes| bytes.truncate(10),
-        Vec::clear,
-    ];
-    for damage in damages {
-        let mut damaged = pack(&file("optim"));
-        let state = damaged.tensors.get_mut(&format!("{STATE_ID}.scaler"));
-        let (_, (_, shape, bytes)) = state.unwrap();
-        damage(bytes);
-        *shape = vec![bytes.len()];
-        fs::write(file("optim"), &damaged.into_bytes()[..]).unwrap();
-        refused("optim", "DamagedRecord");
-    }
+    let mut damaged = pack(&file("optim"));
+    let state = damaged.tensors.get_mut(&format!("{STATE_ID}.scaler"));
+    let (_, (.., bytes)) = state.unwrap();
+    bytes[20] ^= 1;
+    fs::write(file("optim"), &damaged.into_bytes()[..]).unwrap();
+    refused("optim", "DamagedRecord");
     // A Learner can only panic there, as Burn does on any checkpoint that it cannot read.
     let second = Run::of(2);
     let message = panic_message(|| {

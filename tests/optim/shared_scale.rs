@@ -1,6 +1,8 @@
 //! Several optimizers on one `MixedPrecision`: one loss scale, which moves once an iteration. What two optimizers do whose passes come one
 //! after another is in `tests/oracle`.
 
+use std::{sync::atomic::AtomicBool, thread};
+
 use crate::support::*;
 
 /// Finite, and too large for f16 once it is multiplied by a scale of this file.
@@ -124,13 +126,16 @@ fn a_scaler_that_tests_nothing_is_not_waited_for() {
     looker.set_loss_scale(1024.0).unwrap();
     assert_eq!(captures(), None);
     // From the first gradients on that it tests, it is.
-    let grads = looker.backward(loss(&one, 0.001), &one.model);
-    looker.unscale(grads, &one.model).map(drop).unwrap();
-    is_error(
-        &captures().unwrap(),
-        "CannotCapture",
-        ["several optimizers"],
-    );
+    drop(unscaled(&mut looker, &one.model, 0.001));
+    let error = captures().unwrap();
+    is_error(&error, "CannotCapture", ["several optimizers"]);
+}
+
+/// The gradients of a scaler's own loss.
+fn unscaled(scaler: &mut GradScaler, model: &Linear, factor: f32) -> UnscaledGradients {
+    let amp = scaler.precision().unwrap().clone();
+    let grads = scaler.backward(loss_of(&amp, model, factor), model);
+    scaler.unscale(grads, model).unwrap()
 }
 
 /// Two scalers, each with a loss of its own. The second begins when the first has ended an iteration: it belongs to that.
@@ -142,8 +147,7 @@ fn scalers_that_begin_one_after_another_are_in_one_iteration() {
     // The first iteration ends with each of them, because nobody knows of the second.
     for tracker in [2, 3, 4] {
         for scaler in &mut scalers {
-            let grads = scaler.backward(loss_of(&amp, &model, 0.001), &model);
-            let grads = scaler.unscale(grads, &model).unwrap();
+            let grads = unscaled(scaler, &model, 0.001);
             scaler.step(&mut optim, 0.0, model.clone(), grads);
             scaler.update().unwrap();
         }
@@ -154,23 +158,22 @@ fn scalers_that_begin_one_after_another_are_in_one_iteration() {
 #[test]
 fn a_setting_from_another_thread_loses_no_step() {
     let amp = amp(1_000_000);
-    let mut setter = GradScaler::from(&amp);
-    let (mut one, is_over) = (one(&amp), AtomicUsize::new(0));
-    std::thread::scope(|threads| {
-        let sets = threads.spawn(|| {
-            let mut sets = 0;
-            while is_over.load(Ordering::Relaxed) == 0 {
-                setter.set_growth_interval(1_000_000 + sets % 2).unwrap();
-                sets += 1;
+    let (mut setter, mut one) = (GradScaler::from(&amp), one(&amp));
+    let (sets, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let number = sets.fetch_add(1, Ordering::Relaxed) as u32;
+                setter.set_growth_interval(1_000_000 + number % 2).unwrap();
             }
-            sets
         });
-        for step in 1..200 {
+        let mut steps = 0;
+        while steps < 100 || sets.load(Ordering::Relaxed) < 100 {
             one.train(0.1, loss(&one, 0.001));
-            assert_eq!(one.optim.scaler().growth_tracker(), step);
+            steps += 1;
+            assert_eq!(one.optim.scaler().growth_tracker(), steps);
         }
-        is_over.store(1, Ordering::Relaxed);
-        assert!(sets.join().unwrap() > 100);
+        is_over.store(true, Ordering::Relaxed);
     });
 }
 
@@ -179,15 +182,10 @@ fn a_setting_from_another_thread_loses_no_step() {
 fn a_handle_shows_what_update_and_observe_have_done() {
     let amp = amp(100);
     let (model, mut optim) = (one(&amp).model, SgdConfig::new().init());
-    let mut scaler = GradScaler::from(&amp);
-    let unscaled = |scaler: &mut GradScaler, factor| {
-        let grads = scaler.backward(loss_of(&amp, &model, factor), &model);
-        scaler.unscale(grads, &model).unwrap()
-    };
-    let mut read = 0;
+    let (mut scaler, mut read) = (GradScaler::from(&amp), 0);
     for call in ["step", "step", "observe", "update to"] {
         let factor = if call == "observe" { 0.001 } else { OVERFLOW };
-        let grads = unscaled(&mut scaler, factor);
+        let grads = unscaled(&mut scaler, &model, factor);
         match call {
             "observe" => drop(scaler.observe(&grads).unwrap()),
             _ => drop(scaler.step(&mut optim, 0.0, model.clone(), grads)),
@@ -204,7 +202,7 @@ fn a_handle_shows_what_update_and_observe_have_done() {
     }
     assert_eq!((read, amp.loss_scale()), (4, 64.0));
     // Those that were dropped before an update count with it.
-    drop(unscaled(&mut scaler, 1.0));
+    drop(unscaled(&mut scaler, &model, 1.0));
     scaler.update().unwrap();
     assert_eq!(amp.counters(), scaler.counters());
     assert_eq!(amp.counters().discarded(), 1);

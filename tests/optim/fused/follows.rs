@@ -108,7 +108,7 @@ macro_rules! every_configuration {
         fn $name() {
             let config = $config;
             let (burns, fused) = (config.init(), $fused::new(config));
-            let start = (Net::matrices(&flex()), 100);
+            let start = (Net::matrices(&flex()), 50);
             follows((burns.clone(), fused.clone()), start, of_batch, |net, _| net);
             // With overflows between, which are skipped: where Burn's optimizer is then, by `ScaledOptimizer` too.
             let net = Net::full(&flex());
@@ -137,29 +137,33 @@ every_configuration! {
 
 /// Gradients come in f32 and in half precision by turns. A parameter is edited, and all go over to f32 and back, which the state survives.
 fn follows_in_half<C: Clone>(plain: impl Optimizer, fused: Fused<C>) {
-    for dtype in [FloatDType::F16, FloatDType::BF16] {
-        // All parameters in half precision, some, or none.
-        for keep in ["nothing", "hidden", ""] {
-            let keep = [ParamGroup::from_predicate(keep)];
-            let net = to_half(Net::full(&flex()), dtype, &keep);
-            let grads = |net: &Net, step: usize| match step % 3 {
-                1 => gradients(net, step, dtype),
-                _ => by_hand(net, step),
-            };
-            let change = |mut net: Net, round: usize| match round {
-                2 => {
-                    let edit = |weight: Tensor<2>| weight.inner().mul_scalar(1.5);
-                    let edit = |weight| Tensor::from_inner(edit(weight)).require_grad();
-                    net.hidden.weight = net.hidden.weight.map(edit);
-                    net
-                }
-                4 => to_full(net),
-                5 => to_half(net, dtype, &[]),
-                _ => net,
-            };
-            let optims = (MasterWeights::new(plain.clone()), fused.clone());
-            follows(optims, (net, 3), grads, change);
-        }
+    let (f16, bf16) = (FloatDType::F16, FloatDType::BF16);
+    // All parameters in half precision, some, or none.
+    for (dtype, keep) in [
+        (f16, "nothing"),
+        (bf16, "nothing"),
+        (f16, "hidden"),
+        (bf16, ""),
+    ] {
+        let keep = [ParamGroup::from_predicate(keep)];
+        let net = to_half(Net::full(&flex()), dtype, &keep);
+        let grads = |net: &Net, step: usize| match step % 3 {
+            1 => gradients(net, step, dtype),
+            _ => by_hand(net, step),
+        };
+        let change = |mut net: Net, round: usize| match round {
+            2 => {
+                let edit = |weight: Tensor<2>| weight.inner().mul_scalar(1.5);
+                let edit = |weight| Tensor::from_inner(edit(weight)).require_grad();
+                net.hidden.weight = net.hidden.weight.map(edit);
+                net
+            }
+            4 => to_full(net),
+            6 => to_half(net, dtype, &[]),
+            _ => net,
+        };
+        let optims = (MasterWeights::new(plain.clone()), fused.clone());
+        follows(optims, (net, 1), grads, change);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Records of others are refused. That those of Burn's optimizers are read, and written, is in `follows`.
 
-use super::{adam as plain_adam, by_hand};
+use super::by_hand;
 use crate::support::*;
 
 fn sgd(momentum: bool) -> SgdConfig {
@@ -11,14 +11,14 @@ fn adam(amsgrad: bool) -> AdamConfig {
     AdamConfig::new().with_amsgrad(amsgrad)
 }
 
-/// Nothing has changed where a record is refused; the error says what does not fit.
-fn refused<O: ModuleOptim>(mut optim: O, record: OptimizerRecord, part: &str) {
-    let net = steps(&mut optim, 0.003, Net::full(&flex()), 0..2, by_hand);
+/// Nothing has changed where a record is refused.
+fn refused<O: ModuleOptim>(optim: O, record: OptimizerRecord) {
+    let mut optim = trained(optim);
     let before = state(&optim);
     let error = optim.load_record(record).unwrap_err();
-    is_error(&error, "ForeignRecord", [part]);
+    is_error(&error, "ForeignRecord", ["is unknown"]);
     assert_eq!(state(&optim), before);
-    steps(&mut optim, 0.003, net, 2..3, by_hand);
+    trained(optim);
 }
 
 fn trained<O: ModuleOptim>(mut optim: O) -> O {
@@ -26,57 +26,33 @@ fn trained<O: ModuleOptim>(mut optim: O) -> O {
     optim
 }
 
+/// Nor is a state of the right optimizer read that lacks a tensor. Other damage is in `tests/records`.
 #[test]
 fn the_state_of_other_optimizers_and_settings() {
     let sgd_state = |momentum| trained(sgd(momentum).init()).to_record();
     let adam_state = |amsgrad| trained(adam(amsgrad).init()).to_record();
-    for (momentum, state, part) in [
-        (false, adam_state(false), "moment_1` is unknown"),
-        (true, adam_state(false), "moment_1` is unknown"),
-        (false, sgd_state(true), "velocity` is unknown"),
-        (true, sgd_state(false), "is unknown"),
-    ] {
-        refused(FusedSgd::new(sgd(momentum)), state, part);
-    }
+    let mut damaged = state(&trained(adam(false).init()));
+    damaged.tensors.pop_first();
+    let damaged = OptimizerRecord::from_bytes(damaged.into_bytes()).unwrap();
+    let fused_sgd = |momentum| FusedSgd::new(sgd(momentum));
+    refused(fused_sgd(false), adam_state(false));
+    refused(fused_sgd(true), adam_state(false));
+    refused(fused_sgd(false), sgd_state(true));
+    refused(fused_sgd(true), sgd_state(false));
     let fused_adam = |amsgrad| FusedAdam::new(adam(amsgrad));
-    for (amsgrad, state, part) in [
-        (false, sgd_state(true), "velocity` is unknown"),
-        (false, sgd_state(false), "is unknown"),
-        (true, adam_state(false), "is unknown"),
-        (false, adam_state(true), "max_moment_2` is unknown"),
-    ] {
-        refused(fused_adam(amsgrad), state, part);
-    }
+    refused(fused_adam(false), sgd_state(true));
+    refused(fused_adam(false), sgd_state(false));
+    refused(fused_adam(true), adam_state(false));
+    refused(fused_adam(false), adam_state(true));
+    refused(fused_adam(false), damaged);
     let head = ParamGroup::from_predicate("head");
-    let groups = fused_adam(false).with_group(head, adam(true));
-    refused(groups, adam_state(false), "is unknown");
+    refused(
+        fused_adam(false).with_group(head, adam(true)),
+        adam_state(false),
+    );
     // And by Burn's, what is ours.
-    let ours = trained(fused_adam(true)).to_record().unwrap();
-    refused(sgd(true).init(), ours, "is unknown");
-}
-
-#[test]
-fn damaged_states() {
-    let whole = state(&trained(AdamConfig::new().init()));
-    let changed = |change: fn(&mut Pack, String)| {
-        let mut contents = whole.clone();
-        let first = contents.tensors.keys().next().unwrap().clone();
-        change(&mut contents, first);
-        OptimizerRecord::from_bytes(contents.into_bytes()).unwrap()
-    };
-    let changes: [fn(&mut Pack, String); 3] = [
-        |contents, name| drop(contents.tensors.remove(&name)),
-        |contents, name| {
-            let (_, (dtype, shape, bytes)) = contents.tensors.get_mut(&name).unwrap();
-            *shape = vec![1; shape.len()];
-            bytes.truncate(dtype.size());
-        },
-        |contents, name| contents.tensors.get_mut(&name).unwrap().1.0 = DType::I32,
-    ];
-    for change in changes {
-        refused(plain_adam(), changed(change), "is unknown");
-    }
-    let mut fused = plain_adam();
-    fused.load_record(changed(|_, _| ())).unwrap();
-    assert_eq!(state(&fused), whole);
+    refused(
+        sgd(true).init(),
+        trained(fused_adam(true)).to_record().unwrap(),
+    );
 }

@@ -6,11 +6,12 @@ use burn_amp_kernels::{Status, TensorList, TensorStatus};
 use crate::host::{self, Expected};
 use crate::{histogram, number, system::System};
 
-/// A list, and how each of its tensors is read.
+/// A list, how each of its tensors is read, and other handles of their memory.
 pub struct Case {
     list: TensorList,
     readers: Vec<fn(&TensorList, usize) -> TensorData>,
     edge: f32,
+    held: Vec<Tensor<2>>,
 }
 
 impl Case {
@@ -19,6 +20,7 @@ impl Case {
             list: TensorList::new(),
             readers: Vec::new(),
             edge: f32::INFINITY,
+            held: Vec::new(),
         }
     }
 
@@ -40,6 +42,11 @@ impl Case {
         self
     }
 
+    /// Another handle of the memory of a tensor, which must keep its values.
+    pub fn hold(&mut self, tensor: Tensor<2>) {
+        self.held.push(tensor);
+    }
+
     fn data(&self, list: &TensorList) -> Vec<TensorData> {
         assert_eq!(list.len(), self.readers.len());
         let readers = self.readers.iter().enumerate();
@@ -49,6 +56,8 @@ impl Case {
     /// Inspects the list, counts its exponents, unscales it while other handles are alive, and when none is.
     pub fn check(mut self, system: &System, inverse: f32) {
         let before = self.data(&self.list);
+        let held = |case: &Self| Vec::from_iter(case.held.iter().cloned().map(number::read));
+        let held_before = held(&self);
 
         let found = (self.list.clone(), system.inspect(self.list.clone()));
         self.check_products(system, &before, found, 1.0, "inspected");
@@ -77,6 +86,7 @@ impl Case {
             let mut both = again.iter().zip(&product);
             assert!(both.all(|(a, b)| number::same(*a, *b)), "{again:?}");
         }
+        assert_unchanged(&held(&self), &held_before);
     }
 
     fn check_products(

@@ -28,12 +28,6 @@ pub fn floats<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<D> 
     Tensor::from_data(TensorData::new(values, shape), (&device(), DType::F32))
 }
 
-/// A tensor of f64.
-pub fn doubles(values: Vec<f64>) -> Tensor<1> {
-    let length = values.len();
-    Tensor::from_data(TensorData::new(values, [length]), (&device(), DType::F64))
-}
-
 /// A value of a dtype: mostly of magnitude 2^-8 to 2^7, one in 32 of any bits, one in 32 zero.
 fn value(bits: &mut Bits, dtype: DType) -> u64 {
     let (width, fraction) = format(dtype);

@@ -1,4 +1,4 @@
-//! The rules of optimizers' steps, rows for them, and Burn's formulas on the host, with how far a device's results may be from them.
+//! The rules of optimizers' steps, rows for them, and Burn's formulas on the host.
 
 use burn::tensor::DType;
 use burn_amp_kernels::{UpdateRow, UpdateRule};
@@ -57,86 +57,24 @@ pub fn row(rule: UpdateRule, seed: u64) -> UpdateRow {
     }
 }
 
-/// A number on the host, and how far a device's may be from it: each operation rounds once on either side, if it is not
-/// contracted with the next one, and WGSL grants 2.5 units in the last place to a division, and to a root what that makes of it.
-#[derive(Clone, Copy, Debug)]
-pub struct Number {
-    value: f32,
-    error: f64,
-}
-
-/// Units in the last place by which an operation may differ.
-const EXACT: f64 = 1.0;
-const DIVISION: f64 = 3.0;
-
-impl Number {
-    /// As it is, or after an operation on numbers with errors that come to this one.
-    fn new(value: f32, error: f64, units: f64) -> Self {
-        let magnitude = value.abs();
-        let unit = f64::from(magnitude.next_up()) - f64::from(magnitude);
-        let error = error + units * unit;
-        Self { value, error }
-    }
-
-    fn plus(self, other: Self) -> Self {
-        let value = self.value + other.value;
-        Self::new(value, self.error + other.error, EXACT)
-    }
-
-    fn times(self, factor: f32) -> Self {
-        let error = self.error * f64::from(factor.abs());
-        Self::new(self.value * factor, error, EXACT)
-    }
-
-    fn over(self, other: Self) -> Self {
-        let value = self.value / other.value;
-        let error = self.error + f64::from(value.abs()) * other.error;
-        Self::new(value, error / f64::from(other.value.abs()), DIVISION)
-    }
-
-    fn squared(self) -> Self {
-        let error = 2.0 * f64::from(self.value.abs()) * self.error;
-        Self::new(self.value * self.value, error, EXACT)
-    }
-
-    fn root(self) -> Self {
-        let value = self.value.sqrt();
-        Self::new(value, self.error / f64::from(value), DIVISION)
-    }
-
-    /// Whether a device may have this for it.
-    pub fn is(self, found: f64) -> bool {
-        if !is_cube() {
-            return number::same(found, self.value.into());
-        }
-        let flushed = match keeps_subnormals(DType::F32) {
-            true => 0.0,
-            false => f64::from(f32::MIN_POSITIVE),
-        };
-        (found - f64::from(self.value)).abs() <= self.error + flushed
-    }
-}
-
-/// One value's step: the parameter in f32 and the states.
-pub fn step(rule: UpdateRule, row: UpdateRow, g: f32, p: f32, states: &[f32]) -> Vec<Number> {
-    let exact = |value| Number { value, error: 0.0 };
-    let (g, p, fresh) = (exact(g).times(row.scale), exact(p), row.fresh == 1.0);
+/// One value's step in f32: the parameter and the states.
+fn step(rule: UpdateRule, row: UpdateRow, g: f32, p: f32, states: &[f32]) -> Vec<f32> {
+    let (g, fresh) = (g * row.scale, row.fresh == 1.0);
     let penalized = || match row.decay == 0.0 {
         true => g,
-        false => p.times(row.decay).plus(g),
+        false => p * row.decay + g,
     };
-    let moved = |state: usize, beta: f32, added: Number| match fresh {
+    let moved = |state: usize, beta: f32, added: f32| match fresh {
         true => added,
-        false => exact(states[state]).times(beta).plus(added),
+        false => states[state] * beta + added,
     };
-    let moments = |g: Number| {
-        let second = g.squared().times(row.factor_2);
-        let first = moved(0, row.beta_1, g.times(row.factor_1));
-        (first, moved(1, row.beta_2, second))
+    let moments = |g: f32| {
+        let first = moved(0, row.beta_1, g * row.factor_1);
+        (first, moved(1, row.beta_2, g * g * row.factor_2))
     };
-    let largest = |amsgrad: bool, v: Number| match !amsgrad || fresh || states[2] < v.value {
+    let largest = |amsgrad: bool, v: f32| match !amsgrad || fresh || states[2] < v {
         true => v,
-        false => exact(states[2]),
+        false => states[2],
     };
     let kept = |m, v, u, amsgrad: bool| [Some(m), Some(v), amsgrad.then_some(u)];
     let (from, delta, states) = match rule {
@@ -144,35 +82,59 @@ pub fn step(rule: UpdateRule, row: UpdateRow, g: f32, p: f32, states: &[f32]) ->
             let g = penalized();
             let v = match fresh || !momentum {
                 true => g,
-                false => moved(0, row.beta_1, g.times(row.factor_1)),
+                false => moved(0, row.beta_1, g * row.factor_1),
             };
-            let looked_forward = || v.times(row.beta_1).plus(g);
-            let delta = if nesterov { looked_forward() } else { v };
+            let delta = if nesterov { v * row.beta_1 + g } else { v };
             (p, delta, [momentum.then_some(v), None, None])
         }
         UpdateRule::Adam { amsgrad } => {
             let (m, v) = moments(penalized());
             let u = largest(amsgrad, v);
-            let root = u.root().plus(exact(row.epsilon));
-            let delta = m.times(row.correction_1).over(root);
+            let delta = m * row.correction_1 / (u.sqrt() + row.epsilon);
             (p, delta, kept(m, v, u, amsgrad))
         }
         UpdateRule::AdamW { amsgrad, cautious } => {
             let (m, v) = moments(g);
             let u = largest(amsgrad, v);
-            let agree = (p.value >= 0.0) == (m.value >= 0.0);
+            let agree = (p >= 0.0) == (m >= 0.0);
             let decayed = match cautious {
                 true if !agree || row.decay == 0.0 => p,
-                true => p.plus(p.times(-row.decay)),
-                false => p.times(row.decay),
+                true => p + p * -row.decay,
+                false => p * row.decay,
             };
-            let root = u.over(exact(row.correction_2)).root();
-            let root = root.plus(exact(row.epsilon));
-            let delta = m.over(exact(row.correction_1)).over(root);
+            let root = (u / row.correction_2).sqrt() + row.epsilon;
+            let delta = m / row.correction_1 / root;
             (decayed, delta, kept(m, v, u, amsgrad))
         }
     };
-    let stepped = from.plus(delta.times(-row.lr));
+    let stepped = from + delta * -row.lr;
     let all = [Some(stepped)].into_iter().chain(states);
     all.flatten().collect()
+}
+
+/// Whether a device may find these values, the parameter first, for what [`step`] makes of others: on Flex bit for bit. Elsewhere operations may
+/// be contracted, and WGSL grants some units in the last place to a division and a root: as far away as that is of the magnitudes that are added up.
+pub fn may_find(
+    found: &[f64],
+    rule: UpdateRule,
+    row: UpdateRow,
+    [g, p]: [f32; 2],
+    states: &[f32],
+) -> bool {
+    let expected = step(rule, row, g, p, states);
+    let away = UpdateRow { lr: -row.lr, ..row };
+    let magnitudes: Vec<f32> = states.iter().map(|state| state.abs()).collect();
+    let magnitudes = step(rule, away, g.abs(), p.abs(), &magnitudes);
+    let flushed = match keeps_subnormals(DType::F32) {
+        true => 0.0,
+        false => f64::from(f32::MIN_POSITIVE),
+    };
+    let fits = |(at, found): (usize, &f64)| match is_cube() {
+        false => number::same(*found, expected[at].into()),
+        true => {
+            let error = 3e-6 * f64::from(magnitudes[at]) + flushed;
+            (found - f64::from(expected[at])).abs() <= error
+        }
+    };
+    found.len() == expected.len() && found.iter().enumerate().all(fits)
 }

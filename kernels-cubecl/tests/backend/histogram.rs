@@ -1,9 +1,9 @@
-//! Counts by binary exponent. Every [`Case`] compares them, too.
+//! Counts by binary exponent, which every [`crate::case::Case`] compares.
 
 use burn::tensor::TensorData;
 use burn_amp_kernels::ExponentHistogram;
 
-use crate::{case::Case, create::floats, host, number, system::System};
+use crate::{host, number};
 
 /// Asserts that the counts are those of these values.
 pub fn assert_counts(found: &ExponentHistogram, tensors: &[TensorData]) {
@@ -39,16 +39,4 @@ pub fn assert_counts(found: &ExponentHistogram, tensors: &[TensorData]) {
         let range = sure..=sure + free;
         assert!(range.contains(&found), "bin {bin}: {found} of {range:?}");
     }
-}
-
-/// Both sides of every power of two.
-pub fn edges(system: &System) {
-    let mut values = vec![0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
-    values.extend([f32::MAX, f32::MIN_POSITIVE]);
-    for exponent in -45..=20 {
-        let power = 2f32.powi(exponent);
-        values.extend([power, -power, power.next_down(), power.next_up()]);
-    }
-    let tensor = floats(values.clone(), [values.len()]);
-    Case::new().with(tensor).check(system, 0.5);
 }

@@ -26,8 +26,8 @@ pub fn product_dtype(dtype: DType) -> DType {
 pub fn may_flush(dtype: DType, target: DType, before: f64, after: f64) -> bool {
     // The smallest normal value too: what was rounded up to it may have been subnormal.
     let subnormal = |value: f64, dtype| value != 0.0 && value.abs() <= smallest(dtype);
-    let keeps = keeps_subnormals(dtype) && keeps_subnormals(target);
-    !keeps && (subnormal(before, dtype) || subnormal(after, target))
+    let keeps = || keeps_subnormals(dtype) && keeps_subnormals(target);
+    (subnormal(before, dtype) || subnormal(after, target)) && !keeps()
 }
 
 /// What a status must say; ranges are as wide as the treatment of subnormal values is free.

@@ -13,28 +13,29 @@ mod case;
 mod clip;
 mod create;
 mod device;
-mod edges;
 mod formula;
-// Where there are kernels nobody gets it, and on a device it takes minutes.
-#[cfg(not(feature = "cubecl"))]
-mod fallback;
 mod histogram;
 mod host;
-mod kernels;
+mod large;
+mod layouts;
 #[cfg(not(feature = "cubecl"))]
 mod list;
 mod number;
+mod ownership;
 mod random;
+mod skipped;
 mod system;
 mod update;
+mod values;
 mod views;
 
-mod layouts;
-mod lists;
-mod ownership;
-mod ranges;
-mod repeated;
-mod shapes;
-mod sizes;
-mod special;
-mod sums;
+/// The functions of the crate: kernels where the backend has them.
+mod kernels {
+    suite!(crate::system::System::kernels());
+}
+
+/// The composition of Burn's operations, on the same device. Where there are kernels nobody gets it, and on a device it takes minutes.
+#[cfg(not(feature = "cubecl"))]
+mod fallback {
+    suite!(crate::system::System::composed());
+}

@@ -1,7 +1,9 @@
 //! What is tested: the functions of the crate, and how accurate their norms are.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::tensor::Tensor;
-use burn_amp_kernels::{ExponentHistogram, Status, TensorList, TensorStatus};
+use burn_amp_kernels::{ExponentHistogram, Status, TensorList, TensorStatus, panic_message};
 
 use crate::device;
 
@@ -44,13 +46,13 @@ impl System {
     }
 
     pub fn unscale(&self, list: TensorList, inverse: f32) -> (TensorList, Status) {
-        let inverse = Tensor::from_floats([inverse], &device::device());
-        burn_amp_kernels::unscale(self.list(list), inverse).expect("supported dtypes")
+        let products = burn_amp_kernels::unscale(self.list(list), there(inverse));
+        products.expect("supported dtypes")
     }
 
     pub fn unscale_in_dtype(&self, list: TensorList, inverse: f32) -> (TensorList, Status) {
-        let inverse = Tensor::from_floats([inverse], &device::device());
-        burn_amp_kernels::unscale_in_dtype(self.list(list), inverse).expect("supported dtypes")
+        let products = burn_amp_kernels::unscale_in_dtype(self.list(list), there(inverse));
+        products.expect("supported dtypes")
     }
 
     pub fn inspect(&self, list: TensorList) -> Status {
@@ -85,9 +87,22 @@ impl System {
     }
 }
 
+/// On the device.
+fn there(number: f32) -> Tensor<1> {
+    Tensor::from_floats([number], &device::device())
+}
+
 /// A list of tensors of one rank.
 pub fn list_of<const D: usize>(tensors: impl IntoIterator<Item = Tensor<D>>) -> TensorList {
     let mut list = TensorList::new();
     tensors.into_iter().for_each(|tensor| list.push(tensor));
     list
+}
+
+/// Asserts that this panics with a message that says so.
+pub fn panics<R>(says: &str, action: impl FnOnce() -> R) {
+    let panicked = catch_unwind(AssertUnwindSafe(action));
+    let panic = panicked.map(drop).expect_err(says);
+    let message = panic_message(&*panic);
+    assert!(message.contains(says), "{message}");
 }

@@ -1,10 +1,11 @@
-//! Where in a graph it stands.
+//! Where in a graph it stands, and where its factor comes from.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor, s};
 use burn_amp_kernels::{Factor, scaled_cast, watched_cast};
 
-use crate::host::{autodiff, data, on_device, pairs, values};
-use crate::{device::has_kernels, watch::watch};
+use crate::check::watch;
+use crate::device::has_kernels;
+use crate::host::*;
 
 /// What is recomputed for a backward pass may be the cast's own input, or read its output: with and without checkpoints, watched or not, by
 /// factors of the host and of the device.
@@ -20,10 +21,7 @@ fn checkpoints() {
                 let leaf = Tensor::<1>::from_data(leaf, (&device, DType::from(from)));
                 let leaf = leaf.require_grad();
                 let inner = (leaf.clone() * 2.0).abs();
-                let output = match is_watched {
-                    true => watched_cast(inner, to, factor, &watch),
-                    false => scaled_cast(inner, to, factor),
-                };
+                let output = watched_cast(inner, to, factor, is_watched.then_some(&watch));
                 assert!(output.is_tracked() && !output.is_require_grad());
                 let grads = (output.clone() * output * 0.5).sum().backward();
                 // |2 x| times 8, times the sign, times 2.
@@ -33,4 +31,71 @@ fn checkpoints() {
             }
         }
     }
+}
+
+/// What is in place of a gradient must not be in place of another's.
+#[test]
+fn shared_gradients_stay() {
+    for dtype in dtypes() {
+        let leaf = || tensor::<1>(&[1.0, 2.0, 3.0], [3], dtype).require_grad();
+        let (a, b, c) = (leaf(), leaf(), leaf());
+        let sum =
+            a.clone() + scaled_cast(b.clone(), dtype, 4.0) + scaled_cast(c.clone(), dtype, 0.1);
+        let weights = tensor::<1>(&[1.0, -2.0, 0.5], [3], dtype);
+        let grads = (sum * weights).sum().backward();
+        let of = |leaf: Tensor<1>| values(leaf.grad(&grads).unwrap());
+        assert_eq!(of(a), [1.0, -2.0, 0.5]);
+        assert_eq!(of(b), [4.0, -8.0, 2.0]);
+        assert_eq!(of(c), [0.1, -0.2, 0.05].map(|value| round(value, dtype)));
+    }
+}
+
+/// A scale that moves is another tensor, and what was cast before keeps its own.
+#[test]
+fn each_graph_keeps_its_own() {
+    for (from, to) in pairs() {
+        let leaf = tensor::<1>(&[1.0, 2.0], [2], from).require_grad();
+        let mut scale = Tensor::<1>::from_floats([16.0], &Device::default());
+        let mut outputs = Vec::new();
+        for _ in 0..3 {
+            let factor = Factor::on_device(0.5, scale.clone());
+            outputs.push(scaled_cast(leaf.clone(), to, factor));
+            scale = scale * 4.0;
+        }
+        for (output, expected) in outputs.into_iter().zip([8.0, 32.0, 128.0]).rev() {
+            let grads = output.sum().backward();
+            assert_eq!(values(leaf.grad(&grads).unwrap()), [expected; 2]);
+        }
+        assert_eq!(values(scale), [1024.0]);
+    }
+}
+
+/// Words of a state, tensors of other dtypes, of graphs, and of another device.
+#[test]
+fn where_the_factor_comes_from() {
+    let words = Tensor::<1>::from_floats([0.0, 3.0, 32.0, 7.0], &Device::default());
+    let tracked = Tensor::<1>::from_floats([32.0], &autodiff().gradient_checkpointing());
+    let tracked = tracked.require_grad();
+    let [leaf, inner] = [tracked.clone(), tracked.clone() * 1.0];
+    let mut factors = vec![words.slice(s![2..3]), leaf, inner];
+    for dtype in dtypes() {
+        factors.push(Tensor::<1>::from_floats([32.0], &Device::default()).cast(dtype));
+    }
+    #[cfg(feature = "flex")]
+    factors.push(Tensor::from_floats([32.0], &Device::flex()));
+    for scale in factors {
+        for (from, to) in pairs() {
+            let input = tensor::<1>(&[1.0, 2.0], [2], from).require_grad();
+            let output = scaled_cast(input.clone(), to, Factor::on_device(0.125, scale.clone()));
+            let grads = output.sum().backward();
+            assert_eq!(values(input.grad(&grads).unwrap()), [4.0; 2]);
+            assert!(tracked.grad(&grads).is_none());
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "`scale` is one value, not 2")]
+fn a_factor_is_one_value() {
+    let _ = Factor::on_device(1.0, Tensor::from_floats([1.0, 2.0], &Device::default()));
 }

@@ -3,14 +3,16 @@
 //! On the device that the features choose, or `BURN_DEVICE` where there are several. With feature `ndarray`,
 //! `BURN_DEVICE=ndarray` names a backend without kernels.
 
+mod check;
 #[path = "../backend/device.rs"]
 mod device;
-mod factor;
 mod graph;
 mod host;
 mod layouts;
 #[path = "../backend/number.rs"]
 mod number;
+#[path = "../backend/skipped.rs"]
+mod skipped;
 #[cfg(feature = "cubecl")]
 mod unfused;
 mod values;

@@ -1,3 +1,0 @@
-//! The functions of the crate: kernels where the backend has them.
-
-suite!(crate::system::System::kernels());

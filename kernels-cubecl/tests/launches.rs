@@ -8,6 +8,8 @@
 mod alone;
 #[path = "../benches/gradients/launches.rs"]
 mod launches;
+#[path = "backend/skipped.rs"]
+mod skipped;
 
 use alone::{GPT2, alone, cube, most_launches};
 use burn::backend::ops::FloatTensorOps;
@@ -20,6 +22,7 @@ use burn_amp_kernels::{
 use burn_autodiff::Autodiff;
 use burn_cubecl::CubeBackend;
 use cubecl::launched::LaunchedKernels;
+use skipped::skipped;
 
 /// What work gives, and the launches of this crate's kernels, by name.
 fn ours<T>(work: impl FnOnce() -> T) -> (T, Vec<&'static str>) {
@@ -118,14 +121,13 @@ fn in_place_where_it_may_be() {
     assert!(in_place(transposed).1);
 }
 
-/// Nor is it in the way that the gradients were just made, and that others were read before. (CubeCL's runtime for CPUs holds
-/// memory until the work on it is done: there they are new memory.)
+/// Nor is it in the way that the gradients were just made, and that others were read before.
 #[test]
 fn in_place_right_after_the_backward_pass() {
     let _alone = alone();
     let device = Device::default().autodiff();
     if std::env::var("BURN_DEVICE").is_ok_and(|name| name.starts_with("cpu")) {
-        return;
+        return skipped("the runtime for CPUs holds memory until the work on it is done");
     }
     for _ in 0..5 {
         let leaf = Tensor::<2>::ones([64, 96], &device).require_grad();
@@ -204,7 +206,7 @@ fn a_scaled_gradient_is_one_kernel() {
     let device = Device::default().autodiff();
     let half = DType::F16;
     if !device.supports_dtype(half) {
-        return;
+        return skipped("no f16");
     }
     let backward = |by: Factor| {
         let input = Tensor::<2>::ones([64, 64], (&device, half)).require_grad();
@@ -238,7 +240,7 @@ fn a_scaled_gradient_is_one_kernel() {
 fn a_factor_on_the_device_is_not_read() {
     let _alone = alone();
     if !Device::default().supports_dtype(DType::F16) {
-        return;
+        return skipped("no f16");
     }
     let input = Tensor::<2>::ones([8, 8], &Device::default().autodiff()).require_grad();
     drain();
@@ -260,7 +262,7 @@ fn a_scaled_gradient_is_one_launch_without_fusion() {
     let _alone = alone();
     let device = Device::default();
     let Some(unfused) = cube(&device) else {
-        return;
+        return skipped("not a device of CubeCL's");
     };
     let dtypes = [FloatDType::F16, FloatDType::BF16, FloatDType::F32];
     let dtypes = || (dtypes.into_iter()).filter(|dtype| device.supports_dtype(*dtype));

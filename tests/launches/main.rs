@@ -82,7 +82,7 @@ fn gradients_that_keep_their_dtype_take_one_pass() {
     let _alone = alone();
     let device = Device::default();
     if !device.supports_dtype(DType::F16) {
-        return;
+        return skipped("no f16");
     }
     let weights = weights(DType::F16, &device);
     let scaler = scaler(true);
@@ -105,7 +105,7 @@ fn a_step_that_nobody_waits_for_reads_nothing() {
     let _alone = alone();
     let device = Device::default().autodiff();
     if !device.supports_dtype(DType::F16) {
-        return;
+        return skipped("no f16");
     }
     let amp = MixedPrecision::f16();
     // A thread that has read nothing before.

@@ -13,6 +13,8 @@ pub mod prelude;
 pub mod readers;
 pub mod run;
 mod says;
+#[path = "../../kernels-cubecl/tests/backend/skipped.rs"]
+mod skipped;
 pub mod small;
 pub mod trial;
 mod waited;
@@ -29,7 +31,8 @@ pub use logs::{captured, listen, logs};
 pub use panics::{panic_message, quietly};
 pub use player::Player;
 pub use run::{Run, Snapshot, resumed};
-pub use says::{is_error, no_warning, only, says, skipped, warns_once};
+pub use says::{is_error, no_warning, only, says, warns_once};
+pub use skipped::skipped;
 pub use waited::{Observed, Waited};
 
 use burn::optim::{GradientsParams, SgdConfig};

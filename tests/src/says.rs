@@ -4,8 +4,6 @@ use crate::captured;
 use burn_amp::AmpError;
 use log::Level;
 use std::fmt::Display;
-use std::io::{self, Write};
-use std::thread;
 
 /// The words of each error, in this place alone: what its `Debug` holds, and what its message says then.
 const WORDS: &str = "
@@ -45,13 +43,6 @@ UnfrozenBase > Freeze the base
 ForeignRecord > does not fit
 UncheckedDTypes > Burn's feature `fusion` > `cubecl` does not > `MixedPrecision::allow_unchecked_dtypes`
 ";
-
-/// Says that the test of this thread is left out on this device, and why, where a run of all tests shows it, too: these lines are counted.
-pub fn skipped(why: &str) {
-    let test = thread::current();
-    let test = test.name().unwrap_or("a test");
-    writeln!(io::stderr(), "skipped: {test}: {why}").unwrap();
-}
 
 /// Asserts that a message, or an error's, has all of these parts.
 #[track_caller]

@@ -1,7 +1,11 @@
-//! Tests that have nothing to do on some device say so, all in one way: these lines are counted.
+//! Tests that have nothing to do on some device.
 
-/// What the running test says instead.
+use std::io::{self, Write};
+use std::thread;
+
+/// Says that the test of this thread is left out on this device, and why, where a run of all tests shows it, too: these lines are counted.
 pub fn skipped(why: &str) {
-    let test = std::thread::current();
-    println!("skipped: {}: {why}", test.name().unwrap_or_default());
+    let test = thread::current();
+    let test = test.name().unwrap_or("a test");
+    writeln!(io::stderr(), "skipped: {test}: {why}").unwrap();
 }

@@ -1,9 +1,12 @@
-//! The pass under limits that no device here has, and over padded rows, on the default device.
+//! The pass and the step under limits that no device here has, and over padded rows, on the default device.
 
 use burn::tensor::{DType, Device, TensorData};
 use burn::{backend::DispatchDevice, backend::ops::FloatTensorOps};
 use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
 use burn_std::{Metadata, Shape, Strides, reader::try_read_sync};
+
+#[path = "../backend/skipped.rs"]
+mod skipped;
 
 use super::batch::{Laid, padding};
 use super::launch::{pass, update};
@@ -12,11 +15,15 @@ use crate::status::{TensorStatus, decode};
 use crate::step::{ROW, UpdateRule};
 use crate::words::data_of;
 
+/// None where the default device is not one of CubeCL's: then the test says that it is skipped.
 fn device() -> Option<CubeDevice> {
     #[allow(unreachable_patterns)] // which backends there are beside it depends on Burn's features
     match Device::default().as_dispatch() {
         DispatchDevice::Cube(device) => Some(device.clone()),
-        _ => None,
+        _ => {
+            skipped::skipped("not a device of CubeCL's");
+            None
+        }
     }
 }
 
@@ -36,6 +43,7 @@ fn read(tensor: CubeTensor) -> Vec<f32> {
     data.unwrap().unwrap().iter().collect()
 }
 
+/// Halves, and what is found in them.
 fn run(
     tensors: Vec<CubeTensor>,
     keep_dtype: bool,
@@ -55,14 +63,14 @@ fn run(
 fn in_software_a_cube_is_one_plane() {
     let Some(device) = device() else { return };
     let client = upload(vec![0.0], false, &device).client;
-    let hardware = &client.properties().hardware;
     let limits = Limits::of(&client);
     let is_software = client.properties().identity.physical.is_none();
-    if is_software && format!("{device:?}").contains("Wgpu") {
-        assert_eq!(limits.units, hardware.plane_size_min);
-        assert_eq!(units(&client, 1024), hardware.plane_size_min);
-        assert_eq!((limits.max_tensors, limits.max_shared), (4, 1 << 16));
+    if !is_software || !format!("{device:?}").contains("Wgpu") {
+        return skipped::skipped("shaders do not run on the CPU");
     }
+    let plane = client.properties().hardware.plane_size_min;
+    assert_eq!((limits.units, units(&client, 1024)), (plane, plane));
+    assert_eq!((limits.max_tensors, limits.max_shared), (4, 1 << 16));
 }
 
 /// Fewer values or buffers than a device here allows a launch.
@@ -84,16 +92,17 @@ fn assert_rows(found: &[TensorStatus], expected: &[TensorStatus], what: &str) {
     }
 }
 
+const LENGTHS: [usize; 9] = [5000, 17, 0, 40_000, 8192, 4097, 64, 1, 12_345];
+
 #[test]
 fn limits_change_nothing_but_the_launches() {
     let Some(device) = device() else { return };
-    let lengths = [5000, 17, 0, 40_000, 8192, 4097, 64, 12_345];
     for (half, keep_dtype) in [(false, false), (false, true), (true, false), (true, true)] {
         let tensor = |(seed, length)| upload(values(seed, length), half, &device);
-        let list = || Vec::from_iter(lengths.into_iter().enumerate().map(tensor));
+        let list = || Vec::from_iter(LENGTHS.into_iter().enumerate().map(tensor));
         let limits = Limits::of(&list()[0].client);
         let (products, rows) = run(list(), keep_dtype, &limits);
-        for (seed, (product, length)) in products.iter().zip(lengths).enumerate() {
+        for (seed, (product, length)) in products.iter().zip(LENGTHS).enumerate() {
             let expected: Vec<f32> = values(seed, length).iter().map(|v| v * 0.5).collect();
             assert_eq!(*product, expected, "half {half}, {length} values");
             let above = expected.iter().filter(|value| value.abs() >= 4.0).count();
@@ -112,7 +121,6 @@ fn limits_change_nothing_but_the_launches() {
 #[test]
 fn a_step_is_the_same_under_other_limits() {
     let Some(device) = device() else { return };
-    let lengths = [5000, 17, 0, 40_000, 8192, 4097, 64, 1, 12_345];
     // As those of an `UpdateRow`: all but the rate are the same.
     let words = |number: usize| {
         let lr = number as f32 / 8.0;
@@ -122,8 +130,8 @@ fn a_step_is_the_same_under_other_limits() {
         row.map(f32::to_bits)
     };
     let rows = || {
-        let words = (0..lengths.len()).flat_map(words);
-        CubeBackend::float_from_data(data_of(words, [lengths.len(), ROW]), &device)
+        let words = (0..LENGTHS.len()).flat_map(words);
+        CubeBackend::float_from_data(data_of(words, [LENGTHS.len(), ROW]), &device)
     };
     let [adam, amsgrad] = [false, true].map(|amsgrad| UpdateRule::Adam { amsgrad });
     let (momentum, nesterov) = (false, false);
@@ -131,17 +139,17 @@ fn a_step_is_the_same_under_other_limits() {
     for (rule, half) in [(amsgrad, false), (adam, true), (sgd, false)] {
         let own = |(number, length)| {
             let values = |seed: usize| values(number + 100 * seed, length);
-            let mut own = [0, 1]
-                .map(|seed| upload(values(seed), half, &device))
-                .to_vec();
-            own.extend(half.then(|| upload(values(1), false, &device)));
+            let mut own = vec![(values(0), half), (values(1), half)];
+            own.extend(half.then(|| (values(1), false)));
             own.extend((0..rule.states()).map(|state| {
                 let squares = values(state).into_iter().map(|value| value * value);
-                upload(squares.collect(), false, &device)
+                (squares.collect(), false)
             }));
-            own
+            let own = own.into_iter();
+            own.map(|(values, half)| upload(values, half, &device))
+                .collect::<Vec<_>>()
         };
-        let parameters = || Vec::from_iter(lengths.into_iter().enumerate().map(own));
+        let parameters = || Vec::from_iter(LENGTHS.into_iter().enumerate().map(own));
         let step = |parameters, limits: &Limits| {
             let updated = update(limits, parameters, rows(), rule).into_iter();
             updated.map(read).collect::<Vec<_>>()
@@ -156,9 +164,9 @@ fn a_step_is_the_same_under_other_limits() {
             assert_eq!(step(parameters(), &narrow), expected);
         }
         // The rate is the row's.
-        let states = expected.len() / lengths.len();
+        let states = expected.len() / LENGTHS.len();
         let moved = |number: usize| {
-            let before = values(number + 100, lengths[number]);
+            let before = values(number + 100, LENGTHS[number]);
             before != expected[number * states]
         };
         assert!(!moved(0) && moved(1) && moved(8));
@@ -169,54 +177,56 @@ fn a_step_is_the_same_under_other_limits() {
 #[test]
 fn padded_rows_are_taken_as_they_lie() {
     let Some(device) = device() else { return };
-    for half in [false, true] {
-        for (shape, pitch) in [
-            ([3, 7, 50], 64),
-            ([1, 300, 257], 272),
-            ([5, 4, 3], 4),
-            ([2, 2, 9], 32),
-        ] {
-            let [planes, rows, columns] = shape;
-            let dense = values(pitch, planes * rows * columns);
-            let tensor = || {
-                let mut padded = Vec::new();
-                for row in dense.chunks_exact(columns) {
-                    padded.extend_from_slice(row);
-                    padded.resize(padded.len().next_multiple_of(pitch), f32::NAN);
-                }
-                let buffer = upload(padded, half, &device);
-                let strides = Strides::from([rows * pitch, pitch, 1].as_slice());
-                let meta = Metadata::new(Shape::from(shape), strides).into();
-                CubeTensor { meta, ..buffer }
-            };
-            assert_eq!(Laid::padded(tensor()).run.padding, Some((pitch, columns)));
-            let limits = Limits::of(&tensor().client);
-            let expected: Vec<f32> = dense.iter().map(|value| value * 0.5).collect();
-            let (plain, want) = run(vec![upload(dense.clone(), half, &device)], true, &limits);
-            assert_eq!(plain, [&expected[..]]);
-            for (held, keep_dtype) in [(false, true), (true, true), (true, false)] {
-                let what = format!("{shape:?} {pitch} {held} {keep_dtype}");
-                let tensor = tensor();
-                let other = held.then(|| tensor.clone());
-                let (products, found) = run(vec![tensor], keep_dtype, &limits);
-                assert_eq!(products, [&expected[..]], "{what}");
-                assert_rows(&found, &want, &what);
-                drop(other);
+    let shapes = [
+        ([3, 7, 50], 64),
+        ([1, 300, 257], 272),
+        ([5, 4, 3], 4),
+        ([2, 2, 9], 32),
+    ];
+    let both = |of| [(false, of), (true, of)];
+    for (half, (shape, pitch)) in shapes.into_iter().flat_map(both) {
+        let [planes, rows, columns] = shape;
+        let dense = values(pitch, planes * rows * columns);
+        let tensor = || {
+            let mut padded = Vec::new();
+            for row in dense.chunks_exact(columns) {
+                padded.extend_from_slice(row);
+                padded.resize(padded.len().next_multiple_of(pitch), f32::NAN);
             }
+            let buffer = upload(padded, half, &device);
+            let strides = Strides::from([rows * pitch, pitch, 1].as_slice());
+            let meta = Metadata::new(Shape::from(shape), strides).into();
+            CubeTensor { meta, ..buffer }
+        };
+        assert_eq!(Laid::padded(tensor()).run.padding, Some((pitch, columns)));
+        let limits = Limits::of(&tensor().client);
+        let (expected, want) = run(vec![upload(dense.clone(), half, &device)], true, &limits);
+        for (held, keep_dtype) in [(false, true), (true, true), (true, false)] {
+            let what = format!("{shape:?} {pitch} {held} {keep_dtype}");
+            let tensor = tensor();
+            let other = held.then(|| tensor.clone());
+            let (products, found) = run(vec![tensor], keep_dtype, &limits);
+            assert_eq!(products, expected, "{what}");
+            assert_rows(&found, &want, &what);
+            drop(other);
         }
     }
 }
 
 #[test]
 fn only_rows_are_padded() {
-    let padding =
-        |shape: &[usize], strides: &[usize]| padding(&Shape::from(shape), &Strides::from(strides));
-    assert_eq!(padding(&[3, 5], &[8, 1]), Some((8, 5)));
-    assert_eq!(padding(&[2, 3, 5], &[24, 8, 1]), Some((8, 5)));
-    assert_eq!(padding(&[3, 5], &[5, 1]), None);
-    assert_eq!(padding(&[2, 3, 5], &[32, 8, 1]), None);
-    assert_eq!(padding(&[3, 5], &[1, 8]), None);
-    assert_eq!(padding(&[3, 5], &[0, 1]), None);
-    assert_eq!(padding(&[3, 0], &[8, 1]), None);
-    assert_eq!(padding(&[5], &[1]), None);
+    let cases: [(&[usize], &[usize], _); 8] = [
+        (&[3, 5], &[8, 1], Some((8, 5))),
+        (&[2, 3, 5], &[24, 8, 1], Some((8, 5))),
+        (&[3, 5], &[5, 1], None),
+        (&[2, 3, 5], &[32, 8, 1], None),
+        (&[3, 5], &[1, 8], None),
+        (&[3, 5], &[0, 1], None),
+        (&[3, 0], &[8, 1], None),
+        (&[5], &[1], None),
+    ];
+    for (shape, strides, expected) in cases {
+        let found = padding(&Shape::from(shape), &Strides::from(strides));
+        assert_eq!(found, expected, "{shape:?}, {strides:?}");
+    }
 }

@@ -5,18 +5,21 @@ use burn_amp_tests::{prelude::*, says};
 use std::cell::Cell;
 use tempfile::TempDir;
 
-use crate::faults;
-use crate::network::{Network, at, audit_with, batch, f16, loss, same};
+use crate::network::{Network, at, audit_of, audit_with, batch, f16, loss, same};
+use crate::programs::{is_half, without_gradient};
+use crate::verdicts::nan_in_the_data;
 
-/// The folder that an audit has written.
-fn saved(audit: &Audit) -> TempDir {
+/// The folder that an audit has written, its page, and a file of it.
+fn saved(audit: &Audit, file: &str) -> (TempDir, String, Value) {
     let folder = tempfile::tempdir().unwrap();
     audit.save(folder.path()).unwrap();
-    folder
+    let page = fs::read_to_string(folder.path().join("audit.html")).unwrap();
+    let json = json(folder.path().join(file));
+    (folder, page, json)
 }
 
-fn page(folder: &TempDir) -> String {
-    fs::read_to_string(folder.path().join("audit.html")).unwrap()
+fn array(json: &Value) -> &[Value] {
+    json.as_array().unwrap()
 }
 
 #[test]
@@ -37,57 +40,54 @@ fn a_healthy_step_takes_five_losses_and_leaves_no_trace() {
 #[test]
 fn a_page_and_all_figures_are_written() {
     let underflow = |x| sigmoid(x * 1e-2) * 1e-3;
-    let folder = saved(&audit_with(&at(1.0), underflow, loss));
-    let page = page(&folder);
+    let (folder, page, json) = saved(&audit_with(&at(1.0), underflow, loss), "audit.json");
     says(&page, ["<svg", "first.weight", "Raise the loss scale"]);
     for outside in ["src=", "href=", "@import", "<script"] {
         assert!(!page.contains(outside), "{outside}");
     }
-    let json: Value = json(folder.path().join("audit.json"));
     assert_eq!(json["verdict"]["kind"], "underflow");
-    assert_eq!(json["runs"].as_array().unwrap().len(), 5);
+    let counts = ["runs", "layers"].map(|of| array(&json[of]).len());
+    assert_eq!(counts, [5, 4]);
     let first = &json["parameters"][0];
     assert_eq!(first["path"], "first.weight");
     assert_eq!(first["figures"][1]["lost"], 1.0);
-    assert_eq!(json["layers"].as_array().unwrap().len(), 4);
-    assert!(!folder.path().join("reproduce.json").exists());
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    // Values beyond f16 are counted.
+    let json = audit_with(&at(2f64.powi(40)), same, loss).to_json();
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let last = array(&json["exponents"]).last().unwrap();
+    assert!(last[0] == 17 && last[1].as_u64() > Some(100), "{last}");
 }
 
 #[test]
 fn a_fault_of_the_backend_comes_with_values() {
-    let folder = saved(&audit_with(&f16(), faults::without_gradient, loss));
-    let json: Value = json(folder.path().join("reproduce.json"));
-    let tensors = json["tensors"].as_array().unwrap().iter();
+    let audit = audit_with(&f16(), without_gradient, loss);
+    let (folder, _, json) = saved(&audit, "reproduce.json");
+    let tensors = array(&json["tensors"]).iter();
     let names: Vec<_> = tensors.map(|t| t["name"].as_str().unwrap()).collect();
     // It begins between the gradient that comes to `between` and what leaves it.
     for name in ["gradient at probe first", "gradient at probe between"] {
         assert!(names.contains(&name), "{names:?}");
     }
     let lost = &json["tensors"][0];
-    let any = |values: &str| lost[values].as_array().unwrap().iter().any(|v| *v != 0.0);
+    let any = |values: &str| array(&lost[values]).iter().any(|value| *value != 0.0);
     assert!(!any("values") && any("in_f32"), "{lost}");
 
-    // An audit that finds nothing of the kind leaves none of it.
-    let loss_alone = faults::another_loss();
+    // An audit that finds nothing of the kind leaves none of it: here gradients are right, and the loss is not.
+    let loss_alone = audit_of(&f16(), Network::new(), |amp, m| {
+        let mut off = 0.0;
+        let output = amp.autocast(batch(), |x| {
+            off = f32::from(u8::from(is_half(&x)));
+            m.forward(x, same)
+        });
+        loss(output) + off
+    });
     says(&loss_alone, ["and the loss amplifies it"]);
     loss_alone.save(folder.path()).unwrap();
     assert!(!folder.path().join("reproduce.json").exists());
-}
-
-#[test]
-fn values_beyond_f16_are_counted() {
-    let json = audit_with(&at(2f64.powi(40)), same, loss).to_json();
-    let json: Value = serde_json::from_str(&json).unwrap();
-    let last = json["exponents"].as_array().unwrap().last().unwrap();
-    assert!(last[0] == 17 && last[1].as_u64() > Some(100), "{last}");
-}
-
-#[test]
-fn a_folder_that_cannot_be_made_is_named() {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let audit = audit_with(&f16(), same, loss);
-    let error = audit.save(file.path().join("folder")).unwrap_err();
+    // A folder that cannot be made is named.
+    let error = loss_alone.save(folder.path().join("audit.html/folder"));
+    let error = error.unwrap_err();
     let named = matches!(&error, ReportError::File { path, .. } if path.ends_with("folder"));
     assert!(named, "{error}");
 }
@@ -95,15 +95,14 @@ fn a_folder_that_cannot_be_made_is_named() {
 /// NaN in the data: no run is right, and no norm is zero.
 #[test]
 fn what_is_not_finite_in_f32_is_not_shown_as_right() {
-    let audit = faults::nan_in_the_data();
+    let audit = nan_in_the_data();
     let text = audit.to_string();
     for wrong in ["right", "0.00e0"] {
         assert!(!text.contains(wrong), "{text}");
     }
-    let json: Value = serde_json::from_str(&audit.to_json()).unwrap();
+    let (_folder, page, json) = saved(&audit, "audit.json");
     assert_eq!(json["runs"][0]["is_right"], false);
     assert!(json["parameters"][0]["norm"].is_null());
-    let page = page(&saved(&audit));
-    assert!(page.contains("<td>inf / NaN</td>"), "{page}");
+    says(&page, ["<td>inf / NaN</td>"]);
     assert!(!page.contains(">right<"), "{page}");
 }

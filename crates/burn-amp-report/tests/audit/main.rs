@@ -1,7 +1,7 @@
 //! The audit: planted faults are told apart, and healthy models raise no alarm.
 
-mod faults;
 mod files;
 mod healthy;
 mod network;
+mod programs;
 mod verdicts;

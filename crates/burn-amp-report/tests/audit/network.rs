@@ -44,24 +44,25 @@ pub fn batch() -> Tensor<2> {
     random(1, [32, WIDTH], &flex()) * 1.4
 }
 
-pub type Between = fn(Tensor<2>) -> Tensor<2>;
-
 /// Audits the network with something between its layers, on a loss of its output.
 pub fn audit_with(
     amp: &MixedPrecision,
     between: impl Fn(Tensor<2>) -> Tensor<2>,
     loss: impl Fn(Tensor<2>) -> Tensor<1>,
 ) -> Audit {
-    let model = Network::new().apply_reparameterization(amp.clone());
-    let forward = |m: &Network| amp.autocast(batch(), |x| m.forward(x, &between));
-    audit(&model, amp, |m| loss(forward(m))).unwrap()
+    audit_of(amp, Network::new(), |amp, m| {
+        loss(amp.autocast(batch(), |x| m.forward(x, &between)))
+    })
 }
 
-/// Audits a network in f16.
-pub fn audit_of(model: Network, loss: impl Fn(&MixedPrecision, &Network) -> Tensor<1>) -> Audit {
-    let amp = f16();
+/// Audits a network on a loss.
+pub fn audit_of(
+    amp: &MixedPrecision,
+    model: Network,
+    loss: impl Fn(&MixedPrecision, &Network) -> Tensor<1>,
+) -> Audit {
     let model = model.apply_reparameterization(amp.clone());
-    audit(&model, &amp, |m| loss(&amp, m)).unwrap()
+    audit(&model, amp, |m| loss(amp, m)).unwrap()
 }
 
 pub fn f16() -> MixedPrecision {

@@ -1,4 +1,4 @@
-//! A page as a browser shows it. Needs Chromium, which `.ci/run` installs.
+//! A page as a browser shows it. Needs Chromium, which `.ci/full` installs.
 
 use burn_amp_report::report;
 use std::{fs, path::Path, process::Command};
@@ -11,19 +11,17 @@ const FLAGS: &str = "--headless --no-sandbox --disable-gpu --disable-quic --no-f
 
 fn chromium(page: &Path, arguments: &[&str]) -> std::process::Output {
     let profile = tempfile::tempdir().unwrap();
-    let output = Command::new("chromium")
-        .args(FLAGS.split(' '))
-        .arg(format!("--user-data-dir={}", profile.path().display()))
-        .args(arguments)
-        .arg(format!("file://{}", page.display()))
-        .output()
-        .expect("chromium is installed");
+    let mut command = Command::new("chromium");
+    command.args(FLAGS.split(' ')).args(arguments);
+    command.arg(format!("--user-data-dir={}", profile.path().display()));
+    command.arg(format!("file://{}", page.display()));
+    let output = command.output().expect("chromium is installed");
     assert!(output.status.success(), "{output:?}");
     output
 }
 
 #[test]
-#[ignore = "needs Chromium: `.ci/run` installs it and runs this"]
+#[ignore = "needs Chromium: `.ci/full` installs it and runs this"]
 fn a_browser_draws_the_charts_and_the_table() {
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("report.html");

@@ -1,13 +1,17 @@
 //! The program as a user runs it: real processes, real files.
 
-use serde_json::Value;
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Output, Stdio},
-    thread,
-    time::{Duration, Instant},
+mod program;
+
+use burn::tensor::Device;
+use digits::{
+    checkpoint::{self, Progress},
+    data::Digits,
+    report::Summary,
+    training::{Run, Trainer},
 };
+use program::{prints, refuses};
+use serde_json::Value;
+use std::{fs, process::Command};
 use tempfile::TempDir;
 
 fn digits(folder: &TempDir, args: &[&str]) -> Command {
@@ -16,26 +20,11 @@ fn digits(folder: &TempDir, args: &[&str]) -> Command {
     command
 }
 
-fn run(folder: &TempDir, args: &[&str]) -> Output {
-    digits(folder, args).output().unwrap()
-}
-
-fn ok(output: &Output) {
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{error}");
-}
-
-/// The error that a failed program has printed.
-fn error(output: &Output) -> String {
-    assert!(!output.status.success());
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!error.contains("panicked"), "{error}");
-    error
-}
-
 /// The runs of a report, their times left out: those differ from one machine to the next.
-fn numbers(path: &Path) -> Vec<Value> {
-    let report: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+fn numbers(folder: &TempDir, args: &[&str]) -> Vec<Value> {
+    prints(digits(folder, args).args(["--json", "report.json"]));
+    let report = fs::read_to_string(folder.path().join("report.json")).unwrap();
+    let report: Value = serde_json::from_str(&report).unwrap();
     let mut runs = report["runs"].as_array().unwrap().clone();
     for run in &mut runs {
         let time = run.as_object_mut().unwrap().remove("seconds_per_step");
@@ -44,49 +33,31 @@ fn numbers(path: &Path) -> Vec<Value> {
     runs
 }
 
+const NAMES: [&str; 3] = ["f32", "f16", "f16 + loss scaling"];
+
 #[test]
 fn writes_table_report_and_picture() {
     let folder = TempDir::new().unwrap();
-    let output = run(&folder, &["--epochs", "3", "--json", "report.json"]);
-    ok(&output);
-    let table = String::from_utf8(output.stdout).unwrap();
+    let table = prints(&mut digits(&folder, &["--epochs", "3"]));
     assert_eq!(table.lines().count(), 4, "{table}");
-
-    let runs = numbers(&folder.path().join("report.json"));
-    let names: Vec<_> = runs
-        .iter()
-        .map(|run| run["name"].as_str().unwrap())
-        .collect();
-    assert_eq!(names, ["f32", "f16", "f16 + loss scaling"]);
-    for run in &runs {
-        let keys: Vec<_> = run
-            .as_object()
-            .unwrap()
-            .keys()
-            .map(String::as_str)
-            .collect();
-        let expected = [
-            "final_loss",
-            "final_scale",
-            "name",
-            "skipped_steps",
-            "test_accuracy",
-            "zero_gradient_share",
-        ];
-        assert_eq!(keys, expected);
-        assert!(table.contains(run["name"].as_str().unwrap()));
+    let runs = numbers(&folder, &["--epochs", "3"]);
+    for (run, name) in runs.iter().zip(NAMES) {
+        let keys: Vec<_> = run.as_object().unwrap().keys().collect();
+        let expected =
+            "final_loss final_scale name skipped_steps test_accuracy zero_gradient_share";
+        assert!(keys.iter().copied().eq(expected.split(' ')), "{keys:?}");
+        assert!(run["name"] == name && table.contains(name), "{table}");
     }
     // The same network from the same seed.
-    let zeros = |run: usize| runs[run]["zero_gradient_share"].as_f64().unwrap();
-    assert_eq!(zeros(0), 0.0);
-    assert!(zeros(1) > 0.2);
-    assert!(zeros(2) < 0.001);
+    let zeros = [0, 1, 2].map(|run: usize| runs[run]["zero_gradient_share"].as_f64().unwrap());
+    assert!(
+        zeros[0] == 0.0 && zeros[1] > 0.2 && zeros[2] < 0.001,
+        "{zeros:?}"
+    );
 
     let svg = fs::read_to_string(folder.path().join("digits.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    for name in names {
-        assert!(svg.contains(name), "no curve for {name}");
-    }
+    assert!(NAMES.iter().all(|name| svg.contains(name)), "no curve");
     // Two of the runs and the scale, in whole lines; the f32 run in dashes.
     assert!(svg.matches("<polyline").count() >= 4 + 8);
     // The page shows through.
@@ -96,114 +67,78 @@ fn writes_table_report_and_picture() {
 #[test]
 fn the_same_seed_gives_the_same_numbers() {
     let folder = TempDir::new().unwrap();
-    let report = |file: &str, seed: &str| {
-        ok(&run(
-            &folder,
-            &["--epochs", "2", "--seed", seed, "--json", file],
-        ));
-        numbers(&folder.path().join(file))
-    };
-    let first = report("a.json", "7");
-    assert_eq!(first, report("b.json", "7"));
-    assert_ne!(first, report("c.json", "8"));
+    let [first, again, other] =
+        ["7", "7", "8"].map(|seed| numbers(&folder, &["--epochs", "2", "--seed", seed]));
+    assert!(first == again && first != other);
 }
 
 #[test]
 fn wrong_arguments_are_refused() {
     let folder = TempDir::new().unwrap();
-    let help = run(&folder, &["--help"]);
-    ok(&help);
-    let help = String::from_utf8(help.stdout).unwrap();
-    for option in [
-        "--seed",
-        "--epochs",
-        "--json",
-        "--svg",
-        "--checkpoint",
-        "--resume",
-        "--logs",
-    ] {
-        assert!(help.contains(option), "{help}");
-    }
-    assert!(error(&run(&folder, &["--epochs", "0"])).contains("1..=1000000"));
-    assert!(error(&run(&folder, &["--epochs", "many"])).contains("--epochs"));
-    let nowhere = ["--epochs", "1", "--json", "nowhere/report.json"];
-    assert!(error(&run(&folder, &nowhere)).contains("nowhere/report.json"));
-    let missing = error(&run(&folder, &["--resume", "missing.bpk"]));
-    assert!(missing.contains("missing.bpk"), "{missing}");
+    let help = prints(&mut digits(&folder, &["--help"]));
+    let options = "--seed --epochs --json --svg --checkpoint --resume --logs";
+    assert!(
+        options.split(' ').all(|option| help.contains(option)),
+        "{help}"
+    );
     fs::write(folder.path().join("text"), "no checkpoint").unwrap();
-    assert!(error(&run(&folder, &["--resume", "text"])).contains("text"));
+    const NOWHERE: &str = "nowhere/report.json";
+    let mut cases: Vec<(&[&str], &str)> = vec![
+        (&["--epochs", "0"], "1..=1000000"),
+        (&["--epochs", "many"], "--epochs"),
+        (&["--epochs", "1", "--json", NOWHERE], NOWHERE),
+        (&["--resume", "missing.bpk"], "missing.bpk"),
+        (&["--resume", "text"], "text"),
+    ];
     if !cfg!(feature = "report") {
-        assert!(error(&run(&folder, &["--logs", "runs"])).contains("--features report"));
+        cases.push((&["--logs", "runs"], "--features report"));
     }
+    refuses(|args| digits(&folder, args), &cases);
 }
 
 #[cfg(feature = "report")]
 #[test]
 fn logs_each_step_of_each_run() {
     let folder = TempDir::new().unwrap();
-    ok(&run(&folder, &["--epochs", "2", "--logs", "runs"]));
-    for name in ["f32", "f16", "f16 + loss scaling"] {
+    prints(&mut digits(&folder, &["--epochs", "2", "--logs", "runs"]));
+    for name in NAMES {
         let steps = folder.path().join("runs").join(name).join("steps.jsonl");
         let steps = fs::read_to_string(&steps).unwrap();
         assert_eq!(steps.matches("\"loss\":").count(), 2, "{name}: {steps}");
     }
 }
 
-/// Stopped in the third run and resumed: the same numbers as without the stop.
+/// Stopped in the third run: what it has kept is resumed with the same numbers as without the stop.
 #[test]
-#[cfg(unix)]
 fn a_stopped_program_resumes_with_the_same_numbers() {
     let folder = TempDir::new().unwrap();
-    let epochs = ["--epochs", "24"];
-    let args = |more: &[&'static str]| [&epochs[..], more].concat();
-    // Side by side with the one that is stopped.
-    let straight = digits(
-        &folder,
-        &args(&["--json", "straight.json", "--svg", "a.svg"]),
-    )
-    .stdout(Stdio::piped())
-    .stderr(Stdio::piped())
-    .spawn()
-    .unwrap();
-
-    let state = folder.path().join("state");
-    let mut child = digits(
-        &folder,
-        &args(&["--checkpoint", "state", "--json", "no.json"]),
-    )
-    .spawn()
-    .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(300);
-    // Until the last run has a checkpoint of its own.
-    while !fs::read(&state).is_ok_and(|bytes| contains(&bytes, br#""current":["F16Scaled""#)) {
-        assert!(
-            child.try_wait().unwrap().is_none(),
-            "done before it could be stopped"
-        );
-        assert!(Instant::now() < deadline);
-        thread::sleep(Duration::from_millis(5));
+    let args = ["--epochs", "24", "--checkpoint", "state"];
+    let straight = numbers(&folder, &args);
+    let device = Device::flex();
+    let data = Digits::load(&device).unwrap();
+    let mut progress = Progress {
+        seed: 0,
+        epochs: 24,
+        done: Vec::new(),
+        current: None,
+    };
+    let state = folder.path().join("stopped");
+    for run in Run::ALL {
+        let mut trainer = Trainer::new(run, 0, 24, &device).unwrap();
+        let steps = if run == Run::F16Scaled { 20 } else { 24 };
+        (0..steps).for_each(|_| trainer.step(&data).unwrap());
+        if run == Run::F16Scaled {
+            checkpoint::save(&state, progress.clone(), Some(&mut trainer)).unwrap();
+            continue;
+        }
+        let summary = Summary::new(run, &trainer.history, trainer.test_accuracy(&data));
+        progress.done.push((summary, trainer.history));
     }
-    // Not SIGINT: a shell that runs the tests in the background has it ignored.
-    let id = child.id().to_string();
-    Command::new("kill").args(["-TERM", &id]).status().unwrap();
-    assert!(!child.wait().unwrap().success());
-    assert!(!folder.path().join("no.json").exists());
-
-    let wrong = error(&run(&folder, &["--resume", "state", "--seed", "5"]));
-    assert!(wrong.contains("--seed 0"), "{wrong}");
-    ok(&run(
-        &folder,
-        &["--resume", "state", "--json", "resumed.json"],
-    ));
-    ok(&straight.wait_with_output().unwrap());
-    let report = |name: &str| numbers(&folder.path().join(name));
-    assert_eq!(report("resumed.json"), report("straight.json"));
-}
-
-#[cfg(unix)]
-fn contains(bytes: &[u8], text: &[u8]) -> bool {
-    bytes.windows(text.len()).any(|window| window == text)
+    let wrong: &[&str] = &["--resume", "stopped", "--seed", "5"];
+    refuses(|args| digits(&folder, args), &[(wrong, "--seed 0")]);
+    assert_eq!(numbers(&folder, &["--resume", "stopped"]), straight);
+    // The last thing that a program keeps is that all is done.
+    assert_eq!(numbers(&folder, &["--resume", "state"]), straight);
 }
 
 /// What the README promises of the whole job. Minutes without optimization: run it with `--release -- --ignored`.
@@ -211,16 +146,10 @@ fn contains(bytes: &[u8], text: &[u8]) -> bool {
 #[ignore = "minutes in a debug build"]
 fn the_whole_job_keeps_its_promises() {
     let folder = TempDir::new().unwrap();
-    let start = Instant::now();
-    ok(&run(&folder, &["--json", "report.json"]));
-    assert!(start.elapsed() < Duration::from_secs(180));
-    let runs = numbers(&folder.path().join("report.json"));
+    let runs = numbers(&folder, &[]);
     let accuracy = |run: usize| runs[run]["test_accuracy"].as_f64().unwrap();
-    let (f32, f16, scaled) = (accuracy(0), accuracy(1), accuracy(2));
-    assert!(
-        (scaled - f32).abs() <= 0.01,
-        "f32 {f32}, f16 with scaling {scaled}"
-    );
-    assert!(scaled >= f16 + 0.03, "f16 {f16}, with scaling {scaled}");
+    let [f32, f16, scaled] = [0, 1, 2].map(accuracy);
+    let kept = (scaled - f32).abs() <= 0.01 && scaled >= f16 + 0.03;
+    assert!(kept, "f32 {f32}, f16 {f16}, with scaling {scaled}");
     assert!(runs[2]["skipped_steps"].as_u64().unwrap() > 0);
 }

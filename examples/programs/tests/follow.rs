@@ -1,13 +1,22 @@
 //! The programs as a user runs them: f16 with scaling follows f32, and bf16 runs. Few steps, so that a debug build does them.
 
+#[path = "../../digits/tests/program/mod.rs"]
+mod program;
+
 use burn::{
     module::Module,
     nn::loss::{MseLoss, Reduction},
     tensor::Device,
 };
 use programs::{cnn, regression};
-use std::{fs, path::Path, process::Command};
+use std::{fs, path::PathBuf, process::Command};
 use tempfile::TempDir;
+
+fn programs(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_programs"));
+    command.args(args);
+    command
+}
 
 /// One run of a program.
 struct Run {
@@ -20,72 +29,68 @@ impl Run {
     /// Without a precision, of the plain program.
     fn new(program: &str, epochs: usize, precision: Option<&str>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_programs"));
-        command.args([program, "--epochs", &epochs.to_string()]);
-        command.arg("--folder").arg(folder.path());
+        let mut command = programs(&[program, "--epochs", &epochs.to_string(), "--folder"]);
+        command.arg(folder.path());
         if let Some(precision) = precision {
             command.args(["--precision", precision]);
         }
-        let output = command.output().unwrap();
-        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{program}: {printed}\n{error}");
+        let printed = program::prints(&mut command);
         assert!(folder.path().join("model.bpk").exists());
         Self { folder, printed }
     }
 
     /// What a loop prints for each epoch: the last number is that of the validation.
     fn printed_numbers(&self) -> Vec<Vec<f64>> {
-        let epochs = self
-            .printed
-            .lines()
-            .filter(|line| line.starts_with("epoch"));
+        let lines = self.printed.lines();
+        let epochs = lines.filter(|line| line.starts_with("epoch"));
         let number = |word: &str| word.trim_end_matches(',').parse().ok();
-        epochs
-            .map(|line| line.split_whitespace().skip(2).filter_map(number).collect())
-            .collect()
+        let numbers = epochs.map(|line| line.split_whitespace().skip(2).filter_map(number));
+        numbers.map(Iterator::collect).collect()
     }
 
     /// What a Learner logs for each epoch: loss of the training, accuracy and loss of the validation.
     fn logged_numbers(&self) -> Vec<Vec<f64>> {
-        let metrics = ["train/Loss", "valid/Accuracy", "valid/Loss"];
+        let epochs = fs::read_dir(self.folder.path().join("valid")).unwrap();
         let epoch = |epoch: usize| {
-            let metric = |name: &str| {
-                let path = name.replace('/', &format!("/epoch-{epoch}/"));
-                mean_of_log(&self.folder.path().join(path + ".log"))
-            };
-            metrics.iter().map(|name| metric(name)).collect()
+            let metrics = ["train/Loss", "valid/Accuracy", "valid/Loss"].map(|metric| {
+                let (split, name) = metric.split_once('/').unwrap();
+                self.mean(&format!("{split}/epoch-{epoch}/{name}"))
+            });
+            metrics.to_vec()
         };
-        let count = fs::read_dir(self.folder.path().join("valid"))
-            .unwrap()
-            .count();
-        (1..=count).map(epoch).collect()
+        (1..=epochs.count()).map(epoch).collect()
     }
-}
 
-/// Lines are `value,samples`; a last one may have the mean.
-fn mean_of_log(path: &Path) -> f64 {
-    let text = fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let (mut sum, mut count) = (0.0, 0.0);
-    for (value, samples) in text.lines().filter_map(|line| line.split_once(',')) {
-        if let (Ok(value), Ok(samples)) = (value.parse::<f64>(), samples.parse::<f64>()) {
-            sum += value * samples;
-            count += samples;
+    /// The mean of a log, whose lines are `value,samples`; a last one may have the mean.
+    fn mean(&self, log: &str) -> f64 {
+        let path = self.folder.path().join(log.to_string() + ".log");
+        let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let (mut sum, mut count) = (0.0, 0.0);
+        for (value, samples) in text.lines().filter_map(|line| line.split_once(',')) {
+            if let (Ok(value), Ok(samples)) = (value.parse::<f64>(), samples.parse::<f64>()) {
+                sum += value * samples;
+                count += samples;
+            }
         }
+        sum / count
     }
-    sum / count
+
+    /// The file is one of the plain model.
+    fn model(&self) -> PathBuf {
+        self.folder.path().join("model")
+    }
 }
 
 /// The plain program and that in half precision, in f32, f16 and bf16.
 ///
 /// In f32 it computes what the plain program does, to the last digit. In f16 and bf16 every number is at most `margin` away
-/// from those, as a share of them. Returns the runs and the plain numbers.
+/// from those, as a share of them. Returns the runs, and the last number of the plain one's first epoch, and of its last.
 fn follow(
     program: &str,
     epochs: usize,
     margin: f64,
     numbers: impl Fn(&Run) -> Vec<Vec<f64>>,
-) -> (Vec<Run>, Vec<Vec<f64>>) {
+) -> ([Run; 4], [f64; 2]) {
     let precisions = [None, Some("f32"), Some("f16"), Some("bf16")];
     let runs = precisions.map(|precision| Run::new(program, epochs, precision));
     let [plain, f32, f16, bf16] = runs.each_ref().map(numbers);
@@ -101,27 +106,20 @@ fn follow(
             assert!(away <= margin, "{program}: {half}, and {plain} in f32");
         }
     }
-    (runs.into(), plain)
-}
-
-/// The last number of the first epoch, and that of the last.
-fn ends(numbers: &[Vec<f64>]) -> [f64; 2] {
-    let last = |epoch: Option<&Vec<f64>>| *epoch.unwrap().last().unwrap();
-    [last(numbers.first()), last(numbers.last())]
+    let ends = [&plain[0], &plain[epochs - 1]].map(|epoch| *epoch.last().unwrap());
+    (runs, ends)
 }
 
 #[test]
 fn a_regression_in_a_loop() {
-    let (runs, losses) = follow("regression", 3, 0.02, Run::printed_numbers);
-    let [first, last] = ends(&losses);
-    assert!(last < 0.8 * first, "{losses:?}");
-
-    // Validation was in f32, and the file is one of the plain model.
+    let (runs, [first, last]) = follow("regression", 3, 0.02, Run::printed_numbers);
+    assert!(last < 0.8 * first, "{first}, {last}");
+    // Validation was in f32.
+    let device = Device::flex();
+    let config = regression::TrainingConfig::new();
     for run in &runs {
-        let device = Device::flex();
         let model = regression::model::ModelConfig::new().init(&device);
-        let model = model.load_file(run.folder.path().join("model"));
-        let config = regression::TrainingConfig::new();
+        let model = model.load_file(run.model());
         let (_, valid) = regression::data::loaders(&config, &device);
         let losses = valid.iter().map(|batch| {
             let batch = batch.unwrap();
@@ -131,92 +129,66 @@ fn a_regression_in_a_loop() {
         });
         let losses: Vec<f64> = losses.collect();
         let loss = losses.iter().sum::<f64>() / losses.len() as f64;
-        let [_, printed] = ends(&run.printed_numbers());
-        assert!(
-            (loss - printed).abs() < 2e-6,
-            "{loss}, and {printed} printed"
-        );
+        let printed = *run.printed_numbers()[2].last().unwrap();
+        assert!((loss - printed).abs() < 2e-6, "{loss}, {printed} printed");
     }
 }
 
+/// The critic learns to tell first.
 #[test]
 fn a_wgan_in_a_loop() {
-    let (_, distances) = follow("wgan", 2, 0.08, Run::printed_numbers);
-    // The critic learns to tell first.
-    let [first, last] = ends(&distances);
-    assert!(first > 0.0 && last > first, "{distances:?}");
+    let (_, [first, last]) = follow("wgan", 2, 0.08, Run::printed_numbers);
+    assert!(first > 0.0 && last > first, "{first}, {last}");
 }
 
+/// Thirteen characters, if nothing were learned.
 #[test]
 fn a_gpt_in_a_loop() {
-    let (runs, losses) = follow("gpt", 1, 0.005, Run::printed_numbers);
-    // Thirteen characters, if nothing were learned.
-    let [_, loss] = ends(&losses);
+    let (runs, [_, loss]) = follow("gpt", 1, 0.005, Run::printed_numbers);
     assert!(loss < 0.85 * 13_f64.ln(), "{loss}");
     assert!(runs[0].printed.lines().any(|line| line.starts_with("3+4=")));
 }
 
 #[test]
 fn a_cnn_in_a_learner() {
-    let (runs, numbers) = follow("cnn", 2, 0.03, Run::logged_numbers);
-    let [first, last] = ends(&numbers);
-    assert!(last < 0.8 * first, "{numbers:?}");
-
-    // The file is one of the plain model, its running statistics included.
+    let (runs, [first, last]) = follow("cnn", 2, 0.03, Run::logged_numbers);
+    assert!(last < 0.8 * first, "{first}, {last}");
+    // Its running statistics are in the file.
     for run in &runs {
-        let device = Device::flex();
-        let model = cnn::plain::model::ModelConfig::new().init(&device);
-        let model = model.load_file(run.folder.path().join("model"));
+        let model = cnn::plain::model::ModelConfig::new().init(&Device::flex());
+        let model = model.load_file(run.model());
         let [_, _, test] = cnn::data::loaders(&cnn::TrainingConfig::new()).unwrap();
         let right = test.iter().map(|batch| {
             let batch = batch.unwrap();
             let [count] = batch.targets.dims();
             let guesses = model.forward(batch.images).argmax(1).reshape([count]);
-            guesses
-                .equal(batch.targets)
-                .int()
-                .sum()
-                .into_scalar::<i32>()
+            let right = guesses.equal(batch.targets).int().sum();
+            right.into_scalar::<i32>()
         });
         let accuracy = 100.0 * f64::from(right.sum::<i32>()) / test.num_items() as f64;
-        let evaluated = mean_of_log(&run.folder.path().join("test/digits/Accuracy.log"));
+        let evaluated = run.mean("test/digits/Accuracy");
         // The evaluator computes in half precision, this does not: two of 299 images may be read otherwise.
-        assert!(
-            (accuracy - evaluated).abs() < 0.7,
-            "{accuracy}, {evaluated}"
-        );
-        assert!(accuracy > 50.0, "{accuracy}");
+        let near = (accuracy - evaluated).abs() < 0.7 && accuracy > 50.0;
+        assert!(near, "{accuracy}, {evaluated}");
     }
 }
 
+/// The rate is warmed up, the same in all.
 #[test]
 fn a_transformer_in_a_learner() {
-    let (runs, numbers) = follow("transformer", 2, 0.02, Run::logged_numbers);
-    let [first, last] = ends(&numbers);
-    assert!(last < 0.9 * first, "{numbers:?}");
-    let rate = |run: &Run, epoch: usize| {
-        let path = format!("train/epoch-{epoch}/Learning_Rate.log");
-        mean_of_log(&run.folder.path().join(path))
-    };
-    // Warmed up: the rate is the same in all, and rises.
-    for run in &runs {
-        assert_eq!(
-            [1, 2].map(|epoch| rate(run, epoch)),
-            [1, 2].map(|epoch| rate(&runs[0], epoch))
-        );
-    }
+    let (runs, [first, last]) = follow("transformer", 2, 0.02, Run::logged_numbers);
+    assert!(last < 0.9 * first, "{first}, {last}");
+    let rate = |run: &Run| [1, 2].map(|at| run.mean(&format!("train/epoch-{at}/Learning_Rate")));
+    let rates = runs.each_ref().map(rate);
+    assert!(rates.iter().all(|of| *of == rates[0]), "{rates:?}");
 }
 
 #[test]
 fn wrong_arguments_are_refused() {
-    let program = env!("CARGO_BIN_EXE_programs");
-    for args in [
-        &["what"][..],
-        &["gpt", "--precision", "f8"],
-        &["gpt", "--epochs", "0"],
-    ] {
-        let output = Command::new(program).args(args).output().unwrap();
-        assert!(!output.status.success());
-        assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"));
-    }
+    let cases: [(&[&str], &str); 3] = [
+        (&["what"], "what"),
+        (&["gpt", "--precision", "f8"], "f8"),
+        (&["gpt", "--epochs", "0"], "--epochs"),
+    ];
+    program::refuses(programs, &cases);
 }

@@ -15,21 +15,18 @@ fn other_threads_are_outside_until_they_enter() {
     let amp = f16(two(12));
     let gain = Gain::at(&[2.0], &amp);
     let dtype = || gain.factor.val().dtype();
-    let (half, full) = (DType::F16, DType::F32);
+    let [half, full] = [DType::F16, DType::F32];
     amp.autocast((), |()| {
         let scope = Scope::current();
-        let work = || {
-            let before = dtype();
-            let during = scope.enter(|| {
-                let (output, mut island) = (gain.forward(amp.cast(vector(&[1.0]))), half);
-                let output = in_f32(output, |x| {
-                    island = dtype();
-                    x
-                });
-                [dtype(), island, output.dtype()]
+        let inside = || {
+            let mut island = half;
+            let output = in_f32(gain.forward(amp.cast(vector(&[1.0]))), |x| {
+                island = dtype();
+                x
             });
-            (before, during, dtype())
+            [dtype(), island, output.dtype()]
         };
+        let work = || (dtype(), scope.enter(inside), dtype());
         let there = thread::scope(|threads| threads.spawn(work).join().unwrap());
         assert_eq!((there, dtype()), ((full, [half, full, half], full), half));
     });
@@ -42,20 +39,20 @@ fn entering_restores_what_was_there() {
     let amp = f16(two(12));
     let gain = Gain::at(&[2.0], &amp);
     let dtype = || gain.factor.val().dtype();
+    let [half, full] = [DType::F16, DType::F32];
     let none = Scope::current();
     amp.autocast((), |()| {
-        let (half, mut island) = (Scope::current(), None);
+        let (scope, mut island) = (Scope::current(), None);
         in_f32((), |()| island = Some(Scope::current()));
-        let island = island.unwrap();
-        island.enter(|| {
-            let found = [half.enter(dtype), none.enter(dtype), dtype()];
-            assert_eq!(found, [DType::F16, DType::F32, DType::F32]);
-            let message = panic_message(|| half.enter(|| panic!("{:?}", dtype())));
-            assert_eq!((message.as_str(), dtype()), ("F16", DType::F32));
+        island.unwrap().enter(|| {
+            let found = [scope.enter(dtype), none.enter(dtype), dtype()];
+            assert_eq!(found, [half, full, full]);
+            let message = panic_message(|| scope.enter(|| panic!("{:?}", dtype())));
+            assert_eq!((message.as_str(), dtype()), ("F16", full));
         });
-        assert_eq!(dtype(), DType::F16);
+        assert_eq!(dtype(), half);
     });
-    assert_eq!(dtype(), DType::F32);
+    assert_eq!(dtype(), full);
 }
 
 /// One of the models that train side by side. What another handle's model is in a stolen scope is in `refusals.rs`.

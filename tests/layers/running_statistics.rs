@@ -96,58 +96,73 @@ fn statistics(norm: &BatchNorm) -> [Vec<f32>; 2] {
     [&norm.running_mean, &norm.running_var].map(|statistic| values(statistic.value_sync()))
 }
 
-/// Those that are not finite are those of the last good step, or those with which the layer came; those of the other layer have
-/// moved, and stay so.
+/// The rule of windows, steps that are good (.), infinite in both channels (!) or in the first (?), or discarded (d), and the good steps that the
+/// statistics of both channels are those of; in the end, how many steps were taken, skipped and dropped.
+const SCRIPTS: &str = "
+each > !! > 0 0 > 0 2 0
+each > ...!! > 3 3 > 3 2 0
+each > !!. > 1 1 > 1 2 0
+each > ...!!. > 4 4 > 4 2 0
+each > .? > 1 2 > 1 1 0
+each > .d. > 1 1 > 2 0 0
+of three > ...!.. > 3 3 > 1 1 0
+of three > ....!. > 3 3 > 1 1 0
+of three > .....! > 3 3 > 1 1 0
+of two, dropped > .!. > 2 2 > 1 0 1
+";
+
+/// Those that are not finite are those of the last good step, or those with which the layer came, channel by channel; and the run goes on as if there had
+/// been no overflow. The step of a window is skipped for one of its micro-batches, the others having moved the statistics; a micro-batch that is dropped takes
+/// what it did with it. Gradients that a program throws away have had a forward pass, too, which the next step repairs.
 #[test]
 fn an_overflow_in_the_forward_pass_leaves_the_last_good_ones() {
-    for steps in [0, 3] {
-        let mut run = after(steps);
-        let (good, good_second) = (first(&run), statistics(&run.model[1]));
-        let other = run.model[1].clone();
-        for _ in 0..2 {
-            assert!(step(&mut run, OVERFLOW));
-        }
-        let second = statistics(&run.model[1]);
-        assert_eq!(first(&run), good, "{steps}");
-        assert!(second[0] != good_second[0] && second[1] != good_second[1]);
-        // Clones share them.
-        assert_eq!(statistics(&other), second);
-
-        // The run goes on as if there had been no overflow.
-        step(&mut run, GOOD);
-        assert_eq!(first(&run), first(&after(steps + 1)));
-    }
-}
-
-/// Channel by channel.
-#[test]
-fn a_channel_that_does_not_overflow_keeps_what_it_has_seen() {
-    let (good, seen) = (first(&after(1)), first(&after(2)));
-    let mut run = after(1);
-    assert!(step(&mut run, [1e6, 1.0]));
-    let expected = [0, 1].map(|index| vec![good[index][0], seen[index][1]]);
-    assert_eq!(first(&run), expected);
-}
-
-/// The step of a window is skipped for one of its micro-batches, the others having moved the statistics. A micro-batch that is
-/// dropped takes what it did with it; the others of the window stay.
-#[test]
-fn windows_keep_what_was_before_the_overflow() {
-    let skipped = [3, 4, 5].map(|bad| (AccumulationConfig::new(3), bad, 6, [1, 1, 0], 3));
-    let dropped = AccumulationConfig::new(2).with_skip_micro_batch(true);
-    for (window, bad, micro_batches, expected, good) in
-        skipped.into_iter().chain([(dropped, 1, 3, [1, 0, 1], 2)])
-    {
+    for [window, script, good, counts] in rows(SCRIPTS) {
         let mut run = after(0);
-        run.optim = run.optim.with_accumulation(window);
-        for index in 0..micro_batches {
-            step(&mut run, if index == bad { OVERFLOW } else { GOOD });
+        let dropping = AccumulationConfig::new(2).with_skip_micro_batch(true);
+        run.optim = match window {
+            "of three" => run.optim.with_accumulation(3),
+            "of two, dropped" => run.optim.with_accumulation(dropping),
+            _ => run.optim,
+        };
+        for call in script.chars() {
+            match call {
+                '.' => _ = step(&mut run, GOOD),
+                '!' => _ = step(&mut run, OVERFLOW),
+                '?' => _ = step(&mut run, [1e6, 1.0]),
+                _ => discard(&mut run),
+            }
         }
-        let counters = run.counters();
-        let found = [counters.stepped(), counters.skipped(), counters.dropped()];
-        assert_eq!(found, expected, "{bad}");
-        assert_eq!(first(&run), first(&after(good)), "{bad}");
+        let channels = good
+            .split(' ')
+            .map(|steps| first(&after(steps.parse().unwrap())));
+        let channels: Vec<_> = channels.collect();
+        let expected = [0, 1].map(|at| vec![channels[0][at][0], channels[1][at][1]]);
+        assert_eq!(first(&run), expected, "{window}: {script}");
+        let of = run.counters();
+        let found = format!("{} {} {}", of.stepped(), of.skipped(), of.dropped());
+        assert_eq!(found, counts, "{window}: {script}");
     }
+}
+
+/// With an overflow in the forward pass.
+fn discard(run: &mut Loop) {
+    let scaler = at_scale(1.0).init().unwrap();
+    let grads = scaled_by_hand(&scaler, gradients(run, OVERFLOW));
+    let grads = scaler.unscale(grads, &run.model).unwrap();
+    assert!(grads.has_overflow());
+    run.optim.discard(grads).unwrap();
+}
+
+/// Those of a layer that did not overflow have moved, and stay so.
+#[test]
+fn another_layers_overflow_leaves_them_moved() {
+    let mut run = after(0);
+    let (good, clone) = (statistics(&run.model[1]), run.model[1].clone());
+    (0..2).for_each(|_| assert!(step(&mut run, OVERFLOW)));
+    let second = statistics(&run.model[1]);
+    assert!(second[0] != good[0] && second[1] != good[1]);
+    // Clones share them.
+    assert_eq!(statistics(&clone), second);
 }
 
 /// The forward pass of one optimizer's loss may go through the module of another, as a generator's does.
@@ -164,20 +179,6 @@ fn another_optimizers_overflow_is_repaired_by_the_next_step() {
     assert!(!first(&critic)[0][0].is_finite());
     step(&mut critic, GOOD);
     assert_eq!(first(&critic), good);
-}
-
-/// Gradients that a program throws away have had a forward pass, too.
-#[test]
-fn an_overflow_that_is_discarded_is_repaired_by_the_next_step() {
-    let mut run = after(1);
-    let good = first(&run);
-    let scaler = at_scale(1.0).init().unwrap();
-    let grads = scaled_by_hand(&scaler, gradients(&run, OVERFLOW));
-    let grads = scaler.unscale(grads, &run.model).unwrap();
-    assert!(grads.has_overflow());
-    run.optim.discard(grads).unwrap();
-    assert!(!step(&mut run, GOOD));
-    assert_eq!(first(&run), good);
 }
 
 /// With a scaler alone. Nobody's forward pass changes a mask, nor what was trained before; what is infinite in them is to be so.

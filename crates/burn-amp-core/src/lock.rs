@@ -15,6 +15,8 @@ thread_local! {
 
 /// The value behind a lock, also after a panic that held it: none of ours leaves one half written.
 pub fn locked<T: ?Sized>(value: &Mutex<T>) -> Guard<'_, T> {
+    #[cfg(test)]
+    checked::wait_for(value);
     Guard {
         value: value.lock().unwrap_or_else(PoisonError::into_inner),
         _held: Held::new(),
@@ -116,4 +118,35 @@ fn write_line(level: Level, origin: Origin, text: fmt::Arguments<'_>) {
             .args(text)
             .build(),
     );
+}
+
+/// Every lock is a place where a model checker may let another thread go on. It runs all of them on one thread of the system.
+#[cfg(test)]
+pub(crate) mod checked {
+    use std::cell::Cell;
+    use std::sync::{Mutex, TryLockError};
+
+    thread_local! {
+        static IS_CHECKED: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Runs a protocol in so many random orders, and in as many with few preemptions.
+    pub(crate) fn check(protocol: fn(), orders: usize) {
+        const DEPTH: usize = 3;
+        IS_CHECKED.set(true);
+        shuttle::check_random(protocol, orders);
+        shuttle::check_pct(protocol, orders, DEPTH);
+        IS_CHECKED.set(false);
+    }
+
+    /// Whoever holds it goes on first. Where nobody ever gives it back, the checker says that it has come to no end.
+    pub(super) fn wait_for<T: ?Sized>(value: &Mutex<T>) {
+        if !IS_CHECKED.get() {
+            return;
+        }
+        shuttle::thread::yield_now();
+        while matches!(value.try_lock(), Err(TryLockError::WouldBlock)) {
+            shuttle::thread::yield_now();
+        }
+    }
 }

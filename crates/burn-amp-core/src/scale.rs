@@ -8,6 +8,8 @@ pub(crate) mod in_flight;
 pub(crate) mod live_scale;
 pub(crate) mod loss_scale;
 pub(crate) mod members;
+#[cfg(test)]
+mod orders;
 pub(crate) mod regions;
 pub(crate) mod rehearsal;
 pub(crate) mod rescale;

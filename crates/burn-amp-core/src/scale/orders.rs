@@ -1,0 +1,144 @@
+//! The shared scale under a model checker, which tries the orders in which threads come to its locks: two optimizers, whose steps are in flight and are
+//! resolved by whoever asks, while a third thread changes settings, opens regions and looks.
+
+use shuttle::thread;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::scale::{finding::Finding, in_flight::Pending, live_scale::LiveScale, rescale};
+use crate::scale::{loss_scale::GradScalerConfig, loss_scale::LossScale, loss_scale::SkipCause};
+use crate::scaler::ledger::{Ledger, Page};
+use crate::{journal::account::Account, journal::account::Purpose, lock::checked};
+
+/// Steps of each optimizer.
+const STEPS: usize = 3;
+
+#[test]
+fn steps_count_once_in_one_order_and_no_change_is_lost() {
+    checked::check(two_optimizers, 400);
+}
+
+#[test]
+#[ignore = "slow"]
+fn sweep_orders() {
+    checked::check(two_optimizers, 10_000);
+}
+
+/// Which steps were resolved, in their order: whose, and whether they overflow. No lock of the library's.
+type Log = Arc<Mutex<Vec<(usize, bool)>>>;
+
+/// A step whose outcome is there when somebody waits for it.
+#[derive(Debug)]
+struct Step {
+    optimizer: usize,
+    overflows: bool,
+    page: Arc<Page>,
+    live: Weak<LiveScale>,
+    log: Log,
+}
+
+impl Pending for Step {
+    fn is_known(&self) -> bool {
+        false
+    }
+
+    fn resolve(self: Box<Self>) {
+        let (live, page) = (self.live.upgrade().unwrap(), self.page);
+        let ledger = Ledger {
+            live,
+            amp: None,
+            page,
+        };
+        ledger.end(Purpose::Step, &finding(self.overflows)).unwrap();
+        self.log
+            .lock()
+            .unwrap()
+            .push((self.optimizer, self.overflows));
+    }
+}
+
+fn finding(overflows: bool) -> Finding {
+    Finding {
+        is_empty: false,
+        overflow: overflows.then(|| "weight".to_string()),
+        cause: SkipCause::Scale,
+        is_resolved: false,
+        measures: Default::default(),
+        rejected: None,
+    }
+}
+
+/// A scale, and two optimizers for which an iteration waits.
+fn begun() -> (Arc<LiveScale>, [Arc<Ledger>; 2]) {
+    let config = GradScalerConfig::new().with_growth_interval(2);
+    let schedule = config.with_max_consecutive_skips(None).schedule().unwrap();
+    let live = Arc::new(LiveScale::new(schedule));
+    let ledgers = [0, 1].map(|_| Arc::new(Ledger::new(live.clone(), None, Account::default())));
+    for ledger in &ledgers {
+        live.expect(&ledger.page.member, false);
+    }
+    (live, ledgers)
+}
+
+fn two_optimizers() {
+    let (live, ledgers) = begun();
+    let log = Log::default();
+    let mut threads: Vec<_> = (0..2)
+        .map(|optimizer| {
+            let (live, log) = (live.clone(), log.clone());
+            let page = ledgers[optimizer].page.clone();
+            thread::spawn(move || {
+                for number in 0..STEPS {
+                    live.in_flight.push(Box::new(Step {
+                        optimizer,
+                        overflows: (optimizer + number) % STEPS == 0,
+                        page: page.clone(),
+                        live: Arc::downgrade(&live),
+                        log: log.clone(),
+                    }));
+                    live.resolve(number % 2 == 0);
+                }
+                live.resolve(true);
+            })
+        })
+        .collect();
+    let other = live.clone();
+    threads.push(thread::spawn(move || look(&other)));
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let log = log.lock().unwrap().clone();
+    for (optimizer, ledger) in ledgers.iter().enumerate() {
+        let own = log.iter().filter(|step| step.0 == optimizer);
+        let own: Vec<_> = own.map(|step| step.1).collect();
+        let expected = (0..STEPS).map(|number| (optimizer + number) % STEPS == 0);
+        assert!(own.iter().copied().eq(expected), "{log:?}");
+        let counters = ledger.account().counters;
+        assert_eq!((counters.steps(), counters.skipped()), (STEPS as u64, 1));
+    }
+    // As if they had come one after the other.
+    let (replayed, ledgers) = begun();
+    for (optimizer, overflows) in log {
+        let ended = ledgers[optimizer].end(Purpose::Step, &finding(overflows));
+        ended.unwrap();
+    }
+    assert_eq!(live.schedule(), replayed.schedule());
+    assert_eq!(live.is_in_iteration(), replayed.is_in_iteration());
+}
+
+/// What a training does between two steps, and what leaves the scale as it is.
+fn look(live: &LiveScale) {
+    let region = rescale::Rescale::dynamic("region");
+    let rescale::RegionFactor::Moving(named) = region.0 else {
+        unreachable!("it moves");
+    };
+    for _ in 0..2 {
+        let same = |schedule: LossScale| Ok::<_, Infallible>(schedule);
+        let Ok([before, after]) = live.change(same);
+        assert_eq!(before, after);
+        let factor = live.regions().enter(&named, false);
+        assert!((0.25..=4.0).contains(&factor), "{factor}");
+        assert!(live.on_device().is_none(), "a region was opened");
+        live.resolve(false);
+    }
+}

@@ -27,6 +27,7 @@ fn holds(micro_batches: u32, actions: &[Action]) {
         drops: false,
         clip: None,
         rejects: None,
+        halves: None,
         averages: false,
         actions: actions.to_vec(),
     };
@@ -52,6 +53,7 @@ fn a_program_prints_as_code() {
         drops: false,
         clip: Some(GlobalNorm),
         rejects: None,
+        halves: None,
         averages: true,
         actions: vec![
             Train(Pass {
@@ -151,4 +153,11 @@ fn of_a_window_the_region_in_which_an_overflow_came_first_is_the_cause() {
         2,
         &[shaped(steep, Shape::Region), shaped(steep, Shape::One)],
     );
+}
+
+#[test]
+fn a_window_of_a_record_still_moves_the_regions_that_it_has_opened() {
+    let region = shaped(GOOD, Shape::Region);
+    holds(4, &[region, Action::Save, Action::Load]);
+    holds(4, &[region, Action::Save, Action::Load, Flush]);
 }

@@ -1,8 +1,10 @@
 //! What every run trains, and how it is set up.
 
-use crate::program::{BESIDE, Clip, Pass, Program, Shape};
-use burn::module::{Module, Param, ParamId};
-use burn::optim::GradientsParams;
+use crate::program::{Action, BESIDE, Clip, Pass, Program, Shape, Slope};
+use burn::module::{Module, Param, ParamGroup, ParamId};
+use burn::optim::{
+    AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig,
+};
 use burn::tensor::{Device, Tensor};
 use burn_amp::{
     AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, MixedPrecision, Rescale,
@@ -11,17 +13,39 @@ use burn_amp::{
     in_f32,
     optim::ModuleOptim,
     rescaled,
+    torch::GradScaler,
 };
-use burn_amp_tests::numbers;
+use burn_amp_tests::{device, flex, numbers};
 
 /// The learning rate, until the program sets another.
 pub const RATE: f64 = 0.125;
 
-/// The weight of an average so far. With a half, nothing but the sum is rounded.
+/// The weight of an average so far, and of SGD's velocity. With a half, nothing but the sum is rounded.
 pub const MOMENTUM: f64 = 0.5;
 
 /// After so many finite steps the factor of the region grows.
 pub const REGION_INTERVAL: u32 = 2;
+
+/// Whether the run is on Flex, and not on a device.
+pub fn is_flex() -> bool {
+    device() == flex()
+}
+
+/// Burn's optimizer. Adam's divisions and roots are the same bits on Flex alone; of SGD with such a momentum only sums are rounded.
+pub fn burns() -> ModuleOptimizer {
+    match is_flex() {
+        true => adam().init(),
+        false => sgd().init(),
+    }
+}
+
+pub fn adam() -> AdamConfig {
+    AdamConfig::new()
+}
+
+pub fn sgd() -> SgdConfig {
+    SgdConfig::new().with_momentum(Some(MomentumConfig::new().with_momentum(MOMENTUM)))
+}
 
 /// Powers of two, of which none lets a slope underflow. As a vector, 2.5.
 pub const INPUT: [f32; 4] = [1.0, -0.5, 2.0, 1.0];
@@ -35,14 +59,18 @@ pub struct Gain {
 }
 
 impl Gain {
+    /// Where the run is.
     pub fn new() -> Self {
-        let device = Device::flex().autodiff();
-        Self::of(Tensor::from_floats([1.0, 2.0, 3.0, 4.0], &device))
+        Self::on(&device())
+    }
+
+    pub fn on(device: &Device) -> Self {
+        Self::of(Tensor::from_floats([1.0, 2.0, 3.0, 4.0], device))
     }
 
     /// A second one, whose parameters are others.
-    pub fn other() -> Self {
-        let Self { w, fixed } = Self::new();
+    pub fn other_on(device: &Device) -> Self {
+        let Self { w, fixed } = Self::on(device);
         Self {
             w: Param::initialized(ParamId::from(17), w.val().detach().require_grad()),
             fixed: Param::initialized(ParamId::from(18), fixed.val()).set_require_grad(false),
@@ -52,7 +80,8 @@ impl Gain {
     /// With these weights, as a fresh process makes it.
     fn of(w: Tensor<1>) -> Self {
         let w = Param::initialized(ParamId::from(7), w.require_grad());
-        let fixed = Param::initialized(ParamId::from(8), input()).set_require_grad(false);
+        let fixed = Tensor::from_floats(INPUT, &w.device());
+        let fixed = Param::initialized(ParamId::from(8), fixed).set_require_grad(false);
         Self { w, fixed }
     }
 
@@ -67,7 +96,7 @@ impl Gain {
 }
 
 pub fn input() -> Tensor<1> {
-    Tensor::from_floats(INPUT, &Device::flex().autodiff())
+    Tensor::from_floats(INPUT, &device())
 }
 
 /// A forward pass whose gradients nobody asks for.
@@ -76,28 +105,44 @@ pub fn validate(amp: &MixedPrecision, model: &Gain) {
     amp.autocast(input().inner(), |x| x * model.w.val());
 }
 
+/// What the output is multiplied by: a tensor, since a recorded step would keep a number.
+pub fn slope_of(slope: Slope) -> Tensor<1> {
+    Tensor::from_floats([slope.value(); 4], &device())
+}
+
 /// The loss of a pass.
 pub fn loss(amp: &MixedPrecision, model: &Gain, pass: Pass) -> Tensor<1> {
+    loss_of(amp, model, pass.shape, input(), slope_of(pass.slope))
+}
+
+/// As [`loss`], of this input.
+pub fn loss_of(
+    amp: &MixedPrecision,
+    model: &Gain,
+    shape: Shape,
+    input: Tensor<1>,
+    slope: Tensor<1>,
+) -> Tensor<1> {
     let forward = |x: Tensor<1>| x * model.w.val();
-    let scope = || amp.autocast(input(), forward);
-    let by = |y: Tensor<1>, slope: f32| (y * slope).sum();
-    let slope = pass.slope.value();
-    match pass.shape {
-        Shape::One => by(scope(), slope),
-        Shape::Nested => by(
-            amp.autocast(input(), |x| in_f32(x, |x| amp.autocast(x, forward))),
-            slope,
-        ),
-        Shape::First => by(scope(), slope) + by(scope(), 2f32.powi(BESIDE)),
-        Shape::Last => by(scope(), 2f32.powi(BESIDE)) + by(scope(), slope),
-        Shape::Chained => by(amp.autocast(scope(), |y| y * model.fixed.val()), slope),
-        Shape::Region => by(
-            amp.autocast(input(), |x| rescaled(region(), x, forward)),
-            slope,
-        ),
+    let scope = || amp.autocast(input.clone(), forward);
+    let by = |y: Tensor<1>| (y * slope.clone()).sum();
+    let beside = |y: Tensor<1>| (y * 2f32.powi(BESIDE)).sum();
+    match shape {
+        Shape::One => by(scope()),
+        Shape::Nested => {
+            let nested = |x| in_f32(x, |x| amp.autocast(x, forward));
+            by(amp.autocast(input.clone(), nested))
+        }
+        Shape::First => by(scope()) + beside(scope()),
+        Shape::Last => beside(scope()) + by(scope()),
+        Shape::Chained => by(amp.autocast(scope(), |y| y * model.fixed.val())),
+        Shape::Region => {
+            let inside = |x| rescaled(region(), x, forward);
+            by(amp.autocast(input.clone(), inside))
+        }
         Shape::Frozen => {
-            let other = Tensor::zeros([1], &Device::flex().autodiff()).require_grad();
-            by(amp.autocast(input(), |x| x * model.fixed.val()), slope) + other
+            let other = Tensor::zeros([1], &input.device()).require_grad();
+            by(amp.autocast(input.clone(), |x| x * model.fixed.val())) + other
         }
     }
 }
@@ -124,7 +169,7 @@ pub fn amp(program: &Program) -> MixedPrecision {
 pub fn clip(clip: Clip) -> GradientClip {
     let limit = clip.limit().into();
     match clip {
-        Clip::Value => GradientClip::Value(limit),
+        Clip::Value | Clip::Group => GradientClip::Value(limit),
         Clip::Norm => GradientClip::Norm(limit),
         Clip::GlobalNorm => GradientClip::GlobalNorm(limit),
     }
@@ -134,6 +179,32 @@ pub fn windows(program: &Program) -> AccumulationConfig {
     AccumulationConfig::new(program.micro_batches)
         .with_sum(program.sums)
         .with_skip_micro_batch(program.drops)
+}
+
+/// The last one that matches counts.
+pub fn groups() -> [(ParamGroup, GradientClip); 2] {
+    [
+        (ParamGroup::all(), clip(Clip::GlobalNorm)),
+        (ParamGroup::from_predicate("w"), clip(Clip::Group)),
+    ]
+}
+
+/// Changes a setting.
+pub fn set(scaler: &mut GradScaler, setting: Action) {
+    match setting {
+        Action::Interval(steps) => scaler.set_growth_interval(steps),
+        Action::Growth(exponent) => scaler.set_growth_factor(2f64.powi(exponent)),
+        Action::Backoff(exponent) => scaler.set_backoff_factor(2f64.powi(-exponent)),
+        Action::Scale(exponent) => scaler.set_loss_scale(2f64.powi(exponent)),
+        Action::Tracker(steps) => {
+            // One that is not below the interval is refused, and the old one stays.
+            let is_valid = steps < scaler.growth_interval();
+            assert_eq!(scaler.set_growth_tracker(steps).is_ok(), is_valid);
+            Ok(())
+        }
+        other => unreachable!("{other:?} is no setting"),
+    }
+    .unwrap()
 }
 
 pub fn averages() -> EmaConfig {
@@ -147,28 +218,46 @@ pub fn with_options<O: ModuleOptim>(
     if program.micro_batches > 1 {
         optim = optim.with_accumulation(windows(program));
     }
-    if let Some(rule) = program.clip {
+    if program.clip == Some(Clip::Group) {
+        optim = optim.with_clipping(clip(Clip::Norm));
+        for (group, clip) in groups() {
+            optim = optim.with_group_clipping(group, clip);
+        }
+    } else if let Some(rule) = program.clip {
         optim = optim.with_clipping(clip(rule));
     }
     if program.averages {
         optim = optim.with_ema(averages());
     }
-    match program.rejects {
-        Some(every) => optim.with_hook(Reject { every, judged: 0 }),
+    let Program {
+        rejects, halves, ..
+    } = *program;
+    match rejects.or(halves) {
+        Some(_) => optim.with_hook(Judge {
+            rejects,
+            halves,
+            judged: 0,
+        }),
         None => optim,
     }
 }
 
-/// Rejects each finite step of a number that `every` divides.
+/// Whether there is a divisor, of this number.
+pub fn is_divided(number: u64, by: Option<u64>) -> bool {
+    by.is_some_and(|by| number.is_multiple_of(by))
+}
+
+/// Rejects each finite step of a number that the one divides, and halves the gradients of those that the other divides.
 #[derive(Clone, Debug)]
-pub struct Reject {
-    pub every: u64,
+pub struct Judge {
+    rejects: Option<u64>,
+    halves: Option<u64>,
     pub judged: u64,
 }
 
-impl Hook for Reject {
+impl Hook for Judge {
     fn name(&self) -> &str {
-        "reject"
+        "judge"
     }
 
     fn judge(&mut self, step: &mut Proposed<'_>) -> Verdict {
@@ -176,9 +265,12 @@ impl Hook for Reject {
             return Verdict::Wait;
         }
         self.judged += 1;
-        match self.judged % self.every {
-            0 => Verdict::Reject {
-                reason: "of its number".to_string(),
+        let reason = "of its number".to_string();
+        match [self.rejects, self.halves].map(|every| is_divided(self.judged, every)) {
+            [true, _] => Verdict::Reject { reason },
+            [_, true] => Verdict::Clip {
+                factor: 0.5,
+                reason,
             },
             _ => Verdict::Apply,
         }

@@ -18,6 +18,8 @@ pub struct Program {
     pub clip: Option<Clip>,
     /// A hook rejects each finite step of a number that this divides.
     pub rejects: Option<u64>,
+    /// It halves the gradients of those of a number that this divides.
+    pub halves: Option<u64>,
     /// Whether weights are averaged.
     pub averages: bool,
     pub actions: Vec<Action>,
@@ -34,14 +36,15 @@ impl fmt::Debug for Program {
             drops,
             clip,
             rejects,
+            halves,
             averages,
             actions,
         } = self;
         write!(
             f,
             "Program {{ scale: {scale}, growth_interval: {growth_interval}, micro_batches: {micro_batches}, sums: {sums}, \
-             drops: {drops}, clip: {clip:?}, \
-             rejects: {rejects:?}, averages: {averages}, actions: vec!{actions:?} }}"
+             drops: {drops}, clip: {clip:?}, rejects: {rejects:?}, halves: {halves:?}, averages: {averages}, \
+             actions: vec!{actions:?} }}"
         )
     }
 }
@@ -52,6 +55,8 @@ pub enum Clip {
     Value,
     Norm,
     GlobalNorm,
+    /// By value, by the last group that matches.
+    Group,
 }
 
 impl Clip {
@@ -59,7 +64,7 @@ impl Clip {
     /// rounds: norms of less than 40 stay as they are, and beside 80 and more the 1e-6 of PyTorch's rule vanishes.
     pub fn limit(self) -> f32 {
         match self {
-            Self::Value => 0.5,
+            Self::Value | Self::Group => 0.5,
             Self::Norm | Self::GlobalNorm => 40.0,
         }
     }
@@ -80,6 +85,8 @@ pub enum Action {
     Validate,
     /// Steps with a window that is not full.
     Flush,
+    /// Throws away a window that is not full.
+    Clear,
     /// Keeps the record.
     Save,
     /// Goes on in a fresh state, from the record that was kept last.
@@ -88,12 +95,22 @@ pub enum Action {
     Clone,
     /// Sets the growth interval.
     Interval(u32),
+    /// Sets the growth factor to two to this.
+    Growth(i32),
+    /// Sets the backoff factor to one over two to this.
+    Backoff(i32),
+    /// Sets the growth tracker, if that is below the interval.
+    Tracker(u32),
     /// Sets the loss scale to two to this.
     Scale(i32),
+    /// The next update sets the loss scale to two to this, whatever its gradients are.
+    Replace(i32),
     /// Sets the learning rate to two to this.
     Rate(i32),
     /// Goes on with another model and optimizer on the same handle; then back.
     Swap,
+    /// Drops the model and the optimizer that it has swapped with.
+    Drop,
     /// Waits for all that is in flight.
     Wait,
 }
@@ -133,6 +150,18 @@ pub enum Shape {
     Frozen,
 }
 
+impl Shape {
+    pub const ALL: [Self; 7] = [
+        Self::One,
+        Self::Nested,
+        Self::First,
+        Self::Last,
+        Self::Chained,
+        Self::Region,
+        Self::Frozen,
+    ];
+}
+
 /// Exact in f16 under all scales of a run.
 pub const BESIDE: i32 = -4;
 
@@ -152,25 +181,13 @@ pub enum Need {
     Setting,
     Several,
     Region,
+    Clear,
+    Replace,
+    /// Of other shapes than one scope.
+    Scopes,
 }
 
 impl Need {
-    pub const ALL: [Self; 13] = [
-        Self::Accumulation,
-        Self::Dropping,
-        Self::Clipping,
-        Self::Hook,
-        Self::Average,
-        Self::Flush,
-        Self::Discard,
-        Self::Unscale,
-        Self::Record,
-        Self::Clone,
-        Self::Setting,
-        Self::Several,
-        Self::Region,
-    ];
-
     /// What an action asks for; none if each executor has it.
     fn of(action: &Action) -> Option<Self> {
         match action {
@@ -179,8 +196,11 @@ impl Need {
             Action::Unscale(_) => Some(Self::Unscale),
             Action::Save | Action::Load => Some(Self::Record),
             Action::Clone => Some(Self::Clone),
-            Action::Interval(_) | Action::Scale(_) => Some(Self::Setting),
-            Action::Swap => Some(Self::Several),
+            Action::Clear => Some(Self::Clear),
+            Action::Interval(_) | Action::Growth(_) | Action::Backoff(_) => Some(Self::Setting),
+            Action::Tracker(_) | Action::Scale(_) => Some(Self::Setting),
+            Action::Replace(_) => Some(Self::Replace),
+            Action::Swap | Action::Drop => Some(Self::Several),
             Action::Train(_) | Action::Untested(_) | Action::Validate => None,
             Action::Rate(_) | Action::Wait => None,
         }
@@ -227,15 +247,17 @@ impl Program {
             (self.micro_batches > 1).then_some(Need::Accumulation),
             self.drops.then_some(Need::Dropping),
             self.clip.map(|_| Need::Clipping),
-            self.rejects.map(|_| Need::Hook),
+            self.rejects.or(self.halves).map(|_| Need::Hook),
             self.averages.then_some(Need::Average),
         ];
         let actions = self.actions.iter().map(Need::of);
-        let regions = self.actions.iter().map(|action| {
-            let is_region = |pass: Pass| pass.shape == Shape::Region;
-            action.pass().is_some_and(is_region).then_some(Need::Region)
+        let shapes = self.actions.iter().filter_map(Action::pass);
+        let shapes = shapes.map(|pass| match pass.shape {
+            Shape::One => None,
+            Shape::Region => Some(Need::Region),
+            _ => Some(Need::Scopes),
         });
-        settings.into_iter().chain(actions).chain(regions).flatten()
+        settings.into_iter().chain(actions).chain(shapes).flatten()
     }
 }
 
@@ -294,13 +316,19 @@ fn actions() -> impl Strategy<Value = Action> {
         1 => passes().prop_map(Action::Untested),
         1 => Just(Action::Validate),
         1 => Just(Action::Flush),
+        1 => Just(Action::Clear),
         1 => Just(Action::Save),
         1 => Just(Action::Load),
         1 => Just(Action::Clone),
         1 => (1u32..5).prop_map(Action::Interval),
+        1 => (1i32..4).prop_map(Action::Growth),
+        1 => (1i32..5).prop_map(Action::Backoff),
+        1 => (0u32..4).prop_map(Action::Tracker),
         1 => (4i32..17).prop_map(Action::Scale),
+        1 => (4i32..17).prop_map(Action::Replace),
         1 => (-6i32..0).prop_map(Action::Rate),
         2 => Just(Action::Swap),
+        1 => Just(Action::Drop),
         1 => Just(Action::Wait),
     ]
 }
@@ -313,15 +341,19 @@ pub fn programs(can: impl Fn(Need) -> bool + 'static) -> impl Strategy<Value = P
         1 => Just(Some(Clip::Value)),
         1 => Just(Some(Clip::Norm)),
         1 => Just(Some(Clip::GlobalNorm)),
+        1 => Just(Some(Clip::Group)),
     ];
     let rejects = prop_oneof![2 => Just(None), 1 => Just(Some(2u64)), 1 => Just(Some(3))];
+    let halves = prop_oneof![3 => Just(None), 1 => Just(Some(1u64)), 1 => Just(Some(2))];
     let averages = prop_oneof![2 => Just(false), 1 => Just(true)];
     let windows = (micro_batches, any::<bool>(), any::<bool>());
-    let settings = (8i32..17, 1u32..5, windows, clip, rejects, averages);
+    let hooks = (rejects, halves, averages);
+    let settings = (8i32..17, 1u32..5, windows, clip, hooks);
     let drawn = (settings, prop::collection::vec(actions(), 1..24));
     drawn.prop_map(move |(settings, actions)| {
-        let (scale, growth_interval, windows, clip, rejects, averages) = settings;
+        let (scale, growth_interval, windows, clip, hooks) = settings;
         let (micro_batches, sums, drops) = windows;
+        let (rejects, halves, averages) = hooks;
         let program = Program {
             scale,
             growth_interval,
@@ -330,6 +362,7 @@ pub fn programs(can: impl Fn(Need) -> bool + 'static) -> impl Strategy<Value = P
             drops,
             clip,
             rejects,
+            halves,
             averages,
             actions,
         };
@@ -359,14 +392,10 @@ impl Program {
         self
     }
 
-    /// The record of one of several optimizers is half of a state. Nor is it defined whose skip a pass explains that nobody tests, or what
-    /// executors write of a region in a window that was loaded.
+    /// The record of one of several optimizers is half of a state. Nor is it defined whose skip a pass explains that nobody tests.
     fn with_what_is_defined(mut self) -> Self {
         let has_region = self.needs().any(|need| need == Need::Region);
         let has_two = self.actions.contains(&Action::Swap);
-        if has_region {
-            self.micro_batches = 1;
-        }
         self.drops &= self.micro_batches > 1;
         self.sums &= self.micro_batches > 1;
         self.actions.retain(|action| match action {
@@ -389,10 +418,16 @@ impl Program {
         self.drops &= can(Need::Dropping);
         self.clip = self.clip.filter(|_| can(Need::Clipping));
         self.rejects = self.rejects.filter(|_| can(Need::Hook));
+        self.halves = self.halves.filter(|_| can(Need::Hook));
         self.averages &= can(Need::Average);
-        match can(Need::Region) {
-            true => self,
-            false => self.without_shapes(&[Shape::Region]),
+        for (need, shapes) in [
+            (Need::Region, &[Shape::Region][..]),
+            (Need::Scopes, &Shape::ALL[..]),
+        ] {
+            if !can(need) {
+                self = self.without_shapes(shapes);
+            }
         }
+        self
     }
 }

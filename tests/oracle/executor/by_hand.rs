@@ -1,9 +1,11 @@
 //! A `GradScaler` by its four calls, with a window and averages beside it.
 
 use super::{Executor, average, scaler_shown};
-use crate::model::{Gain, RATE, amp, averages, clip, grads, loss, validate, windows};
-use crate::program::{Action, Hooks, Program, Shown};
-use burn::optim::{AdamConfig, ModuleOptimizer, OptimizerRecord};
+use crate::model::{
+    Gain, RATE, amp, averages, burns, clip, grads, groups, loss, set, validate, windows,
+};
+use crate::program::{Action, Clip, Hooks, Program, Shown};
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Bytes;
 use burn_amp::gradients::{AccumulationWindow, UnscaledGradients};
 use burn_amp::torch::GradScaler;
@@ -20,7 +22,7 @@ struct Parts {
 impl Parts {
     fn new(program: &Program) -> Self {
         Self {
-            optim: AdamConfig::new().init(),
+            optim: burns(),
             window: windows(program).init().unwrap(),
             ema: program.averages.then(|| averages().init().unwrap()),
         }
@@ -34,6 +36,8 @@ pub struct ByHand {
     scaler: GradScaler,
     parts: Parts,
     rate: f64,
+    /// That of the next update.
+    next_scale: Option<f64>,
     /// Of the optimizer, and of scaler, window and averages.
     saved: Option<(Bytes, Vec<Bytes>)>,
 }
@@ -48,14 +52,18 @@ impl ByHand {
             amp,
             parts: Parts::new(program),
             rate: RATE,
+            next_scale: None,
             saved: None,
         }
     }
 
-    fn step(&mut self, mut grads: UnscaledGradients) {
-        if let Some(rule) = self.program.clip {
-            grads = grads.clip(&clip(rule)).unwrap();
-        }
+    fn step(&mut self, grads: UnscaledGradients) {
+        let clipped = match self.program.clip {
+            Some(Clip::Group) => grads.clip_groups(&groups()),
+            Some(rule) => grads.clip(&clip(rule)),
+            None => Ok(grads),
+        };
+        let grads = clipped.unwrap();
         let model = self.model.clone();
         self.model = (self.scaler).step(&mut self.parts.optim, self.rate, model, grads);
         let outcome = self.scaler.last_outcome();
@@ -68,7 +76,11 @@ impl ByHand {
         {
             self.model = ema.update(self.model.clone());
         }
-        self.scaler.update().unwrap();
+        let is_update = outcome != Some(StepOutcome::NoGradients);
+        match self.next_scale.take_if(|_| is_update) {
+            Some(scale) => self.scaler.update_to(scale).unwrap(),
+            None => self.scaler.update().unwrap(),
+        };
     }
 
     fn save(&mut self) {
@@ -99,7 +111,7 @@ impl ByHand {
         if let Some(ema) = &mut parts.ema {
             ema.load_record(next()).unwrap();
         }
-        self.parts = parts;
+        (self.parts, self.next_scale) = (parts, None);
     }
 }
 
@@ -127,14 +139,18 @@ impl Executor for ByHand {
             Action::Discard(pass) => scaler.discard(grads(amp, model, pass)).unwrap(),
             Action::Validate => validate(amp, model),
             Action::Clone => self.parts = self.parts.clone(),
-            Action::Interval(interval) => scaler.set_growth_interval(interval).unwrap(),
+            Action::Interval(_) | Action::Growth(_) | Action::Backoff(_) => set(scaler, *action),
+            Action::Tracker(_) | Action::Scale(_) => set(scaler, *action),
+            Action::Replace(exponent) => self.next_scale = Some(2f64.powi(exponent)),
+            Action::Clear => self.parts.window.clear(),
             Action::Untested(pass) => drop(loss(amp, model, pass).backward()),
-            Action::Scale(exponent) => scaler.set_loss_scale(2f64.powi(exponent)).unwrap(),
             Action::Rate(exponent) => self.rate = 2f64.powi(exponent),
             Action::Save => self.save(),
             Action::Load => self.load(),
             Action::Wait => {}
-            Action::Unscale(_) | Action::Swap => unreachable!("the table leaves it out"),
+            Action::Unscale(_) | Action::Swap | Action::Drop => {
+                unreachable!("the table leaves it out")
+            }
         }
     }
 
@@ -148,7 +164,7 @@ impl Executor for ByHand {
     }
 
     /// Each part has its own.
-    fn record(&mut self) -> Pack {
-        state(&self.parts.optim)
+    fn record(&mut self) -> Option<Pack> {
+        Some(state(&self.parts.optim))
     }
 }

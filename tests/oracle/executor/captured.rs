@@ -1,32 +1,27 @@
 //! A `CapturedStep`. What it has no call for is done between two, with its parts.
 
-use super::{Executor, fused, scaled::Scaled};
-use crate::model::{Gain, INPUT, loss};
-use crate::program::{Action, Pass, Program, Shape, Shown, Slope};
-use burn::tensor::{Device, Tensor};
-use burn_amp::optim::{CapturedStep, FusedAdam};
+use super::{Executor, scaled::Scaled};
+use crate::model::{Gain, input, loss_of, slope_of};
+use crate::program::{Action, Program, Shape, Shown};
+use burn::tensor::Tensor;
+use burn_amp::optim::{CapturedStep, ModuleOptim};
 use burn_amp_tests::Pack;
-use std::{cell::Cell, rc::Rc};
 
-type Loss = Box<dyn FnMut(&Gain, Tensor<1>) -> Tensor<1>>;
+/// The model's input, and the slope: as often as says which shape it is, since a step is recorded for each number of tensors.
+type Batch = (Tensor<1>, Vec<Tensor<1>>);
 
-pub struct Captured {
-    scaled: Scaled<FusedAdam>,
-    captured: Option<CapturedStep<Gain, Tensor<1>, FusedAdam, Loss>>,
-    /// What the closure computes: Flex records nothing, so it is called in each step.
-    pass: Rc<Cell<Pass>>,
+type Loss = Box<dyn FnMut(&Gain, Batch) -> Tensor<1>>;
+
+pub struct Captured<O> {
+    scaled: Scaled<O>,
+    captured: Option<CapturedStep<Gain, Batch, O, Loss>>,
 }
 
-impl Captured {
-    pub fn new(program: &Program) -> Self {
-        let pass = Pass {
-            slope: Slope::Zero,
-            shape: Shape::One,
-        };
+impl<O: ModuleOptim + Clone> Captured<O> {
+    pub fn new(program: &Program, make: fn() -> O) -> Self {
         let mut new = Self {
-            scaled: Scaled::new(program, fused).in_flight(),
+            scaled: Scaled::new(program, make).in_flight(),
             captured: None,
-            pass: Rc::new(Cell::new(pass)),
         };
         new.capture();
         new
@@ -34,8 +29,11 @@ impl Captured {
 
     fn capture(&mut self) {
         if let Some((model, optim)) = self.scaled.parts.take() {
-            let (amp, pass) = (self.scaled.amp.clone(), self.pass.clone());
-            let loss: Loss = Box::new(move |model, _| loss(&amp, model, pass.get()));
+            let amp = self.scaled.amp.clone();
+            let loss: Loss = Box::new(move |model, (input, slopes)| {
+                let shape = Shape::ALL[slopes.len() - 1];
+                loss_of(&amp, model, shape, input, slopes[0].clone())
+            });
             let captured = CapturedStep::new(model, optim, loss);
             self.captured = Some(captured.unwrap_or_else(|error| panic!("{error}")));
         }
@@ -48,13 +46,16 @@ impl Captured {
     }
 }
 
-impl Executor for Captured {
+impl<O: ModuleOptim + Clone> Executor for Captured<O> {
     fn act(&mut self, action: &Action) {
         match *action {
             Action::Train(pass) => {
                 self.capture();
-                self.pass.set(pass);
-                let batch = Tensor::from_inner(Tensor::from_floats(INPUT, &Device::flex()));
+                // Made beside autodiff, they cost no memory with each replay.
+                let outside = |tensor: Tensor<1>| Tensor::from_inner(tensor.inner());
+                let number = Shape::ALL.iter().position(|shape| *shape == pass.shape);
+                let slope = outside(slope_of(pass.slope));
+                let batch = (outside(input()), vec![slope; number.unwrap() + 1]);
                 let captured = self.captured.as_mut().unwrap();
                 captured.step(self.scaled.rate, batch).unwrap();
                 self.scaled.is_known = false;
@@ -76,7 +77,7 @@ impl Executor for Captured {
         }
     }
 
-    fn record(&mut self) -> Pack {
+    fn record(&mut self) -> Option<Pack> {
         self.scaled.record()
     }
 }

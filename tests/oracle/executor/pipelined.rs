@@ -1,9 +1,8 @@
 //! The optimizer on a thread of its own.
 
 use super::{Executor, optim_shown, scaler_shown};
-use crate::model::{Gain, RATE, amp, grads, loss, validate, with_options};
+use crate::model::{Gain, RATE, amp, burns, grads, loss, set, validate, with_options};
 use crate::program::{Action, Program, Shown};
-use burn::optim::AdamConfig;
 use burn::tensor::{Bytes, Device};
 use burn_amp::pipeline::PipelinedOptimizer;
 use burn_amp::{AmpRecord, MixedPrecision, ScaledOptimizer, torch::GradScaler};
@@ -42,7 +41,7 @@ impl Pipelined {
     /// Begins with the model as it is, on a fresh handle.
     fn start(&mut self) {
         let model = self.model.take().unwrap();
-        let (model, optim) = self.amp.prepare(model, AdamConfig::new().init());
+        let (model, optim) = self.amp.prepare(model, burns());
         let optim = with_options(optim, &self.program);
         let optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
         self.model = Some(model);
@@ -93,16 +92,20 @@ impl Executor for Pipelined {
             Action::Untested(pass) => drop(loss(amp, &model, pass).backward()),
             Action::Validate => validate(amp, &model),
             Action::Rate(exponent) => self.rate = 2f64.powi(exponent),
-            Action::Interval(interval) => {
-                self.set(move |scaler| scaler.set_growth_interval(interval).unwrap());
+            setting @ (Action::Interval(_) | Action::Growth(_) | Action::Backoff(_)) => {
+                self.set(move |scaler| set(scaler, setting));
             }
-            Action::Scale(exponent) => {
-                self.set(move |scaler| scaler.set_loss_scale(2f64.powi(exponent)).unwrap());
+            setting @ (Action::Tracker(_) | Action::Scale(_)) => {
+                self.set(move |scaler| set(scaler, setting));
             }
+            Action::Replace(exponent) => optim.set_loss_scale(2f64.powi(exponent)).unwrap(),
             Action::Save => self.saved = Some(optim.to_record().into_bytes().unwrap()),
             Action::Load => self.load(),
             Action::Wait => self.synchronize(),
-            Action::Discard(_) | Action::Unscale(_) | Action::Clone | Action::Swap => {
+            Action::Discard(_) | Action::Unscale(_) | Action::Clear => {
+                unreachable!("the table leaves it out")
+            }
+            Action::Clone | Action::Swap | Action::Drop => {
                 unreachable!("the table leaves it out")
             }
         }
@@ -120,7 +123,7 @@ impl Executor for Pipelined {
         Some(shown)
     }
 
-    fn record(&mut self) -> Pack {
-        contents(self.ended.as_mut().unwrap())
+    fn record(&mut self) -> Option<Pack> {
+        Some(contents(self.ended.as_mut()?))
     }
 }

@@ -1,15 +1,15 @@
 //! A `ScaledOptimizer` around any optimizer.
 
 use super::{Executor, counts, optim_shown};
-use crate::model::{Gain, RATE, amp, grads, loss, validate, with_options};
+use crate::model::{Gain, RATE, amp, grads, loss, set, validate, with_options};
 use crate::program::{Action, Program, Shown};
 use Action::{
-    Discard, Flush, Interval, Load, Rate, Save, Scale, Swap, Train, Unscale, Untested, Validate,
-    Wait,
+    Backoff, Clear, Discard, Flush, Growth, Interval, Load, Rate, Save, Scale, Swap, Tracker,
+    Train, Unscale, Untested, Validate, Wait,
 };
 use burn::tensor::Bytes;
 use burn_amp::{MixedPrecision, ScaledOptimizer, optim::ModuleOptim};
-use burn_amp_tests::{Pack, contents};
+use burn_amp_tests::{Pack, contents, device};
 
 pub struct Scaled<O> {
     pub program: Program,
@@ -19,6 +19,8 @@ pub struct Scaled<O> {
     pub parts: Option<(Gain, ScaledOptimizer<O>)>,
     /// Those that the program has swapped with; none before.
     other: Option<(Gain, ScaledOptimizer<O>)>,
+    /// Whether there never were others.
+    is_alone: bool,
     pub rate: f64,
     saved: Option<Bytes>,
     waits: bool,
@@ -33,6 +35,7 @@ impl<O: ModuleOptim + Clone> Scaled<O> {
         Self {
             parts: Some((model, with_options(optim, program))),
             other: None,
+            is_alone: true,
             program: program.clone(),
             make,
             amp,
@@ -61,27 +64,27 @@ impl<O: ModuleOptim + Clone> Scaled<O> {
             }
             Untested(pass) => drop(loss(amp, model, pass).backward()),
             Validate => validate(amp, model),
-            Scale(exponent) => {
-                let scale = 2f64.powi(exponent);
-                optim.scaler_mut().set_loss_scale(scale).unwrap();
-            }
-            Interval(interval) => {
-                optim.scaler_mut().set_growth_interval(interval).unwrap();
-            }
+            Clear => optim.drop_window(),
             Rate(exponent) => self.rate = 2f64.powi(exponent),
             Save => self.saved = Some(optim.into_bytes().unwrap()),
             Action::Clone => *optim = optim.clone(),
             Wait => optim.synchronize().unwrap(),
+            Action::Drop => self.other = None,
+            Interval(_) | Growth(_) | Backoff(_) | Tracker(_) | Scale(_) => {
+                set(optim.scaler_mut(), *action);
+            }
             Load | Swap | Train(_) | Flush => {}
+            Action::Replace(_) => unreachable!("the table leaves it out"),
         }
     }
 
     fn swap(&mut self) {
         let new = || {
-            let (model, optim) = self.amp.prepare(Gain::other(), (self.make)());
+            let (model, optim) = self.amp.prepare(Gain::other_on(&device()), (self.make)());
             (model, with_options(optim, &self.program))
         };
         let other = self.other.take().unwrap_or_else(new);
+        self.is_alone = false;
         self.other = self.parts.replace(other);
     }
 
@@ -132,7 +135,7 @@ impl<O: ModuleOptim + Clone> Executor for Scaled<O> {
         optim.synchronize().unwrap();
         let shown = optim_shown(model, optim, &self.amp);
         // Of several optimizers, they are the sums.
-        if self.other.is_none() {
+        if self.is_alone {
             let of_handle = counts(self.amp.counters());
             assert_eq!(shown.counters, of_handle, "the handle's counters");
         }
@@ -140,8 +143,8 @@ impl<O: ModuleOptim + Clone> Executor for Scaled<O> {
         Some(shown)
     }
 
-    fn record(&mut self) -> Pack {
-        let (_, optim) = self.parts.as_mut().unwrap();
-        contents(optim)
+    fn record(&mut self) -> Option<Pack> {
+        let (_, optim) = self.parts.as_mut()?;
+        Some(contents(optim))
     }
 }

@@ -85,21 +85,17 @@ pub fn mean(window: &[Found]) -> [f32; 4] {
     sum(window).map(|value| value * by)
 }
 
-pub fn clipped(gradient: [f32; 4], rule: Option<Clip>) -> [f32; 4] {
-    let Some(rule) = rule else {
-        return gradient;
-    };
-    let limit = rule.limit();
-    let norm = gradient
-        .iter()
-        .map(|value| value * value)
-        .sum::<f32>()
-        .sqrt();
-    match rule {
-        Clip::Value => gradient.map(|value| value.clamp(-limit, limit)),
-        Clip::Norm | Clip::GlobalNorm if norm > limit => {
-            gradient.map(|value| value * (limit / norm))
+/// Of a hook's factor and that of a norm the smaller holds. Values are limited after it.
+pub fn clipped(gradient: [f32; 4], rule: Option<Clip>, factor: f32) -> [f32; 4] {
+    let norm = gradient.iter().map(|value| value * value).sum::<f32>();
+    let shortened = |limit: f32| factor.min((limit / norm.sqrt()).min(1.0));
+    match rule.map(|rule| (rule, rule.limit())) {
+        None => gradient.map(|value| value * factor),
+        Some((Clip::Value | Clip::Group, limit)) => {
+            gradient.map(|value| (value * factor).clamp(-limit, limit))
         }
-        Clip::Norm | Clip::GlobalNorm => gradient,
+        Some((Clip::Norm | Clip::GlobalNorm, limit)) => {
+            gradient.map(|value| value * shortened(limit))
+        }
     }
 }

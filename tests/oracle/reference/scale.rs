@@ -3,16 +3,40 @@
 use super::gradients::{Cause, Evidence};
 use crate::model::REGION_INTERVAL;
 
+const REGION: Settings = Settings {
+    interval: REGION_INTERVAL,
+    growth: 2.0,
+    backoff: 0.5,
+};
+
 #[derive(Clone)]
 pub struct Scale {
     pub loss: Factor,
-    pub interval: u32,
+    pub settings: Settings,
     pub region: Factor,
     /// Whether a pass has opened the region in this iteration.
     pub is_region_open: bool,
     /// Who has stepped in the iteration, and what it was: an overflow before a finite step.
     stepped: Vec<u32>,
     seen: Evidence,
+}
+
+/// How a factor moves.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Settings {
+    pub interval: u32,
+    pub growth: f32,
+    pub backoff: f32,
+}
+
+impl Settings {
+    pub fn new(interval: u32) -> Self {
+        Self {
+            interval,
+            growth: 2.0,
+            backoff: 0.5,
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -26,14 +50,14 @@ impl Factor {
         Self { value, tracker: 0 }
     }
 
-    fn back_off(&mut self) {
-        *self = Self::new(self.value / 2.0);
+    fn back_off(&mut self, settings: &Settings) {
+        *self = Self::new(self.value * settings.backoff);
     }
 
-    fn count_finite(&mut self, interval: u32) {
+    fn count_finite(&mut self, settings: &Settings) {
         self.tracker += 1;
-        if self.tracker >= interval {
-            *self = Self::new(self.value * 2.0);
+        if self.tracker >= settings.interval {
+            *self = Self::new(self.value * settings.growth);
         }
     }
 }
@@ -42,7 +66,7 @@ impl Scale {
     pub fn new(scale: f32, interval: u32) -> Self {
         Self {
             loss: Factor::new(scale),
-            interval,
+            settings: Settings::new(interval),
             region: Factor::new(1.0),
             is_region_open: false,
             stepped: Vec::new(),
@@ -51,7 +75,12 @@ impl Scale {
     }
 
     /// Moves once an iteration, which ends when all optimizers have stepped, or one steps again. An overflow lowers one of the two at once.
-    pub fn advance(&mut self, seen: Evidence, optimizer: u32, optimizers: usize) {
+    pub fn advance(
+        &mut self,
+        seen: Evidence,
+        optimizer: u32,
+        mut others: impl Iterator<Item = u32>,
+    ) {
         if seen == Evidence::Nothing {
             return;
         }
@@ -64,15 +93,15 @@ impl Scale {
             (_, Evidence::Overflow(_)) => {}
             (Evidence::Overflow(cause), _) => {
                 match cause {
-                    Cause::Region => self.region.back_off(),
-                    _ => self.loss.back_off(),
+                    Cause::Region => self.region.back_off(&REGION),
+                    _ => self.loss.back_off(&self.settings),
                 }
                 self.seen = seen;
             }
             (Evidence::Zeros, Evidence::Finite) => {}
             (Evidence::Finite | Evidence::Zeros, _) => self.seen = seen,
         }
-        if self.stepped.len() == optimizers {
+        if others.all(|other| self.stepped.contains(&other)) {
             self.end_iteration();
         }
     }
@@ -82,10 +111,10 @@ impl Scale {
         self.stepped.clear();
         let seen = std::mem::replace(&mut self.seen, Evidence::Nothing);
         if matches!(seen, Evidence::Finite | Evidence::Zeros) {
-            self.loss.count_finite(self.interval);
+            self.loss.count_finite(&self.settings);
         }
         if std::mem::take(&mut self.is_region_open) && seen == Evidence::Finite {
-            self.region.count_finite(REGION_INTERVAL);
+            self.region.count_finite(&REGION);
         }
     }
 }

@@ -142,12 +142,17 @@ impl LiveScale {
     /// Goes on from this schedule, with a new iteration. Gradients that were not tested yet are still explained.
     pub(crate) fn set_schedule(&self, schedule: LossScale) {
         self.put(schedule, None);
-        self.restart_iteration();
+        locked(&self.state).members.iteration = Iteration::default();
     }
 
-    /// Forgets what the steps of this iteration have shown.
-    pub(crate) fn restart_iteration(&self) {
-        locked(&self.state).members.iteration = Iteration::default();
+    /// Ends an iteration after which the program has set the scale: the regions alone move by what it has shown.
+    pub(crate) fn end_regions(&self, seen: Option<Evidence>) {
+        let regions = std::mem::take(&mut locked(&self.state).members.iteration).regions;
+        if seen == Some(Evidence::Overflow) {
+            self.regions.back_off(&regions);
+        }
+        let finite = seen.filter(|seen| *seen != Evidence::Overflow);
+        self.regions.end_iteration(finite);
     }
 
     /// Changes the schedule, and returns the scale before and after: `change` is called again if another thread has changed it meanwhile.
@@ -499,7 +504,7 @@ impl LiveScale {
                 regions.see(&region.name, measures);
             }
         }
-        regions.states_in_window()
+        regions.states()
     }
 
     /// Adds the events of a micro-batch with gradients of these parameters to those that a window keeps until its test.
@@ -543,13 +548,6 @@ impl LiveScale {
         }
     }
 
-    /// Regions that were opened on another side are open here, too.
-    pub(crate) fn open_regions(&self, regions: Vec<Arc<NamedRegion>>) {
-        for named in regions {
-            self.regions.enter(&named, false);
-        }
-    }
-
     /// Decides on what the scopes of another have left.
     pub(crate) fn take_over(&self, left: ScopesLeft) {
         self.opened.store(left.opened, Ordering::Relaxed);
@@ -563,7 +561,9 @@ impl LiveScale {
             .into_iter()
             .for_each(|path| self.note_read(path));
         self.regions.lock().join_readers(left.readers);
-        self.open_regions(left.regions);
+        for named in left.regions {
+            self.regions.enter(&named, false);
+        }
     }
 
     /// Uses the scale, and the factors of the regions, that another has reached.

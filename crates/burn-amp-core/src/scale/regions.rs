@@ -201,23 +201,25 @@ impl Regions {
         (self.by_name.values_mut()).for_each(|region| Arc::make_mut(region).stored.seen = None);
     }
 
-    /// As [`states`](Self::states), in an open window, which has opened some of them.
-    pub(crate) fn states_in_window(&self) -> BTreeMap<String, RegionState> {
-        let mut states = self.states();
-        for (name, region) in &self.by_name {
-            if let Some(state) = states.get_mut(&**name) {
-                state.opened = region.opened;
-            }
-        }
-        states
-    }
-
-    /// What each of them multiplies gradients by, for a record.
+    /// What each of them multiplies gradients by, for a record, and whether the step that comes moves it: a window that is open may have opened it.
     pub(crate) fn states(&self) -> BTreeMap<String, RegionState> {
         let state = |(name, region): (&Arc<str>, &Arc<MovingRegion>)| {
-            (name.to_string(), region.stored.clone())
+            let state = RegionState {
+                opened: region.opened,
+                ..region.stored.clone()
+            };
+            (name.to_string(), state)
         };
         self.by_name.iter().map(state).collect()
+    }
+
+    /// Those that another side has open are open here, too: also those of a record, which no scope has opened yet.
+    pub(crate) fn open_as(&mut self, other: &Self) {
+        for (name, region) in &mut self.by_name {
+            if other.by_name.get(name).is_some_and(|other| other.opened) {
+                Arc::make_mut(region).opened = true;
+            }
+        }
     }
 
     /// Goes on from the regions of a record, or from none. Those before, to be dropped without the lock: their rules are.
@@ -276,7 +278,7 @@ pub(crate) struct RegionState {
     /// What has come to it in an open window.
     #[serde(default, skip_serializing_if = "number::is_default")]
     pub(crate) seen: Option<Measures>,
-    /// Whether an open window has opened it: the window's step moves it.
+    /// Whether it was opened since the last step, by an open window: the next step moves it.
     #[serde(default, skip_serializing_if = "number::is_default")]
     opened: bool,
 }

@@ -184,7 +184,7 @@ impl GradScaler {
 
     /// Ends the iteration with a loss scale of the caller's choice, whatever the outcome was.
     ///
-    /// PyTorch's `update(new_scale)`: the growth tracker stays.
+    /// PyTorch's `update(new_scale)`: the growth tracker stays. The factors of regions move by the outcome.
     ///
     /// # Errors
     ///
@@ -194,7 +194,7 @@ impl GradScaler {
         let before = self.schedule().scale();
         self.set_loss_scale(scale)?;
         let (counted, ended) = self.end_with_dropped();
-        self.live().restart_iteration();
+        self.live().end_regions(ended.seen);
         self.ledger.show_end(ended.shown, self.loss_scale());
         if self.is_enabled() && ended.seen == Some(Evidence::Overflow) {
             let after = self.schedule().scale();

@@ -71,8 +71,8 @@ impl GradScaler {
 
     /// Takes back which regions an open window has opened, from the side that is at its end: the window's step moves them.
     pub fn take_opened_regions(&self, ended: &Self) {
-        let opened = ended.live().regions().lock().take_opened();
-        self.live().open_regions(opened);
+        let ended = ended.live().regions().lock().clone();
+        self.live().regions().lock().open_as(&ended);
     }
 
     /// Whether other optimizers move the scale, too.

@@ -5,10 +5,9 @@ mod captured;
 mod pipelined;
 mod scaled;
 
-use crate::model::{Gain, Reject};
+use crate::model::{Gain, Judge, adam, burns, is_flex, sgd};
 use crate::program::{Action, Counts, Hooks, Need, Program, Shown};
-use burn::optim::{AdamConfig, ModuleOptimizer};
-use burn_amp::optim::{FusedAdam, ModuleOptim};
+use burn_amp::optim::{Fused, ModuleOptim};
 use burn_amp::{Ema, MixedPrecision, ScaledOptimizer, StepCounters, torch::GradScaler};
 use burn_amp_tests::{Pack, Waited};
 use by_hand::ByHand;
@@ -23,17 +22,22 @@ pub trait Executor {
     /// What it shows; none if it would have to wait for that, before the end of the run.
     fn shown(&mut self, is_end: bool) -> Option<Shown>;
 
-    /// Its record at the end, or at least that of its optimizer.
-    fn record(&mut self) -> Pack;
+    /// Its record at the end, or at least that of its optimizer; none if it gives none.
+    fn record(&mut self) -> Option<Pack>;
 }
 
 /// A way to train.
+#[derive(Clone)]
 pub struct Way {
     pub name: &'static str,
     /// It has no call for these.
     pub lacks: &'static [Need],
     /// It answers these with an error.
     pub refuses: &'static [Need],
+    /// It can, and other tests try it.
+    pub elsewhere: &'static [Need],
+    /// Whether a device that can records its steps: of one scope alone.
+    pub is_recorded: bool,
     /// Whether it computes with the parameters and the scale of the update before.
     pub is_stale: bool,
     /// Whether all of its record is that of the others, and not the optimizer's state alone.
@@ -43,14 +47,18 @@ pub struct Way {
 
 impl Way {
     pub fn can(&self, need: Need) -> bool {
-        !self.lacks.contains(&need) && !self.refuses.contains(&need)
+        let is_refused = self.is_recorded && !is_flex() && need == Need::Scopes;
+        let are_not = [self.lacks, self.refuses, self.elsewhere];
+        !is_refused && are_not.iter().all(|needs| !needs.contains(&need))
     }
 }
 
 const ALL: Way = Way {
     name: "host",
-    lacks: &[],
+    lacks: &[Need::Replace],
     refuses: &[],
+    elsewhere: &[],
+    is_recorded: false,
     is_stale: false,
     same_record: true,
     make: |program| Box::new(Scaled::new(program, burns)),
@@ -59,10 +67,37 @@ const ALL: Way = Way {
 /// Gradients and settings are on another thread.
 const PIPELINED: Way = Way {
     name: "pipelined",
-    lacks: &[Need::Discard, Need::Unscale, Need::Clone, Need::Several],
+    lacks: &[
+        Need::Clear,
+        Need::Discard,
+        Need::Unscale,
+        Need::Clone,
+        Need::Several,
+    ],
     // The training would have to wait for the test of each micro-batch.
     refuses: &[Need::Dropping],
     make: |program| Box::new(Pipelined::new(program, true)),
+    ..ALL
+};
+
+/// Burn's `Learner`, with one batch for each pass. Tests of its own have it: Burn's training is large.
+pub const LEARNER: Way = Way {
+    name: "`Learner`",
+    lacks: &[
+        Need::Flush,
+        Need::Clear,
+        Need::Discard,
+        Need::Unscale,
+        Need::Clone,
+        Need::Setting,
+        Need::Replace,
+        Need::Several,
+    ],
+    refuses: &[Need::Dropping],
+    // By Burn's `grads_accumulation`, and by checkpoints.
+    elsewhere: &[Need::Accumulation, Need::Record],
+    same_record: false,
+    make: |_| unreachable!("its tests make it"),
     ..ALL
 };
 
@@ -70,17 +105,23 @@ pub static WAYS: [Way; 7] = [
     ALL,
     Way {
         name: "waited",
-        make: |program| Box::new(Scaled::new(program, || Waited(fused()))),
+        make: |program| match is_flex() {
+            true => Box::new(Scaled::new(program, || Waited(Fused::new(adam())))),
+            false => Box::new(Scaled::new(program, || Waited(Fused::new(sgd())))),
+        },
         ..ALL
     },
     Way {
         name: "in flight",
-        make: |program| Box::new(Scaled::new(program, fused).in_flight()),
+        make: |program| match is_flex() {
+            true => Box::new(Scaled::new(program, || Fused::new(adam())).in_flight()),
+            false => Box::new(Scaled::new(program, || Fused::new(sgd())).in_flight()),
+        },
         ..ALL
     },
     Way {
         name: "captured",
-        lacks: &[Need::Unscale],
+        lacks: &[Need::Unscale, Need::Replace],
         // The host decides these.
         refuses: &[
             Need::Accumulation,
@@ -90,7 +131,11 @@ pub static WAYS: [Way; 7] = [
             Need::Several,
             Need::Region,
         ],
-        make: |program| Box::new(Captured::new(program)),
+        is_recorded: true,
+        make: |program| match is_flex() {
+            true => Box::new(Captured::new(program, || Fused::new(adam()))),
+            false => Box::new(Captured::new(program, || Fused::new(sgd()))),
+        },
         ..ALL
     },
     Way {
@@ -111,14 +156,6 @@ pub static WAYS: [Way; 7] = [
     },
 ];
 
-fn burns() -> ModuleOptimizer {
-    AdamConfig::new().init()
-}
-
-fn fused() -> FusedAdam {
-    FusedAdam::new(AdamConfig::new())
-}
-
 fn counts(of: StepCounters) -> Counts {
     Counts {
         steps: of.steps(),
@@ -132,7 +169,7 @@ fn counts(of: StepCounters) -> Counts {
 }
 
 /// Without the hooks.
-fn scaler_shown(model: &Gain, scaler: &GradScaler, amp: &MixedPrecision) -> Shown {
+pub fn scaler_shown(model: &Gain, scaler: &GradScaler, amp: &MixedPrecision) -> Shown {
     Shown {
         region: amp.regions().first().map_or(1.0, |(_, factor)| *factor),
         parameters: model.bits(),
@@ -149,7 +186,7 @@ fn optim_shown<O: ModuleOptim>(
     optim: &ScaledOptimizer<O>,
     amp: &MixedPrecision,
 ) -> Shown {
-    let judged = optim.hook::<Reject>().map_or(0, |hook| hook.judged);
+    let judged = optim.hook::<Judge>().map_or(0, |hook| hook.judged);
     let average = optim.ema().and_then(|ema| average(ema, model));
     Shown {
         hooks: Some(Hooks { judged, average }),
@@ -157,7 +194,7 @@ fn optim_shown<O: ModuleOptim>(
     }
 }
 
-fn average(ema: &Ema, model: &Gain) -> Option<Vec<u32>> {
+pub fn average(ema: &Ema, model: &Gain) -> Option<Vec<u32>> {
     let average = ema.get(&model.w)?.to_data();
     Some(average.iter::<f32>().map(f32::to_bits).collect())
 }

@@ -7,14 +7,14 @@ mod gradients;
 mod scale;
 
 use crate::executor::Executor;
-use crate::model::{Gain, RATE};
+use crate::model::{Gain, RATE, burns, is_divided};
 use crate::program::{Action, Counts, Hooks, Pass, Program, Shape, Shown};
-use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn_amp::StepOutcome;
-use burn_amp_tests::{Pack, numbers, state};
+use burn_amp_tests::{Pack, flex, numbers, state};
 use gradients::{Cause, Evidence, Found, clipped, evidence, mean, sum};
-use scale::Scale;
+use scale::{Factor, Scale, Settings};
 
 #[derive(Clone)]
 pub struct Reference {
@@ -22,8 +22,12 @@ pub struct Reference {
     own: Player,
     /// The optimizer that the program has swapped with; none before.
     other: Option<Player>,
+    /// How many players there were so far.
+    players: u32,
     rate: f64,
     scale: Scale,
+    /// That of the next update, whatever its gradients are.
+    next_scale: Option<f32>,
     /// Why passes have overflowed that are in no window.
     skips: Vec<Cause>,
     saved: Option<Box<Reference>>,
@@ -54,7 +58,7 @@ impl Player {
         Self {
             number,
             model,
-            optim: AdamConfig::new().init(),
+            optim: burns(),
             average: None,
             judged: 0,
             counters: Counts::default(),
@@ -80,8 +84,10 @@ impl Reference {
     pub fn new(program: &Program, is_stale: bool) -> Self {
         let mut new = Self {
             program: program.clone(),
-            own: Player::new(0, Gain::new()),
+            own: Player::new(0, Gain::on(&flex())),
             other: None,
+            players: 1,
+            next_scale: None,
             rate: RATE,
             scale: Scale::new(2f32.powi(program.scale), program.growth_interval),
             skips: Vec::new(),
@@ -119,7 +125,16 @@ impl Reference {
             let before = pipeline.in_flight.take();
             pipeline.received = before.unwrap_or_else(|| pipeline.received.clone());
         }
+        let before = self.scale.loss.tracker;
         self.update_or_skip();
+        let is_update = self.own.outcome != Some(StepOutcome::NoGradients);
+        if let Some(value) = self.next_scale.take_if(|_| is_update) {
+            self.scale.loss = Factor {
+                value,
+                tracker: before,
+            };
+            self.own.counters.skips_in_a_row = 0;
+        }
         let now = self.now();
         if let Some(pipeline) = &mut self.pipeline {
             pipeline.in_flight = Some(now);
@@ -151,7 +166,8 @@ impl Reference {
             return self.advance(seen);
         }
         let is_finite = matches!(seen, Evidence::Finite | Evidence::Zeros);
-        if is_finite && self.is_rejected() {
+        let (is_rejected, factor) = self.judged(is_finite);
+        if is_rejected {
             self.own.counters.rejected += 1;
             self.own.outcome = Some(StepOutcome::Guarded);
             return self.advance(Evidence::Rejected);
@@ -162,7 +178,7 @@ impl Reference {
                 true => sum(&window),
                 false => mean(&window),
             };
-            self.update(clipped(gradient, self.program.clip));
+            self.update(clipped(gradient, self.program.clip, factor));
             self.own.outcome = Some(StepOutcome::Stepped);
         }
         if !self.program.drops {
@@ -190,12 +206,17 @@ impl Reference {
         is_dropped
     }
 
-    fn is_rejected(&mut self) -> bool {
-        let Some(every) = self.program.rejects else {
-            return false;
-        };
+    /// Whether the hook rejects a step, and what it multiplies its gradients by.
+    fn judged(&mut self, is_finite: bool) -> (bool, f32) {
+        let Program {
+            rejects, halves, ..
+        } = self.program;
+        if !is_finite || rejects.or(halves).is_none() {
+            return (false, 1.0);
+        }
         self.own.judged += 1;
-        self.own.judged.is_multiple_of(every)
+        let [rejects, halves] = [rejects, halves].map(|every| is_divided(self.own.judged, every));
+        (rejects, if halves { 0.5 } else { 1.0 })
     }
 
     fn pass(&mut self, pass: Pass) -> Found {
@@ -218,17 +239,24 @@ impl Reference {
             Evidence::Finite | Evidence::Zeros => counters.skips_in_a_row = 0,
             Evidence::Rejected | Evidence::Nothing => {}
         }
-        let optimizers = 1 + self.other.iter().len();
-        self.scale.advance(seen, self.own.number, optimizers);
+        let other = self.other.iter().map(|player| player.number);
+        self.scale.advance(seen, self.own.number, other);
     }
 
     /// Goes on with the other optimizer.
     fn swap(&mut self) {
-        let other = self
-            .other
-            .take()
-            .unwrap_or_else(|| Player::new(1, Gain::other()));
+        let other = self.other.take().unwrap_or_else(|| {
+            self.players += 1;
+            Player::new(self.players - 1, Gain::other_on(&flex()))
+        });
         self.other = Some(std::mem::replace(&mut self.own, other));
+    }
+
+    /// Throws the window away.
+    fn clear(&mut self) {
+        self.own.window.clear();
+        self.own.window_skips.clear();
+        self.own.stored = 0;
     }
 
     /// Counts what was tested and dropped.
@@ -272,7 +300,7 @@ impl Reference {
             true => saved.own.model.clone(),
             false => self.own.model.clone(),
         };
-        let (interval, rate) = (self.program.growth_interval, self.rate);
+        let (settings, rate) = (Settings::new(self.program.growth_interval), self.rate);
         let kept = Some(saved.clone());
         *self = Self {
             rate,
@@ -281,11 +309,11 @@ impl Reference {
         };
         self.own.model = model;
         // Where settings are others, it gets all its skips again.
-        if std::mem::replace(&mut self.scale.interval, interval) != interval {
+        if std::mem::replace(&mut self.scale.settings, settings) != settings {
             self.own.counters.skips_in_a_row = 0;
         }
         // A record does not hold these, nor why a window's passes have overflowed.
-        self.own.dropped.clear();
+        (self.next_scale, self.own.dropped) = (None, Vec::new());
         self.skips.clear();
         self.own.window_skips.clear();
         self.own.stored = self.own.window.len();
@@ -348,11 +376,20 @@ impl Executor for Reference {
             Action::Flush => self.step(),
             Action::Save => self.saved = Some(Box::new(self.clone())),
             Action::Load => self.load(),
-            Action::Interval(interval) => self.scale.interval = interval,
+            Action::Clear => self.clear(),
+            Action::Interval(interval) => self.scale.settings.interval = interval,
+            Action::Growth(exponent) => self.scale.settings.growth = 2f32.powi(exponent),
+            Action::Backoff(exponent) => self.scale.settings.backoff = 2f32.powi(-exponent),
+            Action::Tracker(steps) if steps < self.scale.settings.interval => {
+                self.scale.loss.tracker = steps;
+            }
+            Action::Tracker(_) => {}
+            Action::Replace(exponent) => self.next_scale = Some(2f32.powi(exponent)),
             Action::Rate(exponent) => self.rate = 2f64.powi(exponent),
             // A clone does not count what its original has dropped.
             Action::Clone => self.own.dropped.clear(),
             Action::Swap => self.swap(),
+            Action::Drop => self.other = None,
             Action::Wait => self.receive(),
             Action::Untested(_) | Action::Validate => {}
         }
@@ -369,7 +406,7 @@ impl Executor for Reference {
     }
 
     /// That of Burn's optimizer alone.
-    fn record(&mut self) -> Pack {
-        state(&self.own.optim)
+    fn record(&mut self) -> Option<Pack> {
+        Some(state(&self.own.optim))
     }
 }

@@ -64,7 +64,9 @@ fn a_check_passes_a_region_at_any_factor() {
         assert_eq!(amp.check(&net, loss).map(drop), Ok(()), "{line}");
     };
     for k in [-12, -8, -5, -4, -3, 1, 2, 3, 4, 5, 8, 12] {
-        RIGHT.map(|line| check(&line.replace("{k", &format!("{{{k}"))));
+        for line in RIGHT {
+            check(&line.replace("{k", &format!("{{{k}")));
+        }
     }
     for weight in [-16, -18, -20, -22] {
         check(&format!("[ T {{14 L tanh *{weight} }} R ] ^-12"));

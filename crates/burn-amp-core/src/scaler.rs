@@ -375,7 +375,9 @@ impl GradScaler {
         let (unread, events) = self.live().take_measures();
         let mut found = entries.gradients.clone();
         let event_statuses = measure(&grads, &mut found, self.schedule().edge(), events)?;
-        (self.live().events).restore(BorderEvent::read(unread, event_statuses));
+        if !unread.is_empty() {
+            (self.live().events).restore(BorderEvent::read(unread, event_statuses));
+        }
         Ok(UnscaledGradients::new(grads, found, true))
     }
 
@@ -417,7 +419,9 @@ impl GradScaler {
                 grads.finding.cause = live.cause_of_skip(&ids, grads.overflows());
             }
             (false, window) => {
-                live.events.restore_window(window.unwrap_or_default());
+                if let Some(window) = window {
+                    live.events.restore_window(window);
+                }
                 live.read_wanted();
             }
         }

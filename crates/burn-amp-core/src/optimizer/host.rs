@@ -55,7 +55,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         if let Some(grads) = &grads {
             self.scaler.take_tested(grads);
         }
-        self.scaler.resolve_dropped()?;
+        if self.scaler.has_dropped() {
+            self.scaler.resolve_dropped()?;
+        }
         // All that is to be refused is refused before a window takes the gradients.
         let params = grads.as_ref().map(StepGradients::params);
         let window = self.options.window.as_ref();
@@ -123,12 +125,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             let later = self.optim.takes_factors();
             (grads, factors) = grads.clip_by(&options.clip, factor, later)?;
         }
-        let counted = self.scaler.count_step(&self.optim, grads, rejected);
-        // It is an iteration, also where it ends the run.
-        if self.scaler.last_outcome().is_some() {
-            self.scaler.advance()?;
-        }
-        let grads = counted?;
+        let grads = self.scaler.end_step(&self.optim, grads, rejected)?;
         options.hooks = hooks;
         if spoilt {
             self.scaler.buffers.suspect();

@@ -472,7 +472,9 @@ impl LiveScale {
     /// not read with them.
     pub(crate) fn read_wanted(&self) {
         let wanted = self.take_wanted(u64::MAX, |_| true);
-        self.events.restore(BorderEvent::read_now(wanted));
+        if !wanted.is_empty() {
+            self.events.restore(BorderEvent::read_now(wanted));
+        }
     }
 
     /// Lets regions whose rules look at gradients see what came to them, after a backward pass without overflow. Waits for the device if that was
@@ -528,6 +530,9 @@ impl LiveScale {
 
     fn take_wanted(&self, until: u64, fits: fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
         let regions = self.regions.lock();
+        if !regions.need_measures() {
+            return VecDeque::new();
+        }
         let is_wanted = |region: &Arc<OpenRegion>| regions.needs_measures(&region.name);
         (self.events).take_if(|event| {
             event.number <= until && fits(event) && event.entered().is_some_and(is_wanted)

@@ -130,7 +130,8 @@ impl LossScale {
 
     /// The factor by which the loss of the next step is multiplied.
     pub fn scale(&self) -> f32 {
-        match self.scale.is_nan() {
+        // Without a warm-up nothing holds it down.
+        match self.config.warmup_steps == 0 || self.scale.is_nan() {
             true => self.scale,
             false => self.words().capped(),
         }

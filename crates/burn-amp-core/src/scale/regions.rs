@@ -184,6 +184,12 @@ impl Regions {
         regions.into_iter().flatten().collect()
     }
 
+    /// Whether any region moves by what comes to it.
+    pub(crate) fn need_measures(&self) -> bool {
+        let mut regions = self.by_name.values();
+        regions.any(|region| region.stored.schedule.needs_measures())
+    }
+
     /// Whether a region moves by what comes to it.
     pub(crate) fn needs_measures(&self, name: &Arc<str>) -> bool {
         (self.by_name.get(name)).is_some_and(|region| region.stored.schedule.needs_measures())

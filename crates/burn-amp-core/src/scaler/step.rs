@@ -73,7 +73,7 @@ impl GradScaler {
         });
         let decided = entries.and_then(|entries| {
             self.begin_step(&module, entries.buffers);
-            let decided = self.count_step(optim, grads, None);
+            let decided = self.count_step(optim, grads);
             self.leave_step(&module, false);
             decided
         });
@@ -91,39 +91,44 @@ impl GradScaler {
         }
     }
 
-    /// Counts a step, which moves the scale when the iteration ends. The gradients, if they are to be stepped with: they are finite,
+    /// Ends a step that is an iteration by itself: counts it, and moves the scale. The gradients, if they are to be stepped with: they are finite,
     /// and not `rejected`.
-    pub(crate) fn count_step<O: ModuleOptim>(
+    pub(crate) fn end_step<O: ModuleOptim>(
         &mut self,
         optim: &O,
         grads: UnscaledGradients,
         rejected: Option<Rejection>,
     ) -> Result<Option<GradientsParams>, AmpError> {
-        let optimizer = std::ptr::from_ref(optim).addr();
-        self.iteration.check(&grads, optimizer)?;
-        check_accepted(optim, &grads.entries, |entry| {
-            // They may have been changed since they were tested.
-            let now = (!grads.is_measured).then(|| entry.get(grads.params()));
-            now.flatten()
-                .map_or(entry.gradient, |gradient| gradient.dtype())
-        })?;
+        check_gradients(optim, &grads)?;
+        self.look_at(&grads);
         let is_applied = !grads.skips() && rejected.is_none();
-        self.count_for(&grads, rejected, optimizer)?;
-        Ok(is_applied.then(|| grads.into_tested()))
-    }
-
-    /// Counts a step of these parameters, which are stepped once in an iteration.
-    fn count_for(
-        &mut self,
-        grads: &UnscaledGradients,
-        rejected: Option<Rejection>,
-        optimizer: usize,
-    ) -> Result<(), AmpError> {
-        self.look_at(grads);
         let found = Finding {
             rejected,
             ..grads.finding.clone()
         };
+        self.watch.start();
+        self.ledger.end(Purpose::Step, &found)?;
+        Ok(is_applied.then(|| grads.into_tested()))
+    }
+
+    /// Counts a step, which moves the scale when the iteration ends. The gradients, if they are to be stepped with: they are finite.
+    fn count_step<O: ModuleOptim>(
+        &mut self,
+        optim: &O,
+        grads: UnscaledGradients,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        let optimizer = std::ptr::from_ref(optim).addr();
+        self.iteration.check(&grads, optimizer)?;
+        check_gradients(optim, &grads)?;
+        let is_applied = !grads.skips();
+        self.count_for(&grads, optimizer)?;
+        Ok(is_applied.then(|| grads.into_tested()))
+    }
+
+    /// Counts a step of these parameters, which are stepped once in an iteration.
+    fn count_for(&mut self, grads: &UnscaledGradients, optimizer: usize) -> Result<(), AmpError> {
+        self.look_at(grads);
+        let found = grads.finding.clone();
         self.count(Purpose::Step, &found)?;
         let outcome = self.last_outcome();
         if self.iteration.outcome != Some(StepOutcome::Skipped) {
@@ -252,7 +257,7 @@ impl GradScaler {
         self.account().begin_call();
         self.pending.take(&grads.pending);
         let observed = self.iteration.check(grads, OBSERVED);
-        let observed = observed.and_then(|()| self.count_for(grads, None, OBSERVED));
+        let observed = observed.and_then(|()| self.count_for(grads, OBSERVED));
         // Nothing was stepped with the learning rate of a scheduler.
         self.ledger.show_ended(Some(Ended {
             loss_scale: self.loss_scale(),
@@ -305,6 +310,15 @@ impl GradScaler {
         self.enter();
         recorded
     }
+}
+
+/// Refuses gradients that an optimizer cannot step with as they are now: they may have been changed since they were tested.
+fn check_gradients<O: ModuleOptim>(optim: &O, grads: &UnscaledGradients) -> Result<(), AmpError> {
+    check_accepted(optim, &grads.entries, |entry| {
+        let now = (!grads.is_measured).then(|| entry.get(grads.params()));
+        now.flatten()
+            .map_or(entry.gradient, |gradient| gradient.dtype())
+    })
 }
 
 /// Refuses gradients of dtypes that an optimizer cannot combine with their parameters.

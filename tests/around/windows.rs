@@ -106,6 +106,13 @@ fn a_window_steps_with_what_it_has() {
             );
         }
     }
+    // Finite gradients that are discarded move the scale where micro-batches do.
+    let scales = RULES.map(|rule| {
+        let mut run = window(4, rule);
+        play(&mut run, "d1 d2");
+        run.scale()
+    });
+    assert_eq!(scales, [1024.0, 2048.0]);
     // Without windows.
     let mut plain = Trial::new(sgd());
     play(&mut plain, "~ f");

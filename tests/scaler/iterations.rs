@@ -26,8 +26,8 @@ impl Play {
     }
 
     /// One call: `a` and `b` step, `o` observes, `d` drops, `h` holds, `t` throws away with `discard`, `m` is a micro-batch, each of gradients that
-    /// are ones (`.`), overflow (`x`), are a sum of both (`+`), zero (`z`), tiny (`e`), or none (`0`); `k` drops what was held; `u` is `update`, with a scale
-    /// after `=`, `s=` sets it, `c` goes on with a copy of the scaler, `l` with one that has loaded its record, `r` resets it.
+    /// are ones (`.`), overflow (`x`), are a sum of both (`+`), zero (`z`), tiny (`e`), or none (`0`); `k` drops what was held; `u` is `update`, with a
+    /// scale after `=`, `s=` sets it, `c` goes on with a copy of the scaler, `l` with one that has loaded its record, `r` resets it.
     fn call(&mut self, call: &str) -> Result<(), AmpError> {
         let (what, argument) = call.split_at(1);
         let scale = || argument[1..].parse().unwrap();

@@ -1,4 +1,5 @@
-//! Every schedule at work, as far as `iterations.rs` does not show it: what a scaler lets it see, with several optimizers and with accumulation too, and what a record holds.
+//! Every schedule at work, as far as `iterations.rs` does not show it: what a scaler lets it see, with several optimizers and with accumulation too,
+//! and what a record holds.
 
 use burn_amp_tests::{prelude::*, trial::*};
 

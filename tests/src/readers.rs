@@ -22,9 +22,6 @@ pub trait Reader {
 
     /// Uses what was read, which must be a state.
     fn go_on(&mut self);
-
-    /// With the same state.
-    fn copy(&self) -> Box<dyn Reader>;
 }
 
 /// An optimizer of the small model in this dtype.
@@ -52,10 +49,6 @@ impl<O: ModuleOptim + Clone + 'static> Reader for (ScaledOptimizer<O>, DType) {
             self.0.from_bytes(bytes).unwrap();
         }
     }
-
-    fn copy(&self) -> Box<dyn Reader> {
-        Box::new(self.clone())
-    }
 }
 
 macro_rules! alone {
@@ -72,10 +65,6 @@ macro_rules! alone {
 
                 fn go_on(&mut self) {
                     $go_on(self);
-                }
-
-                fn copy(&self) -> Box<dyn Reader> {
-                    Box::new(self.clone())
                 }
             }
         )*
@@ -132,14 +121,17 @@ fn around<O: ModuleOptim + Clone + 'static>(
     (honest.into_bytes().unwrap(), Box::new((reader, dtype)))
 }
 
-/// Adam, momentum, fused in f32 and in f16, f32 copies of f16, and a region.
-pub const OPTIMIZERS: [Kind; 6] = [
-    || around(adam(), DType::F32),
-    || around(momentum(), DType::F32),
-    || around(fused_adam(), DType::F32),
-    || around(fused_adam(), DType::F16),
-    || around(master_adam(), DType::F16),
-    || around(at_border(), DType::F32),
+/// Whose records there are. Optimizers have all that can be in one.
+pub const KINDS: [(&str, Kind); 9] = [
+    ("adam", || around(adam(), DType::F32)),
+    ("momentum", || around(momentum(), DType::F32)),
+    ("fused", || around(fused_adam(), DType::F32)),
+    ("fused f16", || around(fused_adam(), DType::F16)),
+    ("masters", || around(master_adam(), DType::F16)),
+    ("region", || around(at_border(), DType::F32)),
+    ("scaler", scaler),
+    ("window", window),
+    ("averages", averages),
 ];
 
 /// With a region whose factor moves.
@@ -152,29 +144,26 @@ fn at_border() -> ScaledOptimizer {
 }
 
 /// A scaler alone.
-pub const SCALER: Kind = || {
+pub fn scaler() -> (Bytes, Box<dyn Reader>) {
     let honest = trained(adam(), DType::F32, 0..9, &[2, 7]);
     (honest.scaler().bits(), Box::new(adam().scaler().clone()))
-};
+}
 
-/// A window alone.
-pub const WINDOW: Kind = || {
+fn window() -> (Bytes, Box<dyn Reader>) {
     let window = AccumulationConfig::new(3).init().unwrap();
     let (small, mut honest) = (Small::new(DType::F32), window.clone());
     let grads = small.gradients(0, 1.0, false);
-    default_scaler()
-        .accumulate(&mut honest, grads, &small)
-        .unwrap();
+    let full = default_scaler().accumulate(&mut honest, grads, &small);
+    assert!(full.unwrap().is_none());
     (honest.bits(), Box::new(window))
-};
+}
 
-/// Averages alone.
-pub const AVERAGES: Kind = || {
+fn averages() -> (Bytes, Box<dyn Reader>) {
     let averages = EmaConfig::new().init().unwrap();
     let mut honest = averages.clone();
     honest.update(Small::new(DType::F32));
     (honest.bits(), Box::new(averages))
-};
+}
 
 /// Has one in this state read a record: an error leaves the state, and says what is wrong with which record.
 ///
@@ -196,33 +185,14 @@ pub fn read(reader: &mut dyn Reader, before: &Pack, bytes: Bytes) -> Result<(), 
     result
 }
 
-fn script(kind: Kind, data: &[u8]) {
-    let (honest, mut reader) = kind();
-    // Refused or not, what is there must do for the next step.
+/// Reads a record of the kind that the first byte says, and goes on.
+pub fn records(data: &[u8]) {
+    let (kind, data) = data.split_first().unwrap_or((&0, &[]));
+    let (honest, mut reader) = KINDS[usize::from(*kind) % KINDS.len()].1();
     let before = reader.state();
+    // Refused or not, what is there must do for the next step.
     let _ = read(&mut *reader, &before, record(&honest, data));
     quietly(|| reader.go_on()).expect("no panic");
-}
-
-/// Reads a record into an optimizer with all that can be in one, and steps.
-pub fn optimizer(data: &[u8]) {
-    let (kind, data) = data.split_first().unwrap_or((&0, &[]));
-    script(OPTIMIZERS[usize::from(*kind) % OPTIMIZERS.len()], data);
-}
-
-/// Reads a record into a scaler, which goes on.
-pub fn scaler(data: &[u8]) {
-    script(SCALER, data);
-}
-
-/// Reads a record into a window, which is filled and flushed.
-pub fn window(data: &[u8]) {
-    script(WINDOW, data);
-}
-
-/// Reads a record into averages, which are updated.
-pub fn averages(data: &[u8]) {
-    script(AVERAGES, data);
 }
 
 /// The choices that the bytes make. At their end, the first of each.

@@ -5,122 +5,106 @@ use proptest::prelude::*;
 
 use crate::{settings, support::*};
 
-/// The weight's norm is 2.9, the bias's 3.07.
-const GRADIENT: [f64; 10] = [0.25, -0.5, 1.25, 0.0, -2.5, 0.75, -0.125, 0.25, 3.0, -0.625];
-
-fn unscaled(values: [f64; 10]) -> UnscaledGradients {
-    Trial::new(sgd()).unscaled(values)
+/// A rule of each kind, whose threshold may be infinite.
+fn rule() -> impl Strategy<Value = GradientClip> {
+    let threshold = prop_oneof![9 => (-10f64..6.0).prop_map(f64::exp2), 1 => Just(f64::INFINITY)];
+    let rules = |limit| [GlobalNorm(limit), Norm(limit), Value(limit)];
+    (0..3usize, threshold).prop_map(move |(kind, limit)| rules(limit)[kind])
 }
 
-/// All values of gradients.
-fn found(grads: &UnscaledGradients) -> Vec<f64> {
-    let Pair { weight, bias } = Pair::of(0.0);
-    let weight = values(grads.get::<2>(weight.id).unwrap());
-    let bias = values(grads.get::<1>(bias.id).unwrap());
-    [weight, bias].concat().into_iter().map(f64::from).collect()
+/// The weight, or the bias by its path or its id.
+fn group(which: usize) -> ParamGroup {
+    match which {
+        0 => ParamGroup::from_predicate("weight"),
+        1 => ParamGroup::from_predicate("bias"),
+        _ => ParamGroup::from_ids(vec![Pair::of(0.0).bias.id]),
+    }
 }
 
 /// Kernels of other devices sum in f32.
-fn assert_norm(found: f64, expected: f64) {
+fn is_close(found: f64, expected: f64) -> bool {
     let tolerance = if on_flex() { 1e-9 } else { 1e-6 };
-    let error = (found - expected).abs();
-    assert!(error <= tolerance * expected, "{found}, not {expected}");
-}
-
-fn assert_values(grads: &UnscaledGradients, expected: [f64; 10]) {
-    for (found, expected) in found(grads).into_iter().zip(expected) {
-        let error = (found - expected).abs();
-        let allowed = 1e-6 * expected.abs() + 1e-38;
-        assert!(error <= allowed, "{found} instead of {expected}");
-    }
+    (found - expected).abs() <= tolerance * expected
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// torch.nn.utils.clip_grad_norm_, in f64.
+    /// In f64, as torch.nn.utils.clip_grad_norm_. Of groups the last that matches counts, in whatever order rules are added to an optimizer; other
+    /// parameters are left alone, and those without a gradient are in no norm. Within its threshold a rule touches nothing.
     #[test]
-    fn by_global_norm_is_clip_grad_norm(
-        weight in prop::array::uniform6(-1e3f32..1e3),
-        bias in prop::array::uniform4(-1e-3f32..1e-3),
-        max_norm in 1e-4f64..1e4,
+    fn each_rule_clips_what_it_is_for(
+        values in prop::array::uniform10(-8f32..8.0),
+        small in prop_oneof![Just(1.0), Just(1e-3), Just(0.0)],
+        has_bias in any::<bool>(),
+        all in prop::option::of(rule()),
+        groups in prop::collection::vec((0..3usize, rule()), 0..3),
     ) {
-        let both = [weight.as_slice(), bias.as_slice()].concat();
-        let original = from_fn(|index| f64::from(both[index]));
-        let grads = unscaled(original).clip(&GlobalNorm(max_norm)).unwrap();
-        let norm = l2(&original);
-        let coefficient = (max_norm / (norm + 1e-6)).min(1.0);
-        assert_values(&grads, original.map(|value| value * coefficient));
-        let status = grads.status();
-        assert_eq!(status.clipped(), Some(if coefficient < 1.0 { 2 } else { 0 }));
-        assert_norm(status.norm(), norm);
-        assert_eq!(status.clip_norms(), [status.norm()]);
-        assert_norm(status.clip_coefficient().unwrap(), coefficient);
-    }
-}
+        let values = from_fn(|index| f64::from(values[index] * if index < 6 { 1.0 } else { small }));
+        let parts = if has_bias { 0..2 } else { 0..1 };
+        let part_of = |index: usize| usize::from(index >= 6);
+        let of_all = all.map(|clip| (3, clip));
+        let rules: Vec<_> = of_all.into_iter().chain(groups.iter().copied()).collect();
+        let is_for = |part: usize, of: usize| of == 3 || (of == 0) == (part == 0);
+        let rule_of = |part| rules.iter().rposition(|(of, _)| is_for(part, *of));
 
-/// Of groups the last that matches counts, in whatever order rules are added to an optimizer, and other parameters are left alone. Within its
-/// threshold a rule touches nothing.
-#[test]
-fn what_each_rule_makes_of_gradients() {
-    let [norm, weight, bias] = [&GRADIENT[..], &GRADIENT[..6], &GRADIENT[6..]].map(l2);
-    let times = |of_weight: f64, of_bias: f64| {
-        from_fn(|index| GRADIENT[index] * if index < 6 { of_weight } else { of_bias })
-    };
-    let limited = |limit: f64| GRADIENT.map(|value| value.clamp(-limit, limit));
-    let one = times(0.1 / norm, 0.1 / norm);
-    let two = times(1.0 / weight, 2.0 / bias);
-    let bias_group = |clip| (ParamGroup::from_predicate("bias"), clip);
-    let by_id = ParamGroup::from_ids(vec![Pair::of(0.0).bias.id]);
-    let last = vec![bias_group(Norm(0.001)), (by_id, Norm(3.0))];
-    let of_bias = vec![bias_group(GlobalNorm(2.0))];
-    for (all, groups, expected, clipped, norms) in [
-        (Some(GlobalNorm(100.0)), vec![], GRADIENT, 0, vec![norm]),
-        (
-            Some(GlobalNorm(f64::INFINITY)),
-            vec![],
-            GRADIENT,
-            0,
-            vec![norm],
-        ),
-        (Some(GlobalNorm(0.1)), vec![], one, 2, vec![norm]),
-        (Some(GlobalNorm(1.0)), of_bias, two, 2, vec![weight, bias]),
-        (Some(Norm(100.0)), vec![], GRADIENT, 0, vec![]),
-        (Some(Norm(3.0)), vec![], times(1.0, 3.0 / bias), 1, vec![]),
-        (None, last, times(1.0, 3.0 / bias), 1, vec![]),
-        (Some(Value(3.0)), vec![], GRADIENT, 0, vec![]),
-        (Some(Value(0.625)), vec![], limited(0.625), 2, vec![]),
-    ] {
-        let of_all = all.map(|clip| (ParamGroup::all(), clip));
-        let rules = [of_all.into_iter().collect(), groups.clone()].concat();
-        let before = unscaled(GRADIENT);
-        let place = |grads: &UnscaledGradients| {
-            on_flex().then(|| address(grads.get::<2>(Pair::of(0.0).weight.id)))
+        let mut expected: [f64; 10] = values;
+        let (mut norms, mut coefficients, mut changed) = (vec![], vec![], [false; 2]);
+        let values_of = |parts: &[usize]| {
+            let found = (0..10).filter(|index| parts.contains(&part_of(*index)));
+            found.map(|index| values[index]).collect::<Vec<_>>()
         };
-        let start = place(&before);
-        let grads = before.clip_groups(&rules).unwrap();
+        for (at, (_, clip)) in rules.iter().enumerate() {
+            let own: Vec<_> = parts.clone().filter(|part| rule_of(*part) == Some(at)).collect();
+            let norm = l2(&values_of(&own));
+            let factor_of = |part| match *clip {
+                GlobalNorm(limit) => (limit / (norm + 1e-6)).min(1.0),
+                Norm(limit) => (limit / l2(&values_of(&[part]))).min(1.0),
+                _ => 1.0,
+            };
+            if let GlobalNorm(_) = clip {
+                norms.push(norm);
+                coefficients.push(factor_of(0));
+            }
+            let limit = if let Value(limit) = *clip { limit } else { f64::INFINITY };
+            for index in (0..10).filter(|index| own.contains(&part_of(*index))) {
+                let part = part_of(index);
+                expected[index] = (values[index] * factor_of(part)).clamp(-limit, limit);
+                changed[part] |= factor_of(part) < 1.0 || values[index].abs() > limit;
+            }
+        }
+
+        let run = ByHand::of(Pair::of(0.0), at_scale(1024.0));
+        let (weight, bias) = (run.model.weight.id, run.model.bias.id);
+        let scaled = || {
+            let mut grads = run.model.scaled(values, 1024.0);
+            if !has_bias {
+                grads.params_mut().remove::<1>(bias);
+            }
+            grads
+        };
+        let grads = run.unscale(scaled().into_params());
+        let place = |grads: &UnscaledGradients| on_flex().then(|| address(grads.get::<2>(weight)));
+        let start = place(&grads);
+        let rules: Vec<_> = (rules.iter())
+            .map(|(of, clip)| (if *of == 3 { ParamGroup::all() } else { group(*of) }, *clip))
+            .collect();
+        let grads = grads.clip_groups(&rules).unwrap();
         assert_eq!(place(&grads), start, "in place");
-        assert_values(&grads, expected);
-        assert!(clipped > 0 || found(&grads) == GRADIENT);
+        let found = gradients_by_path(grads.params(), &run.model).into_iter();
+        let found: Vec<_> = found.flat_map(|(.., values)| values).map(f64::from).collect();
+        for (index, found) in found.iter().enumerate() {
+            let off = (found - expected[index]).abs();
+            let allowed = if changed[part_of(index)] { 1e-6 * expected[index].abs() } else { 0.0 };
+            assert!(off <= allowed + 1e-38, "{found} instead of {}", expected[index]);
+        }
         let status = grads.status();
-        assert_eq!(status.clipped(), Some(clipped), "{rules:?}");
-        assert_eq!(status.clip_norms().len(), norms.len());
-        for (found, expected) in status.clip_norms().iter().zip(&norms) {
-            assert_norm(*found, *expected);
-        }
-        // The smallest.
-        let factors = [4, 8].map(|index| expected[index] / GRADIENT[index]);
-        let coefficient = status.clip_coefficient();
-        assert_eq!(coefficient.is_some(), !norms.is_empty());
-        let off = coefficient.map_or(0.0, |found| found - factors[0].min(factors[1]));
-        assert!(off.abs() < 1e-6, "{rules:?}: {coefficient:?}");
-        // A second time changes nothing more, but for what is added to a global norm. Zeros stay zero.
-        if norms.is_empty() {
-            let again = grads.clone().clip_groups(&rules).unwrap();
-            assert_values(&again, expected);
-        }
-        let zeros = unscaled([0.0; 10]).clip_groups(&rules).unwrap();
-        assert_eq!(found(&zeros), [0.0; 10]);
+        let changed = changed.into_iter().filter(|changed| *changed).count();
+        assert_eq!((status.clipped(), status.clip_norms().len()), (Some(changed), norms.len()));
+        assert!(status.clip_norms().iter().zip(norms).all(|(found, norm)| is_close(*found, norm)));
+        let smallest = coefficients.into_iter().min_by(f64::total_cmp);
+        assert_eq!(status.clip_coefficient().is_some(), smallest.is_some());
+        assert!(smallest.is_none_or(|one| is_close(status.clip_coefficient().unwrap(), one)));
 
         // An optimizer does the same.
         let with_all = |optim: ScaledOptimizer| match all {
@@ -128,18 +112,20 @@ fn what_each_rule_makes_of_gradients() {
             None => optim,
         };
         let with_groups = |optim: ScaledOptimizer| {
-            let groups = groups.iter().cloned();
-            groups.fold(optim, |optim, (group, clip)| {
-                optim.with_group_clipping(group, clip)
-            })
+            let add = |optim: ScaledOptimizer, (of, clip): &(usize, GradientClip)| {
+                optim.with_group_clipping(group(*of), *clip)
+            };
+            groups.iter().fold(optim, add)
         };
         for optim in [with_groups(with_all(sgd())), with_all(with_groups(sgd()))] {
             let mut run = Trial::new(optim);
+            run.take(scaled());
+            let stepped = found.iter().map(|value| -value);
+            assert!(run.values()[..found.len()].iter().copied().eq(stepped));
+            if !rules.is_empty() {
+                assert_eq!(run.status(), *grads.status());
+            }
             assert_eq!(run.optim.clipping().is_some(), all.is_some());
-            run.step(GRADIENT);
-            let stepped = found(&grads).into_iter().map(|value| -value);
-            assert!(run.values().into_iter().eq(stepped), "{rules:?}");
-            assert_eq!(run.status(), grads.status().clone());
             // A skipped step is not clipped.
             run.step(BAD);
             let status = run.status();
@@ -148,12 +134,14 @@ fn what_each_rule_makes_of_gradients() {
     }
 }
 
+const GRADIENT: [f64; 10] = [0.25, -0.5, 1.25, 0.0, -2.5, 0.75, -0.125, 0.25, 3.0, -0.625];
+
 #[test]
 fn a_threshold_that_is_not_positive_is_refused() {
     let thresholds = [0.0, -0.0, -1.0, f64::NAN, f64::NEG_INFINITY];
     let ways = |threshold| [GlobalNorm(threshold), Norm(threshold), Value(threshold)];
     for clip in thresholds.map(ways).concat() {
-        let (all, grads) = (ParamGroup::all, || unscaled(ONES));
+        let (all, grads) = (ParamGroup::all, || Trial::new(sgd()).unscaled(ONES));
         let message = format!(" is {clip:?}, but must be a threshold above 0");
         let groups = vec![(all(), clip)];
         let of_all = [
@@ -183,24 +171,11 @@ fn clipping_of_the_inner_optimizer_comes_after() {
     assert_eq!(run.values()[6..], [0.125, -0.25, -0.25, 0.25]);
 }
 
-#[test]
-fn parameters_without_a_gradient_are_not_in_the_norm() {
-    let run = ByHand::of(Pair::of(0.0), at_scale(1.0));
-    let mut grads = run.model.plain(GRADIENT);
-    grads.remove::<2>(run.model.weight.id).unwrap();
-    let [found, none] = [grads, GradientsParams::new()].map(|grads| {
-        let grads = run.unscale(grads).clip(&GlobalNorm(1.0)).unwrap();
-        grads.status().clip_norms().to_vec()
-    });
-    assert_norm(found[0], l2(&GRADIENT[6..]));
-    assert_eq!(none, [0.0]);
-}
-
 /// A fused optimizer leaves none of their digits out, where it multiplies other gradients by f32 factors.
 #[test]
 fn f64_gradients_are_clipped_in_f64() {
     if !on_flex() {
-        return;
+        return skipped("no other device has all of f64");
     }
     for clip in [GlobalNorm(0.3), Norm(0.3)] {
         fn clipped<O: ModuleOptim>(optim: O, clip: GradientClip) -> Vec<f64> {

@@ -140,12 +140,10 @@ fn half_precision_and_all_other_dtypes() {
             assert_eq!(run.values(), [-1.0; 10], "{rule:?} {narrow:?}");
         }
         if !Device::default().supports_dtype(DType::F64) {
-            continue;
+            return skipped("there is no f64");
         }
-        let mut run = ByHand::of(
-            Pair::new([0.0; 10], &device(), DType::F64),
-            at_scale(1024.0),
-        );
+        let model = Pair::new([0.0; 10], &device(), DType::F64);
+        let mut run = ByHand::of(model, at_scale(1024.0));
         let mut window = windows(3, rule).init().unwrap();
         let full = [1.0, 2.0, 4.0].map(|value| run.accumulate(&mut window, [value; 10]));
         let [None, None, Some(full)] = full else {
@@ -181,7 +179,7 @@ fn a_sum_is_that_of_burns_accumulator_bit_for_bit() {
 #[test]
 fn one_f32_buffer_for_each_parameter_is_added_to_in_place() {
     if !on_flex() {
-        return;
+        return skipped("its memory cannot be looked at");
     }
     for dtype in [DType::F16, DType::F32] {
         for rule in RULES {
@@ -205,23 +203,12 @@ fn one_f32_buffer_for_each_parameter_is_added_to_in_place() {
     }
 }
 
-/// At the border, where the cause is known, and elsewhere.
+/// At the border the cause is known.
 #[test]
 fn too_many_dropped_in_a_row_end_the_run_and_keep_the_window() {
-    for (factor, variant, parts, scale) in [
-        (
-            1000.0,
-            "LossScaleExhausted",
-            ["loss scale 256 after 3 skipped steps", "`bias`"],
-            256.0,
-        ),
-        (
-            f64::NAN,
-            "LossNotFinite { skips: 3, output_finite: true, ",
-            ["3 steps in a row"; 2],
-            1024.0,
-        ),
-    ] {
+    let exhausted = "LossScaleExhausted { scale: 256.0, skips: 3, parameter: \"bias\" }";
+    let not_finite = "LossNotFinite { skips: 3, output_finite: true, ";
+    for (factor, error, scale) in [(1000.0, exhausted, 256.0), (f64::NAN, not_finite, 1024.0)] {
         let settings = at_scale(1024.0).with_max_consecutive_skips(Some(2));
         let mut run = Trial::at_border(&f16_under(settings));
         run.optim = run.optim.with_accumulation(windows(3, true));
@@ -230,7 +217,7 @@ fn too_many_dropped_in_a_row_end_the_run_and_keep_the_window() {
         }
         let grads = run.in_scope(factor);
         let failed = run.optim.try_step(1.0, run.model.clone(), grads);
-        is_error(&failed.unwrap_err().error, variant, parts);
+        is_error(&failed.unwrap_err().error, error, []);
         assert_eq!((run.counters().dropped(), run.window()), (3, 1));
         assert_eq!(run.scale(), scale);
     }
@@ -260,10 +247,11 @@ fn windows_whose_sum_alone_overflows() {
     }
     fill(&mut run, 40000.0);
     resumed.optim.load_record(run.optim.to_record()).unwrap();
-    let parts = ["loss scale 1 after 2 skipped steps", "`bias`"];
     for mut run in [run, resumed] {
         (0..2).for_each(|_| run.step(micro(40000.0)));
-        is_error(&run.refused(micro(40000.0)), "LossScaleExhausted", parts);
+        let error = run.refused(micro(40000.0));
+        let exhausted = "LossScaleExhausted { scale: 1.0, skips: 2, parameter: \"bias\" }";
+        is_error(&error, exhausted, []);
         assert_eq!((run.counters().skipped(), run.window()), (5, 0));
     }
 }

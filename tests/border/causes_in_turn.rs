@@ -38,7 +38,7 @@ fn an_overflow_that_nobody_tested_is_the_cause_of_what_follows() {
     for way in ["sharpness", "meta", "adversarial"] {
         for first in ["[ T ] steep", "[ T deep ] flat"] {
             assert_eq!(after_first(training(), way, first), LOWERED, "{way}");
-            assert_eq!(after_first(fused(), way, first), LOWERED, "{way}");
+            assert_eq!(after_first(fused(&handle()), way, first), LOWERED, "{way}");
         }
     }
     // The scale falls until training goes on.

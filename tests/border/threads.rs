@@ -112,6 +112,10 @@ impl Job {
 
 #[test]
 fn work_that_is_stolen_into_an_open_scope() {
+    if !is_flex() {
+        let why = "an operation that two threads make on one graph can be lost";
+        return skipped(&format!("{why} (docs/upstream/graph-tape-consumed.md)"));
+    }
     let pool = ThreadPoolBuilder::new().num_threads(2).build().unwrap();
     let device = device();
     let (a, b) = (f16(two(16)), f16(two(3)));

@@ -12,30 +12,20 @@ fn run() -> Run {
     Run::of(3).poisoned([24 + 9])
 }
 
-/// A model that notes what each of its steps was made with.
-#[derive(Module, Debug)]
-struct Witness {
-    net: Net,
-    #[module(skip)]
-    amp: MixedPrecision,
-    #[module(skip)]
-    seen: Arc<Mutex<Vec<Seen>>>,
-}
-
 /// How many steps there were, who asks, and what with: the counters, the loss scale and the parameters.
 type Seen = (u64, ThreadId, (StepCounters, f32, Vec<Values>));
 
-impl Own for Witness {
-    fn output(&self, batch: Batch) -> ClassificationOutput {
+/// A model that notes what each of its steps was made with.
+fn witness(amp: MixedPrecision, seen: Arc<Mutex<Vec<Seen>>>) -> Model {
+    Model::new(net(), move |model, batch| {
         // A validation needs no gradients.
-        if self.net.head.weight.val().is_require_grad() {
-            let (thread, counters) = (thread::current().id(), self.amp.counters());
-            let with = (counters, self.amp.loss_scale(), values(&self.net));
-            let seen = (counters.steps(), thread, with);
-            self.seen.lock().unwrap().push(seen);
+        if model.net.head.weight.val().is_require_grad() {
+            let (thread, counters) = (thread::current().id(), amp.counters());
+            let with = (counters, amp.loss_scale(), values(&model.net));
+            seen.lock().unwrap().push((counters.steps(), thread, with));
         }
-        InferenceStep::step(&self.net, batch)
-    }
+        InferenceStep::step(&model.net, batch)
+    })
 }
 
 /// Where the optimizer runs makes no difference, to averages neither, and an overflow on one device skips the step. Every worker computes with the present scale,
@@ -45,14 +35,8 @@ fn an_overflow_on_one_device_skips_the_step_for_all() {
     let [main, sharded] = WAYS.map(|optim| {
         let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
         let done = run().with_workers(optim).launch(|amp| {
-            let (net, amp, seen) = (net(), amp.clone(), seen.clone());
-            let optim = adam(&amp).with_ema(ema());
-            let own = Witness {
-                net,
-                amp: amp.clone(),
-                seen,
-            };
-            amp.learner(Model { own }, optim, lr())
+            let model = witness(amp.clone(), seen.clone());
+            amp.learner(model, adam(amp).with_ema(ema()), lr())
         });
         let share = *done.numbers(1, "Skipped Steps").last().unwrap();
         assert!((share - 100.0 / 3.0).abs() < 1e-9, "{share}");

@@ -1,6 +1,6 @@
 //! `MixedPrecision::launch`: what is refused before a Learner's run, and what ends it. That it is the same run is in `resume`.
 
-use crate::module::Half;
+use crate::module::without_autocast;
 use crate::support::*;
 
 /// The run of a model, or why there is none.
@@ -40,9 +40,8 @@ fn an_error_returns_the_model() {
 /// It would train in f32.
 #[test]
 fn f32_parameters_without_autocast_end_the_run_at_its_first_step() {
-    let (run, own) = (Run::of(1), Half { net: net() });
-    let amp = run.amp();
-    let error = launched(&run, &amp, Model { own }, burns_adam());
+    let amp = Run::of(1).amp();
+    let error = launched(&Run::of(1), &amp, without_autocast(net()), burns_adam());
     let error = error.map(drop).unwrap_err().error;
     is_error(&error, "NoScope", ["the free `autocast`"]);
     assert_eq!(amp.counters().steps(), 1);

@@ -129,27 +129,17 @@ fn metrics_of_a_disabled_scaler_are_numbers() {
     }
 }
 
-/// A net that is probed.
-#[derive(Module, Debug)]
-struct Probed {
-    net: Net,
-}
-
-impl Own for Probed {
-    fn output(&self, batch: Batch) -> ClassificationOutput {
-        let forward = |x| probed("net", x, |x| self.net.forward(x));
-        let logits = autocast(batch.features.clone(), forward);
-        self.net.output(logits, batch)
-    }
-}
-
 /// A flight recorder is one line in a run.
 #[test]
 fn one_line_records_a_learner_and_the_report_reads_both() {
     let (amp, folder) = (MixedPrecision::f16(), temp_dir());
     let recorder = FlightRecorder::new(folder.path(), &amp).unwrap();
-    let own = Probed { net: net() };
-    let learner = amp.learner(Model { own }, sgd(&amp), lr());
+    let model = Model::new(net(), |model, batch| {
+        let forward = |x| probed("net", x, |x| model.net.forward(x));
+        let logits = autocast(batch.features.clone(), forward);
+        model.net.output(logits, batch)
+    });
+    let learner = amp.learner(model, sgd(&amp), lr());
     Run::of(4).train(&folder, &amp, learner).finished();
 
     let flight: Value = json(recorder.write().unwrap().with_extension("json"));

@@ -38,38 +38,25 @@ fn optimizer_groups_by_path_keep_working() {
     }
 }
 
-/// A user's model that does something after each step, or panics in its place.
-#[derive(Module, Debug)]
-struct Clipped {
-    net: Net,
-    #[module(skip)]
-    calls: Arc<AtomicU64>,
-    #[module(skip)]
-    panics: Arc<AtomicBool>,
-}
-
 const LIMIT: f32 = 0.3;
 
-impl Own for Clipped {
-    fn output(&self, batch: Batch) -> ClassificationOutput {
-        InferenceStep::step(&self.net, batch)
-    }
+/// How often a step was over, and whether the next one panics.
+#[derive(Clone, Default)]
+struct Watch(Arc<AtomicU64>, Arc<AtomicBool>);
 
-    fn around(self, step: impl FnOnce(Self) -> Self) -> Self {
-        assert!(!self.panics.swap(false, Ordering::Relaxed));
-        let mut model = step(self);
-        model.calls.fetch_add(1, Ordering::Relaxed);
-        let clip = |weight: Tensor<2>| weight.inner().clamp(-LIMIT, LIMIT);
-        let clip = |weight| Tensor::from_inner(clip(weight)).require_grad();
-        model.net.head.weight = model.net.head.weight.map(clip);
-        model
-    }
-}
-
-fn clipped() -> Model<Clipped> {
-    let (net, calls, panics) = (net(), Arc::default(), Arc::default());
-    let own = Clipped { net, calls, panics };
-    Model { own }
+/// A user's model that does something after each step, or panics in its place.
+fn clipped(Watch(calls, panics): Watch) -> Model {
+    let output = |model: &Model, batch| InferenceStep::step(&model.net, batch);
+    Model::new(net(), output).around(move |mut net, when| {
+        assert!(!panics.swap(false, Ordering::Relaxed));
+        if when == When::After {
+            calls.fetch_add(1, Ordering::Relaxed);
+            let clip = |weight: Tensor<2>| weight.inner().clamp(-LIMIT, LIMIT);
+            let clip = |weight| Tensor::from_inner(clip(weight)).require_grad();
+            net.head.weight = net.head.weight.map(clip);
+        }
+        net
+    })
 }
 
 /// The model's own `optimize` is called with every step that is not skipped, and with no other. A fused optimizer has to be set so that
@@ -83,18 +70,20 @@ fn the_optimize_of_a_model_is_called() {
     for (strategy, steps) in [(None, 12), (Some(WAYS[0]), 6), (Some(WAYS[1]), 6)] {
         let [burns, fused] = optims.map(|optim| {
             let run = Run::of(2).poisoned([24 + 9]).with_workers(strategy);
-            let done = run.launch(|amp| amp.learner(clipped(), optim(amp), lr()));
+            let watch = Watch::default();
+            let done = run.launch(|amp| amp.learner(clipped(watch.clone()), optim(amp), lr()));
             assert_eq!(done.steps(), (steps, 2));
-            let Clipped { net, calls, .. } = &done.model.own;
-            let largest = net.head.weight.val().abs().max().into_scalar::<f32>();
-            let found = (largest, calls.load(Ordering::Relaxed));
+            let weight = done.model.net.head.weight.val();
+            let largest = weight.abs().max().into_scalar::<f32>();
+            let found = (largest, watch.0.load(Ordering::Relaxed));
             assert_eq!(found, (LIMIT, steps - 2), "{strategy:?}");
             values(&done.model)
         });
         assert!(fused == burns, "{strategy:?}");
     }
-    let own = Run::of(1).launch(|amp| amp.learner(clipped(), fused_adam(), lr()));
-    assert_eq!(own.model.own.calls.load(Ordering::Relaxed), 0);
+    let watch = Watch::default();
+    let own = Run::of(1).launch(|amp| amp.learner(clipped(watch.clone()), fused_adam(), lr()));
+    assert_eq!(watch.0.load(Ordering::Relaxed), 0);
     assert!(values(&own.model) == values(&Run::of(1).launch(fused).model));
 }
 
@@ -102,13 +91,13 @@ fn the_optimize_of_a_model_is_called() {
 #[test]
 fn a_panic_in_the_optimize_of_a_model_leaves_the_optimizer() {
     let [panicked, plain] = [true, false].map(|panics| {
-        let amp = MixedPrecision::f16();
-        let learner = amp.learner(clipped(), AdamConfig::new().init(), lr());
+        let (amp, watch) = (MixedPrecision::f16(), Watch::default());
+        let learner = amp.learner(clipped(watch.clone()), AdamConfig::new().init(), lr());
         let mut learner = learner.unwrap();
         for batch in batches(&samples(24)) {
             if panics {
                 let grads = learner.train_step(batch.clone()).grads;
-                learner.model().own.panics.store(true, Ordering::Relaxed);
+                watch.1.store(true, Ordering::Relaxed);
                 assert!(quietly(|| learner.optimizer_step(grads)).is_err());
             }
             step(&mut learner, batch);
@@ -118,21 +107,18 @@ fn a_panic_in_the_optimize_of_a_model_leaves_the_optimizer() {
     assert!(panicked == plain);
 }
 
-/// The running statistics are those of the features, whatever the weights are.
-#[derive(Module, Debug)]
-struct Normed {
-    norm: BatchNorm,
-    net: Net,
-}
-
-impl Own for Normed {
-    fn output(&self, batch: Batch) -> ClassificationOutput {
+/// A model with running statistics, which are those of the features, whatever the weights are.
+fn normed() -> Model {
+    let mut model = Model::new(net(), |model, batch| {
+        let norm = model.norm.as_ref().unwrap();
         let logits = autocast(batch.features.clone(), |x| {
-            let x = in_f32(x.unsqueeze_dim::<3>(2), |x| self.norm.forward(x));
-            self.net.forward(x.squeeze_dim::<2>(2))
+            let x = in_f32(x.unsqueeze_dim::<3>(2), |x| norm.forward(x));
+            model.net.forward(x.squeeze_dim::<2>(2))
         });
-        self.net.output(logits, batch)
-    }
+        model.net.output(logits, batch)
+    });
+    model.norm = Some(BatchNormConfig::new(8).init(&device()));
+    model
 }
 
 /// Mean and variance of a run in which a batch overflows in the forward pass, in the middle or as the first, are those of a run without these
@@ -142,12 +128,8 @@ fn an_overflow_leaves_no_trace_in_running_statistics() {
     let train = |samples: Vec<Sample>, windows: Option<usize>| {
         let mut run = Run::of(1).with_windows(windows);
         run.samples = samples;
-        let done = run.launch(|amp| {
-            let (norm, net) = (BatchNormConfig::new(8).init(&device()), net());
-            let own = Normed { norm, net };
-            amp.learner(Model { own }, sgd(amp), ConstantLr::new(0.1))
-        });
-        let norm = &done.model.own.norm;
+        let done = run.launch(|amp| amp.learner(normed(), sgd(amp), ConstantLr::new(0.1)));
+        let norm = done.model.norm.as_ref().unwrap();
         let statistics = [&norm.running_mean, &norm.running_var];
         let statistics = statistics.map(|s| burn_amp_tests::values(s.value_sync()));
         (statistics, done.counters().skipped())
@@ -169,24 +151,18 @@ fn an_overflow_leaves_no_trace_in_running_statistics() {
     }
 }
 
-/// A net that computes in its parameters' precision, without `autocast`.
-#[derive(Module, Debug)]
-pub struct Half {
-    pub net: Net,
-}
-
-impl Own for Half {
-    fn output(&self, batch: Batch) -> ClassificationOutput {
-        let features = batch.features.clone().cast(self.net.head.weight.dtype());
-        let logits = self.net.forward(features);
-        self.net.output(logits.cast(DType::F32), batch)
-    }
+/// A model that computes in its parameters' precision, without `autocast`.
+pub fn without_autocast(net: Net) -> Model {
+    Model::new(net, |model, batch| {
+        let features = batch.features.clone().cast(model.net.head.weight.dtype());
+        let logits = model.net.forward(features);
+        model.net.output(logits.cast(DType::F32), batch)
+    })
 }
 
 /// With parameters in bf16.
-pub fn half() -> Model<Half> {
-    let net = to_half(net(), FloatDType::BF16, &[]);
-    Model { own: Half { net } }
+pub fn half() -> Model {
+    without_autocast(to_half(net(), FloatDType::BF16, &[]))
 }
 
 /// At a loss scale of 1. Burn sums the gradients of micro-batches as they are: in bf16, most digits of a sum are lost.
@@ -197,7 +173,7 @@ fn master_weights_train_bf16_parameters_in_a_learner() {
     let optim = MasterWeights::new(AdamConfig::new().build());
     let learner = amp.learner(half(), optim, lr()).unwrap();
     let (model, batch) = (learner.model(), batches(&samples(8)).remove(0));
-    let id = model.own.net.hidden.weight.id;
+    let id = model.net.hidden.weight.id;
     let own = TrainStep::step(&*model, batch.clone()).grads;
     let own = own.get::<2>(id).unwrap();
     assert_eq!(own.dtype(), DType::BF16);
@@ -211,7 +187,7 @@ fn master_weights_train_bf16_parameters_in_a_learner() {
         .train(&temp_dir(), &amp, Ok(learner))
         .finished();
     assert_eq!(done.steps(), (24, 0));
-    let weight = &done.model.own.net.hidden.weight;
+    let weight = &done.model.net.hidden.weight;
     assert_eq!(weight.val().dtype(), DType::BF16);
     assert!(values(&done.model) != values(&half()));
     assert!(done.numbers(4, "Accuracy")[6] > 95.0);

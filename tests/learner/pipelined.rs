@@ -2,7 +2,7 @@
 
 use burn_amp::hook::{Applied, Hook};
 
-use crate::module::{Half, half};
+use crate::module::half;
 use crate::support::*;
 
 /// By hand it synchronizes where a Learner validates.
@@ -111,7 +111,7 @@ fn halfs() -> PipelinedOptimizer {
 }
 
 /// A run of parameters in bf16.
-fn launch(run: &Run, folder: &Folder, optim: impl Into<LearnerOptimizer>) -> Done<Model<Half>> {
+fn launch(run: &Run, folder: &Folder, optim: impl Into<LearnerOptimizer>) -> Done<Model> {
     let amp = MixedPrecision::bf16();
     let learner = amp.learner(half(), optim, lr());
     run.train(folder, &amp, learner).finished()
@@ -125,7 +125,7 @@ fn half_precision_parameters_resume_from_their_masters() {
     let whole = launch(&run, &temp_dir(), halfs());
     let first = launch(&run.clone().until(2), &temp_dir(), halfs());
     let resumed = launch(&run.resumed(2), &first.folder, halfs());
-    let weight = &whole.model.own.net.hidden.weight;
+    let weight = &whole.model.net.hidden.weight;
     assert_eq!(weight.val().dtype(), DType::BF16);
     assert_eq!(first.stored(2).masters(), 4);
     assert!(resumed.stored(4).bits() == whole.stored(4).bits());
@@ -141,7 +141,7 @@ fn half_precision_parameters_resume_from_their_masters() {
 /// Whether the optimizer has computed them itself, or loaded them.
 #[test]
 fn masters_of_a_loop_go_into_a_learner() {
-    let train = |mut model: Model<Half>, optim: &mut PipelinedOptimizer| {
+    let train = |mut model: Model, optim: &mut PipelinedOptimizer| {
         let mut lr = lr();
         for batch in batches(&Run::default().samples) {
             let grads = TrainStep::step(&model, batch).grads;

@@ -230,8 +230,8 @@ pub fn training() -> Training {
 }
 
 /// With a fused optimizer.
-pub fn fused() -> Training<FusedSgd> {
-    Player::with(FusedSgd::new(SgdConfig::new()), net(), &handle())
+pub fn fused(amp: &MixedPrecision) -> Training<FusedSgd> {
+    Player::with(FusedSgd::new(SgdConfig::new()), net(), amp)
 }
 
 /// What all steps of a training have done.

@@ -1,6 +1,6 @@
 //! A small classifier, as a user writes it for Burn, and models of tests' own.
 
-use burn::{module::ModuleDisplay, nn::loss::CrossEntropyLossConfig};
+use burn::nn::loss::CrossEntropyLossConfig;
 
 use super::*;
 
@@ -57,23 +57,58 @@ impl InferenceStep for Net {
     }
 }
 
-/// How a model of a test's own, with a [`Net`] inside, differs from that.
-pub trait Own: Module + ModuleDisplay {
-    fn output(&self, batch: Batch) -> ClassificationOutput;
+/// A model of a test's own, as Burn trains it.
+#[derive(Module, Debug)]
+pub struct Model {
+    pub net: Net,
+    pub norm: Option<BatchNorm>,
+    #[module(skip)]
+    own: Own,
+}
 
-    /// What is done around each step.
-    fn around(self, step: impl FnOnce(Self) -> Self) -> Self {
-        step(self)
+/// Its forward pass; and what it does with its net before each step, and then after it.
+#[derive(Clone)]
+struct Own(
+    Arc<dyn Fn(&Model, Batch) -> ClassificationOutput + Send + Sync>,
+    Arc<dyn Fn(Net, When) -> Net + Send + Sync>,
+);
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum When {
+    Before,
+    After,
+}
+
+impl std::fmt::Debug for Own {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Own")
     }
 }
 
-/// A model of a test's own, as Burn trains it.
-#[derive(Module, Debug)]
-pub struct Model<M> {
-    pub own: M,
+impl Model {
+    pub fn new(
+        net: Net,
+        output: impl Fn(&Self, Batch) -> ClassificationOutput + Send + Sync + 'static,
+    ) -> Self {
+        let (norm, own) = (None, Own(Arc::new(output), Arc::new(|net, _| net)));
+        Self { net, norm, own }
+    }
+
+    pub fn around(mut self, around: impl Fn(Net, When) -> Net + Send + Sync + 'static) -> Self {
+        self.own.1 = Arc::new(around);
+        self
+    }
+
+    fn step_by(mut self, step: impl FnOnce(Self) -> Self) -> Self {
+        let around = self.own.1.clone();
+        self.net = around(self.net, When::Before);
+        let mut model = step(self);
+        model.net = around(model.net, When::After);
+        model
+    }
 }
 
-impl<M: Own> TrainStep for Model<M> {
+impl TrainStep for Model {
     type Input = Batch;
     type Output = ClassificationOutput;
 
@@ -88,9 +123,7 @@ impl<M: Own> TrainStep for Model<M> {
         lr: ModuleLearningRate,
         grads: GradientsParams,
     ) -> Self {
-        let step = |own| optim.step(lr, Self { own }, grads).own;
-        let own = self.own.around(step);
-        Self { own }
+        self.step_by(|model| optim.step(lr, model, grads))
     }
 
     fn optimize_multi(
@@ -99,17 +132,15 @@ impl<M: Own> TrainStep for Model<M> {
         lr: ModuleLearningRate,
         grads: MultiGradientsParams,
     ) -> Self {
-        let step = |own| optim.step_multi(lr, Self { own }, grads).own;
-        let own = self.own.around(step);
-        Self { own }
+        self.step_by(|model| optim.step_multi(lr, model, grads))
     }
 }
 
-impl<M: Own> InferenceStep for Model<M> {
+impl InferenceStep for Model {
     type Input = Batch;
     type Output = ClassificationOutput;
 
     fn step(&self, batch: Batch) -> ClassificationOutput {
-        self.own.output(batch)
+        self.own.0(self, batch)
     }
 }

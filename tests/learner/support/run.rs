@@ -426,5 +426,5 @@ pub trait Trained:
 }
 
 impl Trained for Net {}
-impl<M: Own + 'static> Trained for Model<M> {}
+impl Trained for Model {}
 impl<M: Trained + 'static> Trained for Scaled<M> {}

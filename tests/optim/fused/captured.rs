@@ -6,44 +6,10 @@ use burn::nn::{Dropout, Embedding};
 use burn::{nn::loss::CrossEntropyLossConfig, nn::transformer::TransformerEncoder};
 use std::cell::Cell;
 
-use super::matrix::{Plan, adaptive, tolerant};
-use super::run::{
-    Batch, Run, batch, captured, default_run, event, has_graphs, loss, of_rows, train,
-};
-use super::{adam, nesterov};
+use super::adam;
+use super::matrix::{Plan, check, same_bits};
+use super::run::{Batch, Run, captured, default_run, has_graphs, loss, of_rows, train};
 use crate::support::*;
-
-/// Recorded steps have the losses and leave the parameters and the record of those that are made one by one. A batch is of one of two shapes.
-fn as_one_by_one<M: Module, B: CaptureInput, O: ModuleOptim>(
-    play: impl Fn() -> Player<M, O>,
-    steps: usize,
-    batch: impl Fn(usize) -> B,
-    loss: impl Fn(&M, &MixedPrecision, B) -> Tensor<1>,
-) {
-    let (mut eager, other) = (play(), play());
-    let of = |model: &M, batch: B| loss(model, &other.amp, batch);
-    let mut recorded = CapturedStep::new(other.model, other.optim, of).unwrap();
-    for step in 0..steps {
-        // As a schedule makes it.
-        let lr = 1e-2 / (1.0 + step as f64 / 500.0);
-        let expected = loss(&eager.model, &eager.amp, batch(step));
-        eager.train(lr, expected.clone());
-        let found = recorded.step(lr, batch(step)).unwrap().into_data();
-        assert_eq!(found, expected.inner().into_data(), "step {step}");
-    }
-    assert_eq!(recorded.shapes() > 0, has_graphs());
-    let records = [recorded.to_record(), eager.optim.to_record()];
-    let [one, other] = records.map(|record| record.into_bytes().unwrap());
-    assert!(one == other);
-    assert!(parameters(&recorded.into_parts().0) == parameters(&eager.model));
-}
-
-/// Batches of two shapes, some of which overflow.
-fn check<O: ModuleOptim + Clone>(optim: O, plan: Plan, steps: usize) {
-    let batch = |step| batch(step, event(step), if step % 5 == 4 { 3 } else { 4 });
-    let loss = |net: &Net, amp: &MixedPrecision, batch| loss(amp, net, batch);
-    as_one_by_one(|| plan.run(optim.clone()), steps, batch, loss);
-}
 
 #[test]
 fn plain_and_clipped() {
@@ -53,43 +19,33 @@ fn plain_and_clipped() {
     check(adam(), Plan::clipped(&clips), 40);
 }
 
-#[test]
-fn whatever_the_rule_and_the_schedule() {
-    let adam_w = AdamWConfig::new().with_amsgrad(true).with_weight_decay(0.1);
-    check(FusedAdamW::new(adam_w), Plan::scaled(adaptive()), 90);
-    check(nesterov(), Plan::scaled(tolerant()), 90);
-}
-
 /// A network with embeddings, attention and tied weights; its batches are integers.
 #[test]
 fn a_gpt() {
+    type Gpt = (Embedding, TransformerEncoder);
+
     let device = device();
     let blocks = TransformerEncoderConfig::new(16, 32, 2, 1).with_dropout(0.0);
     let token = EmbeddingConfig::new(20, 16).init(&device);
-    let gpt: (Embedding, TransformerEncoder) = (token, blocks.init(&device));
+    let gpt: Gpt = (token, blocks.init(&device));
     let batch = |step: usize| {
         let tokens = step as i64..step as i64 + 24;
         let tokens = Tensor::<1, Int>::arange(tokens, &device).remainder_scalar(20);
         tokens.reshape([3, 8])
     };
-    let play = || Player::with(adam(), gpt.clone(), &MixedPrecision::f16());
-    as_one_by_one(
-        play,
-        20,
-        batch,
-        |(token, blocks), amp, tokens: Tensor<2, Int>| {
-            let ([windows, length], device) = (tokens.dims(), tokens.device());
-            let next = tokens.clone().roll_dim(-1, 1).flatten::<1>(0, 1);
-            let logits = amp.autocast(tokens, |tokens| {
-                let mask = generate_autoregressive_mask(windows, length, &device);
-                let x = TransformerEncoderInput::new(token.forward(tokens)).mask_attn(mask);
-                let x = blocks.forward(x).flatten::<2>(0, 1);
-                x.matmul(token.weight.val().transpose())
-            });
-            let loss = CrossEntropyLossConfig::new().init(&device);
-            loss.forward(logits, next)
-        },
-    );
+    let loss = |(token, blocks): &Gpt, amp: &MixedPrecision, tokens: Tensor<2, Int>| {
+        let ([windows, length], device) = (tokens.dims(), tokens.device());
+        let next = tokens.clone().roll_dim(-1, 1).flatten::<1>(0, 1);
+        let logits = amp.autocast(tokens, |tokens| {
+            let mask = generate_autoregressive_mask(windows, length, &device);
+            let x = TransformerEncoderInput::new(token.forward(tokens)).mask_attn(mask);
+            let x = blocks.forward(x).flatten::<2>(0, 1);
+            x.matmul(token.weight.val().transpose())
+        });
+        let loss = CrossEntropyLossConfig::new().init(&device);
+        loss.forward(logits, next)
+    };
+    same_bits((adam(), Plan::default()), &gpt, 20, batch, loss);
 }
 
 /// A copy of a batch computes its activations again as the batch does.
@@ -98,10 +54,13 @@ fn a_step_with_gradient_checkpointing() {
     let device = device().gradient_checkpointing();
     let net: Linear = LinearConfig::new(4, 2).init(&device);
     let batch = |step| Tensor::<2>::full([3, 4], 0.25 * step as f64, &device);
-    let play = || Player::with(adam(), net.clone(), &MixedPrecision::f16());
-    as_one_by_one(play, 4, batch, |net, amp, x: Tensor<2>| {
-        amp.autocast(x, |x| net.forward(x).tanh()).square().mean()
-    });
+    same_bits(
+        (adam(), Plan::default()),
+        &net,
+        4,
+        batch,
+        |net, amp, x: Tensor<2>| amp.autocast(x, |x| net.forward(x).tanh()).square().mean(),
+    );
 }
 
 /// With a layer that draws random numbers.

@@ -1,7 +1,7 @@
-//! Steps that the device decides, beside those that are waited for: the same bits, whatever stands around the step. Drawn runs of them, and of
-//! captured ones, are in `tests/oracle`.
+//! Steps that are waited for, that the device decides, and that are recorded: the same bits, whatever stands around the step. Drawn runs of them are
+//! in `tests/oracle`.
 
-use super::run::{Run, batch, config, event, is_flex, train};
+use super::run::{Batch, Event, batch, config, has_graphs, is_flex, loss};
 use super::{adam, nesterov};
 use crate::support::*;
 use GradientClip::{GlobalNorm, Norm, Value};
@@ -14,129 +14,140 @@ pub struct Plan {
     /// Of all parameters, or of those of this name.
     pub clips: Vec<(Option<&'static str>, GradientClip)>,
     pub ema: Option<EmaConfig>,
-    /// `hidden` is frozen, and from this step on its weight is trained.
-    pub thawed: Option<usize>,
+    /// Whether no step is recorded.
+    pub waits: bool,
 }
 
 impl Plan {
     pub fn clipped(clips: &[(Option<&'static str>, GradientClip)]) -> Self {
-        Self {
-            clips: clips.to_vec(),
-            ..Self::default()
-        }
+        let (clips, new) = (clips.to_vec(), Self::default());
+        Self { clips, ..new }
     }
 
-    pub fn scaled(scaler: GradScalerConfig) -> Self {
-        Self {
-            scaler: Some(scaler),
-            ..Self::default()
-        }
+    fn scaled(scaler: GradScalerConfig) -> Self {
+        let (scaler, new) = (Some(scaler), Self::default());
+        Self { scaler, ..new }
     }
 
-    pub fn run<O: ModuleOptim>(&self, optim: O) -> Run<O> {
-        let mut net = Net::dense(&device());
-        if self.thawed.is_some() {
-            net.hidden = net.hidden.no_grad();
-        }
-        let scaler = self.scaler.unwrap_or_else(config);
-        let mut run = Run::with(optim, net, &f16_under(scaler));
+    fn waits(self) -> Self {
+        let waits = true;
+        Self { waits, ..self }
+    }
+
+    fn player<M: Module, O: ModuleOptim>(&self, optim: O, model: &M) -> Player<M, O> {
+        let amp = f16_under(self.scaler.unwrap_or_else(config));
+        let mut player = Player::with(optim, model.clone(), &amp);
         for (group, clip) in &self.clips {
-            run.optim = match group.map(ParamGroup::from_predicate) {
-                None => run.optim.with_clipping(*clip),
-                Some(group) => run.optim.with_group_clipping(group, *clip),
+            player.optim = match group.map(ParamGroup::from_predicate) {
+                None => player.optim.with_clipping(*clip),
+                Some(group) => player.optim.with_group_clipping(group, *clip),
             };
         }
         if let Some(ema) = &self.ema {
-            run.optim = run.optim.with_ema(ema.clone());
+            player.optim = player.optim.with_ema(ema.clone());
         }
-        run
-    }
-
-    /// Losses, what was found now and then, records in the middle and at the end, and the parameters.
-    fn seen<O: ModuleOptim>(&self, optim: O) -> (Vec<u32>, Vec<GradientStatus>, Vec<Bytes>, Net) {
-        let (mut run, mut losses) = (self.run(optim), Vec::new());
-        let (mut found, mut records) = (Vec::new(), Vec::new());
-        for step in 0..if is_flex() { 90 } else { 60 } {
-            if self.thawed == Some(step) {
-                let weight = run.model.hidden.weight.clone().set_require_grad(true);
-                // `set_require_grad` leaves the parameter's own value, without its cast.
-                run.model.hidden.weight = run.amp.attach(weight);
-            }
-            let loss = train(&mut run, 1e-3, batch(step, event(step), 4));
-            losses.push(loss.into_scalar::<f32>().to_bits());
-            if step == 45 {
-                // While steps are in flight.
-                records.push(run.optim.into_bytes().unwrap());
-            }
-            if step % 10 == 0 {
-                run.optim.synchronize().unwrap();
-                let is_stepped = run.optim.scaler().last_outcome() == Some(StepOutcome::Stepped);
-                let status = run.optim.scaler().last_status().unwrap();
-                let is_clipped = is_stepped && !self.clips.is_empty();
-                assert_eq!(status.clipped().is_some(), is_clipped, "step {step}");
-                found.push(status);
-            }
-        }
-        // With the loss scale, counters and averages.
-        records.push(run.optim.into_bytes().unwrap());
-        let clipped = found.iter().filter_map(GradientStatus::clipped);
-        assert_eq!(clipped.sum::<usize>() > 0, !self.clips.is_empty());
-        assert!(run.counters().skipped() > 0);
-        assert_eq!(run.optim.ema().is_some(), self.ema.is_some());
-        if let Some(ema) = run.optim.ema() {
-            assert_eq!(ema.updates(), run.counters().stepped());
-            assert!(ema.get(&run.model.hidden.weight).is_some());
-        }
-        (losses, found, records, run.model)
+        player
     }
 }
 
-fn pending<O: ModuleOptim + Clone>(name: &str, optim: O, plan: Plan) {
-    let (waited, own) = (plan.seen(Waited(optim.clone())), plan.seen(optim));
-    assert_eq!(own.0, waited.0, "{name}");
-    assert_eq!(own.1, waited.1, "{name}");
-    assert!(own.2 == waited.2, "{name}");
-    assert!(parameters(&own.3) == parameters(&waited.3), "{name}");
+/// Losses, what was found, records in the middle and at the end (with the loss scale, counters and averages), and the parameters.
+pub fn same_bits<M: Module, B: CaptureInput, O: ModuleOptim + Clone>(
+    (optim, plan): (O, Plan),
+    model: &M,
+    steps: usize,
+    batch: impl Fn(usize) -> B,
+    loss: impl Fn(&M, &MixedPrecision, B) -> Tensor<1>,
+) {
+    let mut waited = plan.player(Waited(optim.clone()), model);
+    let [mut own, other] = [(); 2].map(|()| plan.player(optim.clone(), model));
+    let of = |model: &M, batch: B| loss(model, &other.amp, batch);
+    let recorded = || CapturedStep::new(other.model.clone(), other.optim.clone(), of).unwrap();
+    let mut recorded = (!plan.waits).then(recorded);
+    let mut clipped = 0;
+    for step in 0..steps {
+        // As a schedule makes it.
+        let lr = 1e-2 / (1.0 + step as f64 / 500.0);
+        let of_waited = loss(&waited.model, &waited.amp, batch(step));
+        waited.train(lr, of_waited.clone());
+        let expected = of_waited.inner().into_data();
+        let of_own = loss(&own.model, &own.amp, batch(step));
+        own.train(lr, of_own.clone());
+        assert_eq!(of_own.inner().into_data(), expected, "step {step}");
+        if let Some(recorded) = &mut recorded {
+            let found = recorded.step(lr, batch(step)).unwrap().into_data();
+            assert_eq!(found, expected, "captured, step {step}");
+        }
+        let bytes = |record: AmpRecord| record.into_bytes().unwrap();
+        if step == 45 || step + 1 == steps {
+            let record = bytes(waited.optim.to_record());
+            assert!(bytes(own.optim.to_record()) == record, "step {step}");
+            let recorded = recorded.as_mut().map(|step| bytes(step.to_record()));
+            assert!(recorded.is_none_or(|other| other == record), "step {step}");
+        }
+        if step % 10 == 0 {
+            own.optim.synchronize().unwrap();
+            let (scaler, status) = (waited.optim.scaler(), own.optim.scaler().last_status());
+            assert_eq!(status, scaler.last_status(), "step {step}");
+            let is_stepped = scaler.last_outcome() == Some(StepOutcome::Stepped);
+            let found = status.unwrap().clipped();
+            assert_eq!(found.is_some(), is_stepped && !plan.clips.is_empty());
+            clipped += found.unwrap_or(0);
+        }
+    }
+    assert!(parameters(&own.model) == parameters(&waited.model));
+    if let Some(recorded) = recorded {
+        assert_eq!(recorded.shapes() > 0, has_graphs());
+        assert!(parameters(&recorded.model()) == parameters(&waited.model));
+    }
+    assert_eq!(clipped > 0, !plan.clips.is_empty());
+    let updates = own.optim.ema().map(Ema::updates);
+    let stepped = plan.ema.map(|_| waited.counters().stepped());
+    assert_eq!(updates, stepped);
 }
 
-pub fn adaptive() -> GradScalerConfig {
-    config().with_schedule(Schedule::AdaptiveInterval {
-        min_interval: 5,
-        max_interval: 100,
-    })
-}
-
-pub fn tolerant() -> GradScalerConfig {
-    let tolerant = config().with_hysteresis(3).with_warmup_steps(60);
-    tolerant.with_warmup_scale(256.0)
+/// Batches of two shapes, of which some overflow at the begin, and in a row.
+pub fn check<O: ModuleOptim + Clone>(optim: O, plan: Plan, steps: usize) {
+    let batch = |step| {
+        let event = match step {
+            0 | 1 | 5 | 40..44 | 82 => Event::Overflow,
+            7 => Event::Nan,
+            _ => Event::Nothing,
+        };
+        batch(step, event, if step % 5 == 4 { 3 } else { 4 })
+    };
+    let loss = |net: &Net, amp: &MixedPrecision, batch: Batch| loss(amp, net, batch);
+    let steps = if is_flex() { steps } else { steps.min(60) };
+    same_bits((optim, plan), &Net::dense(&device()), steps, batch, loss);
 }
 
 #[test]
 fn whatever_the_rule_and_the_schedule() {
     let adam_w = AdamWConfig::new().with_amsgrad(true).with_weight_decay(0.1);
-    let adam_w = FusedAdamW::new(adam_w);
-    pending("adaptive", adam_w, Plan::scaled(adaptive()));
-    pending("tolerant", nesterov(), Plan::scaled(tolerant()));
+    let adaptive = Schedule::AdaptiveInterval {
+        min_interval: 5,
+        max_interval: 100,
+    };
+    let adaptive = Plan::scaled(config().with_schedule(adaptive));
+    check(FusedAdamW::new(adam_w), adaptive, 90);
+    let tolerant = config().with_hysteresis(3).with_warmup_steps(60);
+    let tolerant = Plan::scaled(tolerant.with_warmup_scale(256.0));
+    check(nesterov(), tolerant, 90);
     // What the device cannot move, the host does, and waits.
     let other_factor = Plan::scaled(config().with_growth_factor(1.5));
-    pending("growth by 1.5", nesterov(), other_factor);
+    check(nesterov(), other_factor.waits(), 90);
     let log_max = Plan::scaled(config().with_schedule(Schedule::log_max()));
-    pending("log max", nesterov(), log_max);
+    check(nesterov(), log_max.waits(), 90);
 }
 
 #[test]
 fn averages() {
-    let of = |ema, thawed| Plan {
-        ema: Some(ema),
-        thawed,
-        ..Plan::clipped(&[(None, GlobalNorm(0.1))])
-    };
-    let ema = || EmaConfig::new().with_momentum(0.9);
-    // The host has to know when.
-    let overwritten = ema().with_overwrite_frequency(Some(3));
-    pending("overwritten", adam(), of(overwritten, None));
-    // What has no average begins with one.
-    pending("thawed", adam(), of(ema(), Some(20)));
+    // The host has to know when they take the place of the weights.
+    for frequency in [None, Some(3)] {
+        let ema = EmaConfig::new().with_momentum(0.9);
+        let plan = Plan::clipped(&[(None, GlobalNorm(0.1))]).waits();
+        let ema = Some(ema.with_overwrite_frequency(frequency));
+        check(adam(), Plan { ema, ..plan }, 60);
+    }
 }
 
 #[test]
@@ -144,22 +155,22 @@ fn clipping() {
     let (all, head) = (None, Some("head"));
     let bias = (Some("hidden.bias"), Norm(0.001));
     let groups = [(all, GlobalNorm(0.02)), (head, GlobalNorm(0.05)), bias];
-    pending("groups", nesterov(), Plan::clipped(&groups));
+    check(nesterov(), Plan::clipped(&groups).waits(), 60);
     let decay = Some(WeightDecayConfig::new(0.01));
     let decayed = FusedAdam::new(AdamConfig::new().with_weight_decay(decay));
     let weight = (Some("head.weight"), GlobalNorm(f64::INFINITY));
     let each = [(all, Norm(0.03)), (Some("bias"), Value(0.004)), weight];
-    pending("norms and values", decayed, Plan::clipped(&each));
+    check(decayed, Plan::clipped(&each).waits(), 60);
 
     // Two groups of parameters are two calls of the kernel; the norm is of both.
     let config = AdamWConfig::new().with_weight_decay(0.1);
     let biases = config.clone().with_amsgrad(true);
     let grouped = FusedAdamW::new(config);
     let grouped = grouped.with_group(ParamGroup::from_predicate("bias"), biases);
-    let global = || Plan::clipped(&[(all, GlobalNorm(0.05))]);
-    pending("optimizer's groups", grouped, global());
+    let global = || Plan::clipped(&[(all, GlobalNorm(0.05))]).waits();
+    check(grouped, global(), 60);
     // The optimizer's own clipping comes after that of the `ScaledOptimizer`, which waits for it.
     let own = Some(GradientClippingConfig::Norm(0.01));
     let own = FusedAdam::new(AdamConfig::new().with_grad_clipping(own));
-    pending("the optimizer's own", own, global());
+    check(own, global(), 60);
 }

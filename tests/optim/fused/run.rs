@@ -13,15 +13,6 @@ pub enum Event {
     Nan,
 }
 
-/// Some at the begin, in a row, and one in a hundred.
-pub fn event(step: usize) -> Event {
-    match step {
-        0 | 1 | 5 | 40..44 | 82 => Event::Overflow,
-        7 => Event::Nan,
-        _ => Event::Nothing,
-    }
-}
-
 /// Parameters, bit for bit.
 pub type Values = Vec<(DType, Vec<u8>)>;
 

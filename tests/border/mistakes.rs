@@ -88,11 +88,10 @@ fn an_overflow_at_the_scale_of_another_handle_is_named() {
     fn error<O: ModuleOptim>(optimizer: O) -> AmpError {
         let amp = f16_under(at_scale(two(9)).with_max_consecutive_skips(Some(2)));
         let other = f16(two(20));
-        let model = (Gain::new(&[2.0, 2.0]), gain(&other));
-        let mut run = Player::with(optimizer, model, &amp);
+        let amps = [&amp, &other];
+        let mut run = Player::with(optimizer, attached(net(), amps), &amp);
         let mut step = |_: i32| {
-            let hidden = amp.autocast(ones(), |x| run.model.0.forward(x));
-            let loss = other.autocast(hidden, |x| run.model.1.forward(x)).sum();
+            let loss = loss_of(amps, &run.model, ones(), "[ T ] [b L ] sum");
             run.try_step(0.1, run.gradients(loss)).err()
         };
         let error = (0..30).find_map(&mut step).expect("every step is skipped");

@@ -40,6 +40,19 @@ FarFromF32 > the loss is > % off > in_f32
 NoGradients > adapters
 BorderLeak > change with the loss scale > `amp.cast(tensor)`
 UnfrozenBase > Freeze the base
+HalfPrecisionParameter .. parameter_dtype: F16, gradient_dtype: F32 > `MixedPrecision` > `MasterWeights` > `parameter_dtype_gradients`
+GradientShape > but the parameter has shape
+LossNotScaled > no loss was scaled since the last `update` > `scaler.backward(loss, &model)`
+UpdateMissing > Call `GradScaler::update` once
+CannotCapture > the step cannot be captured
+AlwaysGuarded > rejected > raise the hook's threshold
+OptimizerThread > the optimizer's thread has ended > Go on from the last record
+OtherModule > call `reload(&module)`
+RunFailed > the run has ended before its last epoch
+DamagedRecord > is damaged or not a record
+NewerRecord > update burn-amp to load it
+EmptyState > saved from a disabled instance
+InvalidState > not the state of a GradScaler
 ForeignRecord > does not fit
 UncheckedDTypes > Burn's feature `fusion` > `cubecl` does not > `MixedPrecision::allow_unchecked_dtypes`
 ";

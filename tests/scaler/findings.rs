@@ -99,16 +99,6 @@ fn a_loss_after_dropped_gradients_has_the_next_scale() {
     assert_eq!((dropped, run.counters().discarded()), (51, 51));
 }
 
-/// A loop that leaves `update` out with its step never moves the scale.
-#[test]
-fn a_loop_that_never_updates_is_warned_once() {
-    let mut run = ByHand::new(config());
-    let drop_all = || (0..600).for_each(|_| drop(run.unscaled(BAD)));
-    warns_once(["`GradScaler::update`"], drop_all);
-    assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Skipped));
-    assert_eq!((run.counters().discarded(), run.scale()), (256, 512.0));
-}
-
 #[test]
 fn gradients_of_a_loss_that_was_not_scaled_are_refused() {
     let mut run = ByHand::at(65536.0);
@@ -166,21 +156,4 @@ fn plain_gradients_after_a_scaled_loss_warn_once() {
             run.take(grads.into_params());
         });
     }
-}
-
-/// Nor are they an underflow.
-#[test]
-fn steps_without_gradients_warn_once() {
-    let mut run = trial(config());
-    run.model = run.model.no_grad();
-    let messages = captured(Level::Warn, || {
-        for _ in 0..3 {
-            let scaler = run.optim.scaler();
-            drop(scaler.scale(Tensor::<1>::ones([1], &Device::flex())));
-            let nothing = scaler.scaled(GradientsParams::new());
-            run.take(nothing.unwrap());
-        }
-    });
-    let parts = ["no gradient", "frozen", "adapters", "copy of the model"];
-    says(only(&messages), parts);
 }

@@ -26,8 +26,8 @@ impl Play {
     }
 
     /// One call: `a` and `b` step, `o` observes, `d` drops, `h` holds, `t` throws away with `discard`, `m` is a micro-batch, each of gradients that
-    /// are ones (`.`), overflow (`x`), are a sum of both (`+`), zero (`z`), tiny (`e`), or none (`0`); `k` drops what was held; `u` is `update`, with a
-    /// scale after `=`, `s=` sets it, `c` goes on with a copy of the scaler, `l` with one that has loaded its record, `r` resets it.
+    /// are ones (`.`), overflow (`x`), are a sum of both (`+`), zero (`z`), tiny (`e`), or none (`0`); `k` drops what was held; `u` is `update`,
+    /// with a scale after `=`, `s=` sets it, `c` goes on with a copy of the scaler, `l` with one that has loaded its record, `r` resets it.
     fn call(&mut self, call: &str) -> Result<(), AmpError> {
         let (what, argument) = call.split_at(1);
         let scale = || argument[1..].parse().unwrap();
@@ -63,7 +63,8 @@ impl Play {
         let grads = match kind {
             "0" => run.unscale(GradientsParams::new()),
             "+" => run.unscaled(ONES) + run.unscaled(BAD),
-            "z" => run.unscaled([0.0; 10]),
+            // Of either sign.
+            "z" => run.unscaled(from_fn(|index| [0.0, -0.0][index % 2])),
             "e" => run.unscaled([1e-6; 10]),
             kind => run.unscaled(values_that(kind == "x")),
         };
@@ -119,19 +120,29 @@ impl Play {
     }
 }
 
-/// Settings, calls, and what is shown at each `?` and of each error. A call may be repeated, and `.`, `x`, `z` and `e` are an iteration of `a`.
+/// Settings, calls, and what is shown at each `?`, of each error and of each warning. A call may be repeated, and `.`, `x`, `z` and `e` are
+/// an iteration of `a`.
 fn play(settings: &str, calls: &str) -> String {
     let (mut play, mut shown) = (Play::new(settings), Vec::new());
     for word in calls.split(' ') {
         let (call, times) = word.split_once('*').unwrap_or((word, "1"));
         for _ in 0..times.parse().unwrap() {
-            let result = match call {
-                "?" => Ok(shown.push(play.shown())),
-                "." | "x" | "z" | "e" => play
-                    .call(&["a", call].concat())
-                    .and_then(|()| play.call("u")),
-                call => play.call(call),
-            };
+            let mut result = Ok(());
+            let warned = captured(Level::Warn, || {
+                result = match call {
+                    "?" => Ok(shown.push(play.shown())),
+                    "." | "x" | "z" | "e" => {
+                        let stepped = play.call(&["a", call].concat());
+                        stepped.and_then(|()| play.call("u"))
+                    }
+                    call => play.call(call),
+                }
+            });
+            // The log counts overflows in a row, too.
+            let warned = warned
+                .iter()
+                .filter(|message| !message.contains("overflows in a row"));
+            shown.extend(warned.map(|message| format!("warns of {}", of_what(message))));
             shown.extend(result.err().map(|error| brief(&error)));
         }
     }
@@ -141,6 +152,22 @@ fn play(settings: &str, calls: &str) -> String {
             .map(|left| format!("left at {}", short(left.loss_scale()))),
     );
     shown.join(", ")
+}
+
+/// What a warning is of, whose message has all of these parts.
+fn of_what(message: &str) -> &str {
+    let kinds: [(&str, &[&str]); 3] = [
+        ("underflow", &["underflow", "at loss scale"]),
+        ("a missing update", &["`GradScaler::update`"]),
+        (
+            "no gradients",
+            &["no gradient", "frozen", "adapters", "copy of the model"],
+        ),
+    ];
+    let mut is_it = kinds
+        .iter()
+        .filter(|(_, parts)| parts.iter().all(|part| message.contains(part)));
+    is_it.next().map_or(message, |(kind, _)| kind)
 }
 
 /// As a power of two, where it is small or large.
@@ -180,8 +207,9 @@ fn brief(error: &AmpError) -> String {
 /// What each row says, the settings, the calls, and what is shown. A long row goes on in a second line.
 const PLAYS: &str = r#"
 nothing counts without gradients > {"growth_interval": 2} > ? u ? > 65536:0 [0 0 0 0] -, 65536:0 [0 0 0 0] -
-no gradients are a step, no evidence > {"growth_interval": 2} > . a0 a0 ? u ? > 65536:1 [3 0 0 0] NoGradients, 65536:1 [3 0 0 0] NoGradients
-and they break no row of overflows > {"growth_interval": 2} > . x a0 a0 u ? > 32768:0 [4 1 1 0] NoGradients
+no gradients are a step, no evidence > {"growth_interval": 2} > . a0 a0 ? u ?
+    warns of no gradients, 65536:1 [3 0 0 0] NoGradients, 65536:1 [3 0 0 0] NoGradients
+and they break no row of overflows > {"growth_interval": 2} > . x a0 a0 u ? > warns of no gradients, 32768:0 [4 1 1 0] NoGradients
 several overflows of an iteration back off once > {"growth_interval": 2} > ax b. ? u ? > 65536:0 [2 1 1 0] Stepped, 32768:0 [2 1 1 0] Stepped
 whoever overflows > {"growth_interval": 2} > b. ax u bx a. u ax bx u ? > 8192:0 [6 4 3 0] Skipped
 several finite steps count once towards growth > {"growth_interval": 2} > b. a. u b. a. u b. a. u ? > 131072:1 [6 0 0 0] Stepped
@@ -203,6 +231,9 @@ one that is refused does not end the iteration > {"init_scale": 512, "max_scale"
     u=65536 ax u=0 u=-1 u=inf u=NaN u=131072 ? u ?
     refused, refused, refused, refused, refused, 65536:0 [1 1 1 0] Skipped, 32768:0 [1 1 1 0] Skipped
 what is held waits > {} > hx u ? k u ? > 65536:0 [0 0 0 0] -, 32768:0 [0 0 1 1] -
+a loop that never updates is warned once > {} > dx*600 u ? > warns of a missing update, 32768:0 [0 0 1 256] -
+gradients of zero are warned of once > {} > z z . z > warns of underflow
+but not where nothing is scaled > {"enabled": false} > z z ? > 1:0 [2 0 0 0] Stepped
 a copy has the same iteration to end > {} > ax c u x ? > 16384:0 [2 2 2 0] Skipped, left at 65536
 and knows nothing of what was unscaled > {} > dx c u ? > 65536:0 [0 0 0 0] -, left at 65536
 a reset starts afresh > {"growth_interval": 2} > x . x ? r ? > 16384:0 [3 2 1 0] Skipped, 65536:0 [0 0 0 0] -
@@ -235,9 +266,9 @@ and a static scale stays > {"init_scale": 1024, "max_consecutive_skips": null, "
     1024:0 [200 200 200 0] Skipped, 1024:0 [204 201 0 0] Stepped
 far above where it has worked the scale falls, and skips count from one growth above it
     {"init_scale": 1024, "growth_interval": 1} > . z*80 ? x*80 ? x*51
-    2^91:0 [81 0 0 0] Stepped, 2048:0 [161 80 80 0] Skipped, ends at 2^-39 after 131 in bias
+    warns of underflow, 2^91:0 [81 0 0 0] Stepped, 2048:0 [161 80 80 0] Skipped, ends at 2^-39 after 131 in bias
 or to where it began, if it has worked nowhere > {"init_scale": 1024, "growth_interval": 1} > z*81 ? x*80 ? x*51
-    2^91:0 [81 0 0 0] Stepped, 2048:0 [161 80 80 0] Skipped, ends at 2^-39 after 131 in bias
+    warns of underflow, 2^91:0 [81 0 0 0] Stepped, 2048:0 [161 80 80 0] Skipped, ends at 2^-39 after 131 in bias
 at a floor above that there is nowhere to fall to
     {"init_scale": 1024, "growth_interval": 1, "min_scale": 1024, "backoff_factor": 0.75, "max_consecutive_skips": 9}
     . s=8192 x*14 ? x > 1024:0 [15 14 14 0] Skipped, ends at 1024 after 15 in bias
@@ -248,7 +279,7 @@ an overflow backs the default off > {"schedule": "GrowthInterval"} > .*30 ? x ? 
     65536:30 [30 0 0 0] Stepped, 32768:0 [31 1 1 0] Skipped, 16384:0 [32 2 2 0] Skipped, 16384:1 [33 2 0 0] Stepped
 it goes on from a scale that is set > {"schedule": "GrowthInterval"} > x s=131072 e ? > 131072:1 [2 1 0 0] Stepped
 zeros under it > {"schedule": "GrowthInterval", "growth_interval": 2} > e ? z*60 ? e*4 ?
-    65536:1 [1 0 0 0] Stepped, 2^46:1 [61 0 0 0] Stepped, 2^48:1 [65 0 0 0] Stepped
+    65536:1 [1 0 0 0] Stepped, warns of underflow, 2^46:1 [61 0 0 0] Stepped, 2^48:1 [65 0 0 0] Stepped
 a warm-up holds it down > {"schedule": "GrowthInterval", "warmup_steps": 12, "warmup_levels": 3} > ? e*3 ? e ? e*7 ? e ?
     1024:0 [0 0 0 0] -, 1024:3 [3 0 0 0] Stepped, 2048:4 [4 0 0 0] Stepped, 4096:11 [11 0 0 0] Stepped, 65536:12 [12 0 0 0] Stepped
 an overflow in that > {"schedule": "GrowthInterval", "warmup_steps": 12, "warmup_levels": 3} > e x ? > 512:0 [2 1 1 0] Skipped
@@ -256,7 +287,7 @@ an overflow backs an adaptive interval off > {"schedule": {"AdaptiveInterval": {
     65536:30 [30 0 0 0] Stepped, 32768:0 [31 1 1 0] Skipped, 16384:0 [32 2 2 0] Skipped, 16384:1 [33 2 0 0] Stepped
 it goes on from a scale that is set > {"schedule": {"AdaptiveInterval": {}}} > x s=131072 e ? > 131072:1 [2 1 0 0] Stepped
 zeros under it > {"schedule": {"AdaptiveInterval": {}}, "growth_interval": 2} > e ? z*60 ? e*4 ?
-    65536:1 [1 0 0 0] Stepped, 65536:1 [61 0 0 0] Stepped, 262144:1 [65 0 0 0] Stepped
+    65536:1 [1 0 0 0] Stepped, warns of underflow, 65536:1 [61 0 0 0] Stepped, 262144:1 [65 0 0 0] Stepped
 a warm-up holds it down > {"schedule": {"AdaptiveInterval": {}}, "warmup_steps": 12, "warmup_levels": 3} > ? e*3 ? e ? e*7 ? e ?
     1024:0 [0 0 0 0] -, 1024:3 [3 0 0 0] Stepped, 2048:4 [4 0 0 0] Stepped, 4096:11 [11 0 0 0] Stepped, 65536:12 [12 0 0 0] Stepped
 an overflow in that > {"schedule": {"AdaptiveInterval": {}}, "warmup_steps": 12, "warmup_levels": 3} > e x ? > 512:0 [2 1 1 0] Skipped
@@ -264,7 +295,7 @@ an overflow backs log-max off > {"schedule": {"LogMax": {}}} > .*30 ? x ? x ? . 
     32768:30 [30 0 0 0] Stepped, 16384:0 [31 1 1 0] Skipped, 8192:0 [32 2 2 0] Skipped, 8192:1 [33 2 0 0] Stepped
 it goes on from a scale that is set > {"schedule": {"LogMax": {}}} > x s=131072 e ? > 262144:1 [2 1 0 0] Stepped
 zeros under it > {"schedule": {"LogMax": {}}, "growth_interval": 2} > e ? z*60 ? e*4 ?
-    131072:1 [1 0 0 0] Stepped, 131072:1 [61 0 0 0] Stepped, 2^21:1 [65 0 0 0] Stepped
+    131072:1 [1 0 0 0] Stepped, warns of underflow, 131072:1 [61 0 0 0] Stepped, 2^21:1 [65 0 0 0] Stepped
 a warm-up holds it down > {"schedule": {"LogMax": {}}, "warmup_steps": 12, "warmup_levels": 3} > ? e*3 ? e ? e*7 ? e ?
     1024:0 [0 0 0 0] -, 1024:3 [3 0 0 0] Stepped, 2048:4 [4 0 0 0] Stepped, 4096:11 [11 0 0 0] Stepped, 8192:12 [12 0 0 0] Stepped
 an overflow in that > {"schedule": {"LogMax": {}}, "warmup_steps": 12, "warmup_levels": 3} > e x ? > 512:0 [2 1 1 0] Skipped
@@ -272,7 +303,7 @@ an overflow backs near-top off > {"schedule": {"NearTop": {}}} > .*30 ? x ? x ? 
     4096:30 [30 0 0 0] Stepped, 2048:0 [31 1 1 0] Skipped, 1024:0 [32 2 2 0] Skipped, 1024:1 [33 2 0 0] Stepped
 it goes on from a scale that is set > {"schedule": {"NearTop": {}}} > x s=131072 e ? > 262144:1 [2 1 0 0] Stepped
 zeros under it > {"schedule": {"NearTop": {}}, "growth_interval": 2} > e ? z*60 ? e*4 ?
-    131072:1 [1 0 0 0] Stepped, 131072:1 [61 0 0 0] Stepped, 2^21:1 [65 0 0 0] Stepped
+    131072:1 [1 0 0 0] Stepped, warns of underflow, 131072:1 [61 0 0 0] Stepped, 2^21:1 [65 0 0 0] Stepped
 a warm-up holds it down > {"schedule": {"NearTop": {}}, "warmup_steps": 12, "warmup_levels": 3} > ? e*3 ? e ? e*7 ? e ?
     1024:0 [0 0 0 0] -, 1024:3 [3 0 0 0] Stepped, 2048:4 [4 0 0 0] Stepped, 4096:11 [11 0 0 0] Stepped, 8192:12 [12 0 0 0] Stepped
 an overflow in that > {"schedule": {"NearTop": {}}, "warmup_steps": 12, "warmup_levels": 3} > e x ? > 512:0 [2 1 1 0] Skipped

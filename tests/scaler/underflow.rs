@@ -1,4 +1,4 @@
-//! Gradients that are all zero: one warning.
+//! Gradients that are all zero: one warning, as `iterations.rs` shows it, wherever they come from.
 
 use burn_amp_tests::{prelude::*, trial::*};
 
@@ -8,31 +8,6 @@ fn loss(value: f32) -> Tensor<1> {
 
 fn warnings(action: impl FnOnce()) -> Vec<String> {
     captured(Level::Warn, action)
-}
-
-/// What an iteration with these gradients warns of.
-fn iteration(run: &mut ByHand, gradient: [f64; 10]) -> Vec<String> {
-    warnings(|| {
-        run.take(run.unscale(run.model.plain(gradient))).unwrap();
-        run.scaler.update().unwrap();
-    })
-}
-
-/// The gradients of a step, and how many warnings there are in two such steps.
-#[test]
-fn what_counts_as_an_underflow() {
-    let zeros = [0.0; 10];
-    for (gradient, expected) in [(zeros, 1), ([-0.0; 10], 1), (norm(1e-30), 0)] {
-        let mut run = ByHand::at(4096.0);
-        let messages = [(); 2].map(|()| iteration(&mut run, gradient)).concat();
-        assert_eq!(messages.len(), expected, "{gradient:?}: {messages:?}");
-        for message in messages {
-            says(&message, ["underflow", "4096"]);
-        }
-    }
-    let disabled = GradScalerConfig::new().with_enabled(false);
-    let messages = iteration(&mut ByHand::new(disabled), zeros);
-    assert_eq!(messages, [""; 0]);
 }
 
 /// A loss of an iteration may be scaled by a copy of the scaler, which each worker has.

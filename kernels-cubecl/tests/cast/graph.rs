@@ -33,23 +33,6 @@ fn checkpoints() {
     }
 }
 
-/// What is in place of a gradient must not be in place of another's.
-#[test]
-fn shared_gradients_stay() {
-    for dtype in dtypes() {
-        let leaf = || tensor::<1>(&[1.0, 2.0, 3.0], [3], dtype).require_grad();
-        let (a, b, c) = (leaf(), leaf(), leaf());
-        let sum =
-            a.clone() + scaled_cast(b.clone(), dtype, 4.0) + scaled_cast(c.clone(), dtype, 0.1);
-        let weights = tensor::<1>(&[1.0, -2.0, 0.5], [3], dtype);
-        let grads = (sum * weights).sum().backward();
-        let of = |leaf: Tensor<1>| values(leaf.grad(&grads).unwrap());
-        assert_eq!(of(a), [1.0, -2.0, 0.5]);
-        assert_eq!(of(b), [4.0, -8.0, 2.0]);
-        assert_eq!(of(c), [0.1, -0.2, 0.05].map(|value| round(value, dtype)));
-    }
-}
-
 /// A scale that moves is another tensor, and what was cast before keeps its own.
 #[test]
 fn each_graph_keeps_its_own() {

@@ -1,45 +1,27 @@
-//! Shapes, and gradients and inputs that do not lie in order.
+//! Lengths, and gradients and inputs that do not lie in order.
 
 use burn::tensor::Tensor;
-use burn_amp_kernels::{Factor, scaled_cast};
+use burn_amp_kernels::scaled_cast;
 
 use crate::check::check;
-use crate::host::{Pair, on_device, pairs, tensor};
+use crate::host::{Pair, dtypes, pairs, round, tensor, values};
 use crate::views::planes;
 
 /// Numbers that every dtype has, in both dtypes of a pair.
-fn both<const D: usize>((from, to): Pair, shape: [usize; D]) -> [Tensor<D>; 2] {
+pub fn both<const D: usize>((from, to): Pair, shape: [usize; D]) -> [Tensor<D>; 2] {
     let length: usize = shape.iter().product();
     let numbers: Vec<f32> = (0..length).map(|i| (i % 251) as f32 - 100.0).collect();
     [from, to].map(|dtype| tensor(&numbers, shape, dtype))
 }
 
 #[test]
-fn shapes() {
-    const LINES: [usize; 13] = [
-        1, 2, 3, 7, 15, 16, 17, 1023, 1024, 1025, 65_535, 65_537, 200_002,
-    ];
+fn lengths() {
     for pair in pairs() {
-        macro_rules! shapes {
-            ($($shape:expr),+) => {$({
-                let [input, gradient] = both(pair, $shape);
-                check(&input, &gradient, 0.3);
-            })+};
-        }
-        LINES.iter().for_each(|length| shapes!([*length]));
-        shapes! { [2, 3], [1, 1], [2, 3, 4], [2, 1, 4], [2, 1, 4, 3], [1, 2, 3, 1, 4], [2, 1, 2, 3, 1, 2] }
-    }
-}
-
-#[test]
-fn empty_tensors() {
-    for (from, to) in pairs() {
-        for shape in [[0, 3], [3, 0], [0, 0]] {
-            for factor in [Factor::from(3.0), on_device(4.0, 1.0)] {
-                let input = tensor::<2>(&[], shape, from).require_grad();
-                let output = scaled_cast(input, to, factor);
-                assert_eq!((output.dims(), output.dtype()), (shape, to.into()));
-            }
+        for length in [
+            2, 3, 15, 16, 17, 1023, 1024, 1025, 65_535, 65_536, 65_537, 200_002,
+        ] {
+            let [input, gradient] = both(pair, [length]);
+            check(&input, &gradient, 0.3);
         }
     }
 }
@@ -57,5 +39,22 @@ fn views() {
         }
         let [input, gradient] = both(pair, [3, 4, 5, 6]).map(|solid| solid.permute([2, 0, 3, 1]));
         check(&input, &gradient, 0.3);
+    }
+}
+
+/// What is in place of a gradient must not be in place of another's.
+#[test]
+fn shared_gradients_stay() {
+    for dtype in dtypes() {
+        let leaf = || tensor::<1>(&[1.0, 2.0, 3.0], [3], dtype).require_grad();
+        let (a, b, c) = (leaf(), leaf(), leaf());
+        let sum =
+            a.clone() + scaled_cast(b.clone(), dtype, 4.0) + scaled_cast(c.clone(), dtype, 0.1);
+        let weights = tensor::<1>(&[1.0, -2.0, 0.5], [3], dtype);
+        let grads = (sum * weights).sum().backward();
+        let of = |leaf: Tensor<1>| values(leaf.grad(&grads).unwrap());
+        assert_eq!(of(a), [1.0, -2.0, 0.5]);
+        assert_eq!(of(b), [4.0, -8.0, 2.0]);
+        assert_eq!(of(c), [0.1, -0.2, 0.05].map(|value| round(value, dtype)));
     }
 }

@@ -1,11 +1,12 @@
 //! What comes out, bit for bit.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_amp_kernels::{Watch, scaled_cast, watched_cast};
+use burn_amp_kernels::{Factor, Watch, scaled_cast, watched_cast};
 
 use crate::check::{backward, check};
 use crate::device::is_cube;
 use crate::host::*;
+use crate::layouts::both;
 
 /// Every value goes forward, and every one comes back.
 #[test]
@@ -75,6 +76,32 @@ fn the_product_is_taken_first() {
                 .map(|(dtype, values)| tensor(&values, [4], dtype));
             let found = backward(&input, &gradient, on_device(ratio * scale, ratio), None);
             assert_eq!(values(found), gradients, "{ratio:e}");
+        }
+    }
+}
+
+#[test]
+fn ranks() {
+    for pair in pairs() {
+        macro_rules! rank {
+            ($($shape:expr),+) => {$({
+                let [input, gradient] = both(pair, $shape);
+                check(&input, &gradient, 0.3);
+            })+};
+        }
+        rank! { [1], [7], [2, 3], [1, 1], [2, 3, 4], [2, 1, 4], [2, 1, 4, 3], [1, 2, 3, 1, 4], [2, 1, 2, 3, 1, 2] }
+    }
+}
+
+#[test]
+fn empty_tensors() {
+    for (from, to) in pairs() {
+        for shape in [[0, 3], [3, 0], [0, 0]] {
+            for factor in [Factor::from(3.0), on_device(4.0, 1.0)] {
+                let input = tensor::<2>(&[], shape, from).require_grad();
+                let output = scaled_cast(input, to, factor);
+                assert_eq!((output.dims(), output.dtype()), (shape, to.into()));
+            }
         }
     }
 }

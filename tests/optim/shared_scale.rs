@@ -1,8 +1,6 @@
 //! Several optimizers on one `MixedPrecision`: one loss scale, which moves once an iteration. What two optimizers do whose passes come one
 //! after another is in `tests/oracle`.
 
-use std::{sync::atomic::AtomicBool, thread};
-
 use crate::support::*;
 
 /// Finite, and too large for f16 once it is multiplied by a scale of this file.
@@ -153,28 +151,6 @@ fn scalers_that_begin_one_after_another_are_in_one_iteration() {
         }
         assert_eq!(scalers[0].growth_tracker(), tracker);
     }
-}
-
-#[test]
-fn a_setting_from_another_thread_loses_no_step() {
-    let amp = amp(1_000_000);
-    let (mut setter, mut one) = (GradScaler::from(&amp), one(&amp));
-    let (sets, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
-    thread::scope(|threads| {
-        threads.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                let number = sets.fetch_add(1, Ordering::Relaxed) as u32;
-                setter.set_growth_interval(1_000_000 + number % 2).unwrap();
-            }
-        });
-        let mut steps = 0;
-        while steps < 100 || sets.load(Ordering::Relaxed) < 100 {
-            one.train(0.1, loss(&one, 0.001));
-            steps += 1;
-            assert_eq!(one.optim.scaler().growth_tracker(), steps);
-        }
-        is_over.store(true, Ordering::Relaxed);
-    });
 }
 
 /// As metrics and schedulers see it.

@@ -57,7 +57,7 @@ pub fn same_bits<M: Module, B: CaptureInput, O: ModuleOptim + Clone>(
     steps: usize,
     batch: impl Fn(usize) -> B,
     loss: impl Fn(&M, &MixedPrecision, B) -> Tensor<1>,
-) {
+) -> StepCounters {
     let mut waited = plan.player(Waited(optim.clone()), model);
     let [mut own, other] = [(); 2].map(|()| plan.player(optim.clone(), model));
     let of = |model: &M, batch: B| loss(model, &other.amp, batch);
@@ -103,6 +103,7 @@ pub fn same_bits<M: Module, B: CaptureInput, O: ModuleOptim + Clone>(
     let updates = own.optim.ema().map(Ema::updates);
     let stepped = plan.ema.map(|_| waited.counters().stepped());
     assert_eq!(updates, stepped);
+    waited.counters()
 }
 
 /// Batches of two shapes, of which some overflow at the begin, and in a row.
@@ -117,7 +118,8 @@ pub fn check<O: ModuleOptim + Clone>(optim: O, plan: Plan, steps: usize) {
     };
     let loss = |net: &Net, amp: &MixedPrecision, batch: Batch| loss(amp, net, batch);
     let steps = if is_flex() { steps } else { steps.min(60) };
-    same_bits((optim, plan), &Net::dense(&device()), steps, batch, loss);
+    let counters = same_bits((optim, plan), &Net::dense(&device()), steps, batch, loss);
+    assert!(counters.skipped() > counters.bad_losses() && counters.bad_losses() > 0);
 }
 
 #[test]

@@ -19,22 +19,6 @@ fn discarded_before_the_end(mut discard: impl FnMut() -> Result<(), AmpError>) -
     before
 }
 
-#[test]
-fn a_run_that_only_discards_ends() {
-    let windowed = RULES.map(|rule| sgd_under(config()).with_accumulation(windows(4, rule)));
-    // In a window that is tested as a whole, too, whose scale stays the same otherwise.
-    for optim in [sgd_under(config())].into_iter().chain(windowed) {
-        let mut run = Trial::new(optim);
-        let discarded = discarded_before_the_end(|| {
-            let grads = run.optim.unscale(run.scaled(BAD), &run.model)?;
-            run.optim.discard(grads)
-        });
-        assert_eq!((discarded, run.scale()), (50, 1024.0 * 0.5f32.powi(50)));
-        let counters = run.counters();
-        assert_eq!((counters.discarded(), counters.steps()), (51, 0));
-    }
-}
-
 /// Plain gradients that are discarded are looked at by nobody; those that a scope's optimizer has tested count.
 #[test]
 fn discarding_untested_gradients_on_and_on_warns_once() {

@@ -8,12 +8,12 @@ use burn::train::{InferenceStep, Learner, TrainOutput, TrainStep};
 use burn_amp::optim::{Fused, ModuleOptim};
 use burn_amp::train::{LearnerExt, LearnerOptimizer, Scaled};
 use burn_amp::{MixedPrecision, ScaledOptimizer};
-use burn_amp_tests::{Pack, device};
+use burn_amp_tests::{Pack, device, quietly};
 
 use crate::compare::sweep;
 use crate::executor::{Executor, LEARNER, WAYS, Way, average, scaler_shown};
 use crate::model::{Gain, Judge, RATE, adam, amp, burns, input, is_flex, loss, with_options};
-use crate::program::{Action, Hooks, Pass, Program, Shown};
+use crate::program::{Action, Hooks, Need, Pass, Program, Shown};
 
 impl TrainStep for Gain {
     type Input = (MixedPrecision, Pass);
@@ -143,4 +143,23 @@ fn a_drawn_program_ends_in_a_learner_as_by_every_executor() {
         &LEARNERS[..1]
     };
     sweep(tried, &[tried, &WAYS].concat(), 40);
+}
+
+#[test]
+fn what_the_table_says_that_a_learner_refuses_it_refuses() {
+    let with_drops = Program {
+        scale: 8,
+        growth_interval: 1,
+        micro_batches: 2,
+        sums: false,
+        drops: true,
+        clip: None,
+        rejects: None,
+        halves: None,
+        averages: false,
+        actions: Vec::new(),
+    };
+    assert_eq!(LEARNER.refuses, [Need::Dropping]);
+    let made = quietly(|| Learning::new(&with_drops, burns(), true));
+    assert!(made.is_err());
 }

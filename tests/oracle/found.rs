@@ -161,3 +161,23 @@ fn a_window_of_a_record_still_moves_the_regions_that_it_has_opened() {
     holds(4, &[region, Action::Save, Action::Load]);
     holds(4, &[region, Action::Save, Action::Load, Flush]);
 }
+
+#[test]
+fn an_update_to_a_scale_of_the_programs_still_moves_the_regions() {
+    let region = shaped(GOOD, Shape::Region);
+    let steep = Pass {
+        slope: Slope::Power(7),
+        ..GOOD
+    };
+    holds(1, &[Action::Replace(8), region, region]);
+    holds(1, &[Action::Replace(8), shaped(steep, Shape::Region)]);
+}
+
+#[test]
+fn a_record_says_which_regions_passes_have_opened_that_nobody_tests() {
+    let region = Untested(Pass {
+        shape: Shape::Region,
+        ..GOOD
+    });
+    holds(1, &[region, Action::Save, Action::Load, Train(GOOD)]);
+}

@@ -394,13 +394,12 @@ impl Program {
 
     /// The record of one of several optimizers is half of a state. Nor is it defined whose skip a pass explains that nobody tests.
     fn with_what_is_defined(mut self) -> Self {
-        let has_region = self.needs().any(|need| need == Need::Region);
         let has_two = self.actions.contains(&Action::Swap);
         self.drops &= self.micro_batches > 1;
         self.sums &= self.micro_batches > 1;
         self.actions.retain(|action| match action {
             Action::Save | Action::Load => !has_two,
-            Action::Untested(_) => !has_two && !has_region,
+            Action::Untested(_) => !has_two,
             _ => true,
         });
         match has_two {

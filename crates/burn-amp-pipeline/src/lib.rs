@@ -372,8 +372,10 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// has ended, the record's `save`, `into_bytes` and `into_optimizer` return [`AmpError::OptimizerThread`].
     pub fn to_record(&mut self) -> AmpRecord {
         let of = self.not_in_module();
-        let stored = self.stored.clone();
+        let (stored, here) = (self.stored.clone(), self.scaler.detached());
         let record = self.ask(move |update| {
+            // By passes of which it has got no gradients, too.
+            update.optim.scaler().take_opened_regions(&here);
             let mut record = update.optim.to_record();
             record.masters = update.masters_or(stored, of.as_ref());
             record

@@ -221,10 +221,10 @@ impl Regions {
 
     /// Those that another side has open are open here, too: also those of a record, which no scope has opened yet.
     pub(crate) fn open_as(&mut self, other: &Self) {
-        for (name, region) in &mut self.by_name {
-            if other.by_name.get(name).is_some_and(|other| other.opened) {
-                Arc::make_mut(region).opened = true;
-            }
+        for (name, other) in other.by_name.iter().filter(|(_, region)| region.opened) {
+            let region = self.by_name.entry(name.clone());
+            let region = region.or_insert_with(|| other.clone());
+            Arc::make_mut(region).opened = true;
         }
     }
 

@@ -69,10 +69,10 @@ impl GradScaler {
             (last.outcome, last.status, last.is_step);
     }
 
-    /// Takes back which regions an open window has opened, from the side that is at its end: the window's step moves them.
-    pub fn take_opened_regions(&self, ended: &Self) {
-        let ended = ended.live().regions().lock().clone();
-        self.live().regions().lock().open_as(&ended);
+    /// Takes over which regions are open on the other side: the step that comes moves them.
+    pub fn take_opened_regions(&self, other: &Self) {
+        let other = other.live().regions().lock().clone();
+        self.live().regions().lock().open_as(&other);
     }
 
     /// Whether other optimizers move the scale, too.

@@ -185,6 +185,8 @@ pub enum Need {
     Replace,
     /// Of other shapes than one scope.
     Scopes,
+    /// A pass before a step whose gradients nobody tests: a step that a device has recorded knows its own pass alone.
+    Untested,
 }
 
 impl Need {
@@ -201,7 +203,8 @@ impl Need {
             Action::Tracker(_) | Action::Scale(_) => Some(Self::Setting),
             Action::Replace(_) => Some(Self::Replace),
             Action::Swap | Action::Drop => Some(Self::Several),
-            Action::Train(_) | Action::Untested(_) | Action::Validate => None,
+            Action::Untested(_) => Some(Self::Untested),
+            Action::Train(_) | Action::Validate => None,
             Action::Rate(_) | Action::Wait => None,
         }
     }

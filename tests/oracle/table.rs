@@ -6,7 +6,7 @@ use crate::{compare::run, differs};
 use burn_amp_tests::quietly;
 use std::fs;
 
-const NEEDS: [Need; 16] = [
+const NEEDS: [Need; 17] = [
     Need::Accumulation,
     Need::Dropping,
     Need::Clipping,
@@ -23,6 +23,7 @@ const NEEDS: [Need; 16] = [
     Need::Clear,
     Need::Replace,
     Need::Scopes,
+    Need::Untested,
 ];
 
 /// The shortest program that asks for something.
@@ -52,6 +53,7 @@ fn shortest(need: Need) -> Program {
         // A captured step is refused when it is made.
         Need::Region => vec![Action::Wait],
         Need::Scopes => Vec::new(),
+        Need::Untested => vec![Action::Untested(pass)],
     };
     Program {
         scale: 8,

@@ -57,7 +57,8 @@ impl<O: ModuleOptim + Clone> Executor for Captured<O> {
                 let slope = outside(slope_of(pass.slope));
                 let batch = (outside(input()), vec![slope; number.unwrap() + 1]);
                 let captured = self.captured.as_mut().unwrap();
-                captured.step(self.scaled.rate, batch).unwrap();
+                let step = captured.step(self.scaled.rate, batch);
+                step.unwrap_or_else(|error| panic!("{error}"));
                 self.scaled.is_known = false;
             }
             _ => {

@@ -36,7 +36,7 @@ pub struct Way {
     pub refuses: &'static [Need],
     /// It can, and other tests try it.
     pub elsewhere: &'static [Need],
-    /// Whether a device that can records its steps: of one scope alone.
+    /// Whether a device that can records its steps: of one scope alone, and of nothing before it.
     pub is_recorded: bool,
     /// Whether it computes with the parameters and the scale of the update before.
     pub is_stale: bool,
@@ -47,7 +47,8 @@ pub struct Way {
 
 impl Way {
     pub fn can(&self, need: Need) -> bool {
-        let is_refused = self.is_recorded && !is_flex() && need == Need::Scopes;
+        let is_other = matches!(need, Need::Scopes | Need::Untested);
+        let is_refused = self.is_recorded && !is_flex() && is_other;
         let are_not = [self.lacks, self.refuses, self.elsewhere];
         !is_refused && are_not.iter().all(|needs| !needs.contains(&need))
     }

@@ -9,6 +9,7 @@ pub(crate) mod live_scale;
 pub(crate) mod loss_scale;
 pub(crate) mod members;
 #[cfg(test)]
+#[path = "../tests/units/orders.rs"]
 mod orders;
 pub(crate) mod regions;
 pub(crate) mod rehearsal;

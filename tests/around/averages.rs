@@ -69,6 +69,7 @@ fn half_precision_parameters_are_averaged_in_f32() {
         (DType::F64, DType::F64, 40),
     ] {
         if !Device::default().supports_dtype(dtype) {
+            skipped(&format!("the device has no {dtype:?}"));
             continue;
         }
         let mut ema = ema(0.5);

@@ -160,6 +160,7 @@ fn what_the_table_says_that_a_learner_refuses_it_refuses() {
         actions: Vec::new(),
     };
     assert_eq!(LEARNER.refuses, [Need::Dropping]);
-    let made = quietly(|| Learning::new(&with_drops, burns(), true));
-    assert!(made.is_err());
+    let made = quietly(|| drop(Learning::new(&with_drops, burns(), true)));
+    let message = made.unwrap_err().downcast::<String>().unwrap();
+    assert!(message.contains("`with_accumulation`"), "{message}");
 }

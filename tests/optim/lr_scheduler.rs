@@ -157,11 +157,24 @@ fn a_scaler_alone_is_followed() {
     assert_eq!(rates, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0]);
 }
 
-/// Two optimizers, each with a schedule of its own, on two threads that step in their own time, as the workers of a training on several devices
-/// do: a skip of one leaves the other's alone. And steps elsewhere are seen here.
+/// Two optimizers, each with a schedule of its own: a skip of one leaves the other's alone, in turns, and on two threads that step in their own time,
+/// as the workers of a training on several devices do. And steps elsewhere are seen here.
 #[test]
 fn each_optimizer_has_its_own_schedule_on_any_thread() {
     let amp = amp();
+    let mut runs = [(); 2].map(|()| {
+        let run = run(&amp);
+        let lr = ScaledLrScheduler::new(Counting(0), &run.optim);
+        (run, lr)
+    });
+    let mut rates = [String::new(), String::new()];
+    for step in 0..3 {
+        for (index, (run, lr)) in runs.iter_mut().enumerate() {
+            rates[index] += &calls(run, lr, &["+-+", "+++"][index][step..=step]);
+        }
+    }
+    assert_eq!(rates, ["122", "123"]);
+
     let mut lr = ScaledLrScheduler::new(Counting(0), &amp);
     let work = ["+-++", "+++-"].map(|script| {
         let (mut lr, mut run) = (lr.clone(), run(&amp));

@@ -19,7 +19,11 @@ const OVERFLOW: Pass = Pass {
 };
 
 fn holds(micro_batches: u32, actions: &[Action]) {
-    let program = Program {
+    differs(&program(micro_batches, actions)).unwrap();
+}
+
+fn program(micro_batches: u32, actions: &[Action]) -> Program {
+    Program {
         scale: 8,
         growth_interval: 1,
         micro_batches,
@@ -30,8 +34,26 @@ fn holds(micro_batches: u32, actions: &[Action]) {
         halves: None,
         averages: false,
         actions: actions.to_vec(),
+    }
+}
+
+/// With all that stands around a step, by those that have it, and without hooks and averages, by all.
+#[test]
+fn a_run_goes_on_from_the_middle_of_a_window() {
+    let stopped = [Train(GOOD), Action::Save, Train(OVERFLOW), Action::Load];
+    let ends = [Train(GOOD), Flush, Train(GOOD), Train(GOOD), Flush];
+    let bare = Program {
+        clip: Some(Clip::GlobalNorm),
+        ..program(4, &[&stopped[..], &ends].concat())
     };
-    differs(&program).unwrap();
+    let around = Program {
+        rejects: Some(2),
+        halves: Some(1),
+        averages: true,
+        ..bare.clone()
+    };
+    differs(&bare).unwrap();
+    differs(&around).unwrap();
 }
 
 /// What is printed can be pasted here.

@@ -19,6 +19,39 @@ fn discarded_before_the_end(mut discard: impl FnMut() -> Result<(), AmpError>) -
     before
 }
 
+/// By calls of the scaler's own, between two steps of its optimizer.
+#[test]
+fn what_was_observed_moves_the_scale_before_the_next_step() {
+    let mut run = trial(config());
+    let grads = run.optim.unscale(run.scaled(BAD), &run.model).unwrap();
+    let observed = run.optim.scaler_mut().observe(&grads).unwrap();
+    assert_eq!((observed, run.scale()), (StepOutcome::Skipped, 1024.0));
+    drop(grads);
+    run.step(ONES);
+    assert_eq!(
+        (run.outcome(), run.scale()),
+        (Some(StepOutcome::Stepped), 512.0)
+    );
+    run.step(BAD);
+    assert_eq!(run.scale(), 256.0);
+}
+
+/// In a window that is tested as a whole, too, whose scale stays the same otherwise.
+#[test]
+fn a_run_that_only_discards_ends() {
+    let windowed = RULES.map(|rule| sgd_under(config()).with_accumulation(windows(4, rule)));
+    for optim in [sgd_under(config())].into_iter().chain(windowed) {
+        let mut run = Trial::new(optim);
+        let discarded = discarded_before_the_end(|| {
+            let grads = run.optim.unscale(run.scaled(BAD), &run.model)?;
+            run.optim.discard(grads)
+        });
+        assert_eq!((discarded, run.scale()), (50, 1024.0 * 0.5f32.powi(50)));
+        let counters = run.counters();
+        assert_eq!((counters.discarded(), counters.steps()), (51, 0));
+    }
+}
+
 /// Plain gradients that are discarded are looked at by nobody; those that a scope's optimizer has tested count.
 #[test]
 fn discarding_untested_gradients_on_and_on_warns_once() {

@@ -326,7 +326,7 @@ pub enum AmpError {
         parameter: String,
         /// The parameter's shape.
         expected: Vec<usize>,
-        /// The gradient's shape; none if its rank is above those of tensors here.
+        /// The gradient's shape; none if it has another rank.
         found: Option<Vec<usize>>,
     },
 

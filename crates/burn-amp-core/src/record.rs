@@ -26,8 +26,8 @@ pub use state::State;
 
 use crate::{
     error::AmpError, journal::step_counters::StepCounters, scale::loss_scale::LossScale,
-    scaler::ScalerState, scaler::accumulation::WindowState, update::ModuleOptim,
-    update::module_optim::FRESH, values::ParamTensors,
+    scaler::GradScaler, scaler::ScalerState, scaler::accumulation::WindowState,
+    update::ModuleOptim, update::module_optim::FRESH, values::ParamTensors,
 };
 
 /// The kind of a record that holds a plain optimizer's state beside that of a loss scale.
@@ -100,6 +100,14 @@ impl AmpRecord {
         Self {
             refused: Some(error),
             ..Self::empty()
+        }
+    }
+
+    /// Which regions are open on the other side of this scaler: they are open here, too.
+    #[doc(hidden)]
+    pub fn open_regions_of(&mut self, scaler: &GradScaler) {
+        if let Some(state) = &mut self.scaler {
+            scaler.live().regions().lock().open_in(&mut state.regions);
         }
     }
 

@@ -483,9 +483,9 @@ impl GradScaler {
             && self.iteration.seen.is_none()
     }
 
-    /// Whether gradients were unscaled and dropped since the last step.
-    pub(crate) fn has_dropped(&self) -> bool {
-        !self.pending.dropped().is_empty()
+    /// Whether gradients were unscaled and dropped since the last step, or counted by calls of the scaler's own.
+    pub(crate) fn is_in_iteration(&self) -> bool {
+        self.iteration.is_open() || !self.pending.dropped().is_empty()
     }
 
     /// A scale that is on a device, for the scopes of this.

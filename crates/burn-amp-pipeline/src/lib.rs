@@ -374,9 +374,9 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         let of = self.not_in_module();
         let (stored, here) = (self.stored.clone(), self.scaler.detached());
         let record = self.ask(move |update| {
-            // By passes of which it has got no gradients, too.
-            update.optim.scaler().take_opened_regions(&here);
             let mut record = update.optim.to_record();
+            // By passes of which it has got no gradients, too.
+            record.open_regions_of(&here);
             record.masters = update.masters_or(stored, of.as_ref());
             record
         });

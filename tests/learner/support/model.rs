@@ -66,12 +66,11 @@ pub struct Model {
     own: Own,
 }
 
+type Forward = dyn Fn(&Model, Batch) -> ClassificationOutput + Send + Sync;
+
 /// Its forward pass; and what it does with its net before each step, and then after it.
 #[derive(Clone)]
-struct Own(
-    Arc<dyn Fn(&Model, Batch) -> ClassificationOutput + Send + Sync>,
-    Arc<dyn Fn(Net, When) -> Net + Send + Sync>,
-);
+struct Own(Arc<Forward>, Arc<dyn Fn(Net, When) -> Net + Send + Sync>);
 
 #[derive(Clone, Copy, PartialEq)]
 pub enum When {

@@ -51,8 +51,8 @@ impl GradientStatus {
     /// The L2 norm over the finite values of all gradients, as if they were one vector.
     ///
     /// Squares are taken relative to the largest magnitude of their tensor, so that neither
-    /// overflows nor underflows where the norm itself does not. Infinite where the norm of f64 gradients is beyond f64, which
-    /// [`clip`](crate::UnscaledGradients::clip) handles.
+    /// overflows nor underflows where the norm itself does not. Infinite where the norm of f64 gradients is beyond f64:
+    /// clipping by it gives zeros then.
     pub fn norm(&self) -> f64 {
         self.norm
     }

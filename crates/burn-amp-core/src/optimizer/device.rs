@@ -141,7 +141,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Ends an iteration of which nothing is left but gradients that were unscaled and dropped, if there are any.
     pub(super) fn resolve_dropped(&mut self) -> Result<(), AmpError> {
-        if self.scaler.has_dropped() {
+        if self.scaler.is_in_iteration() {
             self.synchronize()?;
             self.scaler.resolve_dropped()?;
         }

@@ -55,7 +55,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         if let Some(grads) = &grads {
             self.scaler.take_tested(grads);
         }
-        if self.scaler.has_dropped() {
+        if self.scaler.is_in_iteration() {
             self.scaler.resolve_dropped()?;
         }
         // All that is to be refused is refused before a window takes the gradients.

@@ -145,14 +145,17 @@ impl LiveScale {
         locked(&self.state).members.iteration = Iteration::default();
     }
 
-    /// Ends an iteration after which the program has set the scale: the regions alone move by what it has shown.
+    /// Ends an iteration after which the program has set the scale: the regions alone move by what it has shown, if it has shown something.
     pub(crate) fn end_regions(&self, seen: Option<Evidence>) {
-        let regions = std::mem::take(&mut locked(&self.state).members.iteration).regions;
-        if seen == Some(Evidence::Overflow) {
-            self.regions.back_off(&regions);
+        let iteration = std::mem::take(&mut locked(&self.state).members.iteration);
+        // Another optimizer's overflow has lowered them already.
+        if seen == Some(Evidence::Overflow) && iteration.seen != seen {
+            self.regions.back_off(&iteration.regions);
         }
-        let finite = seen.filter(|seen| *seen != Evidence::Overflow);
-        self.regions.end_iteration(finite);
+        if seen.is_some() {
+            let finite = seen.filter(|seen| *seen != Evidence::Overflow);
+            self.regions.end_iteration(finite);
+        }
     }
 
     /// Changes the schedule, and returns the scale before and after: `change` is called again if another thread has changed it meanwhile.

@@ -207,7 +207,7 @@ impl Regions {
         (self.by_name.values_mut()).for_each(|region| Arc::make_mut(region).stored.seen = None);
     }
 
-    /// What each of them multiplies gradients by, for a record, and whether the step that comes moves it: a window that is open may have opened it.
+    /// What each of them multiplies gradients by, for a record, and whether the step that comes moves it.
     pub(crate) fn states(&self) -> BTreeMap<String, RegionState> {
         let state = |(name, region): (&Arc<str>, &Arc<MovingRegion>)| {
             let state = RegionState {
@@ -225,6 +225,13 @@ impl Regions {
             let region = self.by_name.entry(name.clone());
             let region = region.or_insert_with(|| other.clone());
             Arc::make_mut(region).opened = true;
+        }
+    }
+
+    /// Those that are open here are open in a record, too.
+    pub(crate) fn open_in(&self, record: &mut BTreeMap<String, RegionState>) {
+        for (name, state) in self.states().into_iter().filter(|(_, state)| state.opened) {
+            record.entry(name).or_insert(state).opened = true;
         }
     }
 
@@ -284,7 +291,7 @@ pub(crate) struct RegionState {
     /// What has come to it in an open window.
     #[serde(default, skip_serializing_if = "number::is_default")]
     pub(crate) seen: Option<Measures>,
-    /// Whether it was opened since the last step, by an open window: the next step moves it.
+    /// Whether a pass has opened it since the last step: the next step moves it.
     #[serde(default, skip_serializing_if = "number::is_default")]
     opened: bool,
 }

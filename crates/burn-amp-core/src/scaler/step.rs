@@ -25,8 +25,8 @@ impl GradScaler {
     /// [`update`](Self::update) once after all steps of the iteration. [`last_outcome`](Self::last_outcome) returns what this
     /// call has done.
     ///
-    /// On a skipped step, running
-    /// statistics that are not finite are set back to those of the last good step, which reads them. Does not wait for the device otherwise.
+    /// Waits for the device on a skipped step, where running statistics that are not finite are set back to those of the last good step, and where
+    /// all gradients are zero, to warn.
     ///
     /// # Panics
     ///
@@ -246,8 +246,8 @@ impl GradScaler {
     /// Counts unscaled gradients as a step of this scaler's without stepping on them: for gradients that are added to
     /// another scaler's (one scaler for each loss, Apex's `num_losses`) and stepped on there.
     ///
-    /// Returns whether they overflow; the next [`update`](Self::update) moves the scale accordingly. Waits as
-    /// [`step`](Self::step) does.
+    /// Returns whether they overflow; the next [`update`](Self::update) moves the scale accordingly. Waits for
+    /// the device where all gradients are zero, to warn.
     ///
     /// # Errors
     ///

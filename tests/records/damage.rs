@@ -152,9 +152,11 @@ fn pairs_of_bits() {
     assert!(refused > 5000, "{refused}");
 }
 
+type Read = fn(&[u8]);
+
 /// Random changes, by every reader.
 fn drawn(share: u32) {
-    let readers: [(u32, fn(&[u8])); 2] = [(3500, readers::records), (2000, readers::state)];
+    let readers: [(u32, Read); 2] = [(3500, readers::records), (2000, readers::state)];
     for (cases, read) in readers {
         let mut runner = TestRunner::new(Config {
             failure_persistence: None,

@@ -88,8 +88,14 @@ impl Play {
                 let full = run.scaler.accumulate(&mut self.window, grads, &run.model);
                 full.map(drop)
             }
-            "h" => Ok(self.held = Some(grads)),
-            "d" => Ok(drop(grads)),
+            "h" => {
+                self.held = Some(grads);
+                Ok(())
+            }
+            "d" => {
+                drop(grads);
+                Ok(())
+            }
             other => panic!("unknown call {other}"),
         };
         // Each skips by its own gradients, and the scale moves in `update` only, or with a micro-batch that is left out.
@@ -130,7 +136,10 @@ fn play(settings: &str, calls: &str) -> String {
             let mut result = Ok(());
             let warned = captured(Level::Warn, || {
                 result = match call {
-                    "?" => Ok(shown.push(play.shown())),
+                    "?" => {
+                        shown.push(play.shown());
+                        Ok(())
+                    }
                     "." | "x" | "z" | "e" => {
                         let stepped = play.call(&["a", call].concat());
                         stepped.and_then(|()| play.call("u"))

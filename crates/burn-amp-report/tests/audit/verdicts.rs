@@ -310,10 +310,12 @@ fn span() -> Audit {
     })
 }
 
+type Audited = fn() -> Audit;
+
 /// Those of one kind each, which users have met.
 #[test]
 fn other_faults() {
-    let planted: [(&str, &str, fn() -> Audit); 5] = [
+    let planted: [(&str, &str, Audited); 5] = [
         ("a weight above 65504", "forward_overflow, second", || {
             audit_of(&f16(), multiplied(1e6), |amp, m| {
                 loss(amp.autocast(batch(), |x| {

@@ -3,9 +3,8 @@
 use crate::executor::{Executor, Way};
 use crate::program::{Program, Shown, programs};
 use crate::reference::Reference;
-use burn_amp_tests::Pack;
+use burn_amp_tests::{Pack, seed};
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
-use std::time::SystemTime;
 
 /// Runs a program by all of these executors that can. Says where one of them shows what the reference does not.
 pub fn differs_by(ways: &[Way], program: &Program) -> Result<(), String> {
@@ -97,17 +96,6 @@ fn state_in(pack: &Pack, all: &Pack) -> Pack {
         .retain(|name, _| all.scalars.contains_key(name));
     pack.metadata.clear();
     pack
-}
-
-/// That of `PROPTEST_RNG_SEED`, or the day's: each day has programs of its own, and a failure of the day comes again.
-fn seed() -> u64 {
-    match Config::default().rng_seed {
-        RngSeed::Fixed(seed) => seed,
-        RngSeed::Random => {
-            let since = SystemTime::UNIX_EPOCH.elapsed().unwrap();
-            since.as_secs() / (24 * 60 * 60)
-        }
-    }
 }
 
 /// So many programs for each of the executors that are `tried`, of what it can, which all of these run.

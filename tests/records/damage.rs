@@ -19,14 +19,7 @@ type Way = (usize, &'static [u8]);
 /// The sweep's.
 const ALL: Way = (1, &MASKS);
 
-/// Each day takes others of the bytes: the number of `PROPTEST_RNG_SEED`, or that of the day.
-fn today() -> usize {
-    let given = std::env::var("PROPTEST_RNG_SEED").ok();
-    let days = || std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() / (24 * 60 * 60);
-    given.map_or_else(|| days() as usize, |seed| seed.parse().unwrap())
-}
-
-/// Reads `bytes`, damaged in every way; `loaded` judges what a read that succeeded has made of a reader.
+/// Reads `bytes`, damaged in every way, each day at others of them; `loaded` judges what a read that succeeded has made of a reader.
 fn every_byte(
     (stride, masks): Way,
     bytes: &[u8],
@@ -35,7 +28,7 @@ fn every_byte(
 ) {
     let (mut reader, mut refused) = (new(), 0);
     let before = reader.state();
-    for at in (today() % stride..bytes.len()).step_by(stride) {
+    for at in (seed() as usize % stride..bytes.len()).step_by(stride) {
         // In the padding between the parts one is enough.
         let padding = bytes[at..].iter().take(8).all(|byte| *byte == 0);
         let skipped = if padding { masks.len() - 1 } else { 0 };

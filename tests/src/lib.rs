@@ -128,6 +128,13 @@ pub fn number(value: &serde_json::Value) -> f64 {
     }
 }
 
+/// That of `PROPTEST_RNG_SEED`, or the day's: each day draws what is its own, and a failure of the day comes again.
+pub fn seed() -> u64 {
+    let given = std::env::var("PROPTEST_RNG_SEED").ok();
+    let days = || std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() / (24 * 60 * 60);
+    given.map_or_else(days, |seed| seed.parse().unwrap())
+}
+
 /// None for null, and for what is not there.
 pub fn optional(value: &serde_json::Value) -> Option<f64> {
     (!value.is_null()).then(|| number(value))

@@ -372,15 +372,16 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// has ended, the record's `save`, `into_bytes` and `into_optimizer` return [`AmpError::OptimizerThread`].
     pub fn to_record(&mut self) -> AmpRecord {
         let of = self.not_in_module();
-        let (stored, here) = (self.stored.clone(), self.scaler.detached());
+        let stored = self.stored.clone();
         let record = self.ask(move |update| {
             let mut record = update.optim.to_record();
-            // By passes of which it has got no gradients, too.
-            record.open_regions_of(&here);
             record.masters = update.masters_or(stored, of.as_ref());
             record
         });
-        record.unwrap_or_else(AmpRecord::refused)
+        let mut record = record.unwrap_or_else(AmpRecord::refused);
+        // By passes of which the thread has got no gradients, too.
+        record.open_regions_of(&self.scaler);
+        record
     }
 
     /// The parameters whose masters are not what the module of the program holds: it is behind, or they are in half precision.

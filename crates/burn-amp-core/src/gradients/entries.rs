@@ -213,16 +213,13 @@ fn gradient_dtype(
 ) -> Result<Option<DType>, AmpError> {
     let gradient = || any_tensor::gradient(grads, id, expected.num_dims());
     // Burn says of a gradient of another rank no more than that by its panic.
-    match catch_unwind(AssertUnwindSafe(gradient)).map_err(drop) {
-        Ok(None) => Ok(None),
-        Ok(Some(gradient)) if gradient.shape() == *expected => Ok(Some(gradient.dtype())),
+    match catch_unwind(AssertUnwindSafe(gradient)).ok() {
+        Some(None) => Ok(None),
+        Some(Some(gradient)) if gradient.shape() == *expected => Ok(Some(gradient.dtype())),
         found => Err(AmpError::GradientShape {
             parameter: path.to_string(),
             expected: expected.to_vec(),
-            found: found
-                .ok()
-                .flatten()
-                .map(|gradient| gradient.shape().to_vec()),
+            found: found.flatten().map(|gradient| gradient.shape().to_vec()),
         }),
     }
 }

@@ -55,9 +55,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         if let Some(grads) = &grads {
             self.scaler.take_tested(grads);
         }
-        if self.scaler.is_in_iteration() {
-            self.scaler.resolve_dropped()?;
-        }
+        self.scaler.resolve_dropped()?;
         // All that is to be refused is refused before a window takes the gradients.
         let params = grads.as_ref().map(StepGradients::params);
         let window = self.options.window.as_ref();

@@ -30,7 +30,7 @@ pub(crate) struct Iteration {
 impl Iteration {
     /// Whether anything was counted in it.
     pub(crate) fn is_open(&self) -> bool {
-        self.seen.is_some() || self.outcome.is_some() || !self.stepped.is_empty()
+        self.seen.is_some() || self.outcome.is_some() || self.shown > 0
     }
 
     /// Refuses a second step of an optimizer for the same parameters before the `update`, as PyTorch does.

@@ -212,6 +212,9 @@ impl GradScaler {
 
     /// Ends an iteration of which nothing is left but gradients that were dropped, if there are any.
     pub(crate) fn resolve_dropped(&mut self) -> Result<(), AmpError> {
+        if !self.is_in_iteration() {
+            return Ok(());
+        }
         let counted = self.count_dropped();
         if counted.is_ok() && self.iteration.seen.is_some() {
             self.advance()?;

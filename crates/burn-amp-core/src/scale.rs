@@ -14,4 +14,5 @@ mod orders;
 pub(crate) mod regions;
 pub(crate) mod rehearsal;
 pub(crate) mod rescale;
+mod scopes;
 pub(crate) mod untested;

@@ -13,12 +13,12 @@ use crate::{EventStatus, Status, TensorStatus, UnreadEvent, backends::is_cube, p
 #[derive(Debug)]
 pub struct Reading {
     events: Vec<UnreadEvent>,
-    /// Of each event, and then of the list; or what reading them has panicked with.
+    /// The rows of each event, and then of the list; or the message of the panic that reading them ended in.
     rows: Arc<Later>,
 }
 
 type Rows = Vec<Vec<TensorStatus>>;
-/// What is read by whoever looks at it first.
+/// Rows that are read by whoever looks at them first.
 type Later = LazyLock<Result<Rows, String>, Box<dyn FnOnce() -> Result<Rows, String> + Send>>;
 
 impl Status {
@@ -71,12 +71,12 @@ impl Reading {
         rows.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Whether it is there. Does not wait.
+    /// Returns true if it is there. Does not wait.
     pub fn is_there(&self) -> bool {
         LazyLock::get(&self.rows).is_some()
     }
 
-    /// What was found: a row for each tensor, and for each event. Waits for it, if it is not there. `scale` is the value that the tensor of the
+    /// The findings: a row for each tensor, and for each event. Waits for them, if it is not there. `scale` is the value that the tensor of the
     /// events' factors had, which the host did not know when they were measured: a factor is the product of both.
     ///
     /// # Panics

@@ -29,7 +29,7 @@ pub fn unscale(
     multiply(list, inverse, false)
 }
 
-/// As [`unscale`], but products keep the dtypes of their factors, and are measured after they were rounded to them: what
+/// Multiplies and measures as [`unscale`] does, but products keep the dtypes of their factors, and are measured after they were rounded to them: what
 /// overflows by rounding is seen. f16 and bf16 are multiplied in f32.
 ///
 /// All tensors that nobody else holds are overwritten in place.
@@ -151,7 +151,7 @@ pub(crate) fn run(
     }
 }
 
-/// Where f64 is done, instead of there.
+/// The device that computes f64 for one that cannot.
 fn flex(home: &Device) -> Result<Device, UnsupportedDType> {
     let none = Err(UnsupportedDType::new(home, DType::F64));
     #[cfg(feature = "flex")]

@@ -4,13 +4,13 @@ use crate::backends::is_flex;
 
 /// Floats of one tensor's row.
 pub(crate) const FIELDS: usize = 11;
-/// Which of them is the largest magnitude.
+/// The one of them that is the largest magnitude.
 pub(crate) const MAX_ABS: usize = 8;
 
 /// Counts are two floats, so that each is exact in f32 up to 2^44: in units of this, and the rest.
 pub(crate) const COUNT_BASE: u32 = 1 << 20;
 
-/// What was found in one tensor. Host values.
+/// The measures of one tensor. Host values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TensorStatus {
     /// The number of values.
@@ -30,7 +30,7 @@ pub struct TensorStatus {
     pub norm: f64,
 }
 
-/// What rows say, of tensors with so many elements.
+/// Reads the rows of tensors with so many elements.
 pub(crate) fn decode(elements: &[u64], fields: impl Iterator<Item = f64>) -> Vec<TensorStatus> {
     let fields: Vec<f64> = fields.collect();
     // A row less would give its tensor another's numbers, or none, and an overflow would pass unseen.
@@ -64,7 +64,7 @@ pub(crate) fn decode_count(fields: &[f64]) -> u64 {
     fields[0] as u64 * u64::from(COUNT_BASE) + fields[1] as u64
 }
 
-/// What a pass has found, still on the device.
+/// The measures of a pass, still on the device.
 ///
 /// # Rows
 ///
@@ -84,9 +84,9 @@ pub(crate) fn decode_count(fields: &[f64]) -> u64 {
 /// Counts have two fields: multiples of 2^20, and what is left.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// None if the list was empty.
+    /// The rows; none if the list was empty.
     pub(crate) rows: Option<Tensor<1>>,
-    /// Of each tensor.
+    /// The number of values of each tensor.
     pub(crate) elements: Vec<u64>,
 }
 
@@ -96,7 +96,7 @@ impl Status {
         Self { rows, elements }
     }
 
-    /// Whether all values were finite after scaling, where that is known without waiting: on Flex.
+    /// Says if all values were finite after scaling, where that is known without waiting: on Flex.
     pub fn is_finite_now(&self) -> Option<bool> {
         let rows = self.rows.clone()?;
         if !is_known_now(&rows) {
@@ -115,7 +115,7 @@ impl Status {
     }
 }
 
-/// Whether nothing is to be waited for to look at a tensor: on Flex.
+/// Returns true if nobody has to wait to look at a tensor: on Flex.
 #[doc(hidden)]
 pub fn is_known_now<const D: usize>(tensor: &Tensor<D>) -> bool {
     is_flex(&tensor.clone().into_dispatch())

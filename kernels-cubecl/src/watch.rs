@@ -9,10 +9,10 @@ use crate::{Status, TensorList, TensorStatus, UnsupportedDType, inspect};
 #[derive(Clone)]
 pub struct Watch(pub(crate) Callback);
 
-/// What a [`Watch`] calls.
+/// The function that a [`Watch`] calls.
 #[derive(Clone)]
 pub(crate) enum Callback {
-    /// Of the gradient; and of the tensor of the forward pass too, if that is to be looked at.
+    /// Gets the measures of the gradient; and of the tensor of the forward pass too, if that is to be looked at.
     Measured(Arc<dyn Fn(UnreadEvent) + Send + Sync>, bool),
     Arrived(Arc<dyn Fn() + Send + Sync>),
     Passed(Arc<dyn Fn(PassedGradient) + Send + Sync>),
@@ -24,23 +24,23 @@ impl Watch {
         Self(Callback::Measured(Arc::new(callback), true))
     }
 
-    /// As [`new`](Self::new), and measures nothing: no pass over memory.
+    /// Calls `callback` as [`new`](Self::new) does, and measures nothing: no pass over memory.
     pub fn of_arrival(callback: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Callback::Arrived(Arc::new(callback)))
     }
 
-    /// As [`new`](Self::new), and does not look at the tensor of the forward pass.
+    /// Calls `callback` as [`new`](Self::new) does, and does not look at the tensor of the forward pass.
     pub fn of_gradient(callback: impl Fn(UnreadEvent) + Send + Sync + 'static) -> Self {
         Self(Callback::Measured(Arc::new(callback), false))
     }
 
-    /// As [`of_arrival`](Self::of_arrival), and gives `callback` the gradient, to be measured later or never.
+    /// Calls `callback` as [`of_arrival`](Self::of_arrival) does, and gives it the gradient, to be measured later or never.
     pub fn of_passing(callback: impl Fn(PassedGradient) + Send + Sync + 'static) -> Self {
         Self(Callback::Passed(Arc::new(callback)))
     }
 }
 
-/// Whether a watch of gradients is called on a device: on those whose measures can be read.
+/// Returns true if a watch of gradients is called on a device: on those whose measures can be read.
 pub fn can_watch(device: &Device) -> bool {
     let name = Dispatch::name(device.clone().inner().as_dispatch());
     ["flex", "cubecl"].iter().any(|known| name.contains(known))
@@ -55,18 +55,18 @@ impl std::fmt::Debug for Watch {
 /// A gradient on its way through a [`watched_cast`](crate::watched_cast), as it arrived there. Holds its memory until it is dropped.
 #[derive(Clone, Debug)]
 pub struct PassedGradient {
-    /// Of any rank.
+    /// Its values, in any rank.
     pub(crate) gradient: Tensor<1>,
     pub(crate) cast: Cast,
 }
 
-/// What a cast does to a gradient.
+/// The way in which a cast changes a gradient.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cast {
     pub(crate) factor: f64,
-    /// Whether there is more of it, in a tensor.
+    /// True if there is more of the factor, in a tensor.
     pub(crate) is_ratio: bool,
-    /// Of the cast's input.
+    /// The dtype of the cast's input.
     pub(crate) dtype: FloatDType,
     /// The cast's input, by its number among all tensors that require gradients.
     pub(crate) node: u64,
@@ -80,12 +80,12 @@ impl PassedGradient {
         self.gradient.shape().num_elements()
     }
 
-    /// Where it is.
+    /// The device that it is on.
     pub fn device(&self) -> Device {
         self.gradient.device()
     }
 
-    /// Whether nothing is to be waited for to measure it.
+    /// Returns true if nobody has to wait to measure it.
     pub fn is_known_now(&self) -> bool {
         is_known_now(&self.gradient)
     }
@@ -125,19 +125,19 @@ impl PassedGradient {
 #[derive(Clone, Debug)]
 pub struct UnreadEvent {
     pub(crate) cast: Cast,
-    /// Of each gradient, and then of the forward pass's tensor, if that was looked at.
+    /// The measures of each gradient, and then of the forward pass's tensor, if that was looked at.
     pub(crate) status: Status,
     pub(crate) has_output: bool,
 }
 
-/// What was found in an [`UnreadEvent`]. Host values.
+/// The findings of an [`UnreadEvent`]. Host values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EventStatus {
-    /// Whether all values of the cast's input, on the forward pass, were finite; true where they were not looked at.
+    /// True if all values of the cast's input, on the forward pass, were finite; true where they were not looked at.
     pub output_finite: bool,
-    /// Whether all values of the gradient were finite when it arrived.
+    /// True if all values of the gradient were finite when it arrived.
     pub gradient_finite: bool,
-    /// Whether a finite value of the gradient was too large for the input's dtype once it was multiplied.
+    /// True if a finite value of the gradient was too large for the input's dtype once it was multiplied.
     pub overflow: bool,
     /// The largest finite magnitude of the gradient after the multiplication, before it was rounded to the input's dtype.
     pub max_abs: f64,
@@ -178,7 +178,7 @@ impl UnreadEvent {
         Some(decode(&self.status.elements, data.iter()))
     }
 
-    /// What rows say, if the factor's tensor was `scale`.
+    /// Reads rows, if the factor's tensor was `scale`.
     pub(crate) fn status(&self, rows: &[TensorStatus], scale: f64) -> Option<EventStatus> {
         let count = rows.len() - usize::from(self.has_output);
         let (gradients, output) = rows.split_at_checked(count)?;
@@ -205,7 +205,7 @@ impl UnreadEvent {
         })
     }
 
-    /// From which magnitude on a gradient is infinite after the cast, before its factor's tensor has multiplied it.
+    /// The least magnitude of a gradient that is infinite after the cast, before its factor's tensor has multiplied it.
     pub(crate) fn largest(&self) -> f32 {
         let largest = match self.cast.dtype {
             // Halfway to what comes after the largest value.

@@ -410,7 +410,7 @@ mod tests {
     use burn::tensor::{DType, TensorData};
 
     use super::{EmaConfig, EmaState, NAME};
-    use crate::{AmpRecord, step::hook::State, values::param_tensors::ParamTensors};
+    use crate::{AmpRecord, step::hook::State, values::ParamTensors};
 
     /// Contents that no release has written, under a checksum that holds: how many updates are loaded.
     fn averages(updates: u64, average: Option<DType>) -> Result<u64, String> {

@@ -5,7 +5,6 @@ pub use crate::{
     error::{in_range, or_panic},
     gradients::clip::Factors,
     gradients::entries::Entries,
-    gradients::running_statistics::Statistics,
     gradients::{StepGradients, by_device, placeholders, widened},
     journal::StepEntry,
     lock::{Guard, locked},
@@ -19,13 +18,10 @@ pub use crate::{
     update::Update,
     update::masters::{BurnsState, Masters, WithMaster, masters_of},
     update::module_optim::FRESH,
-    values::any_tensor::AnyTensor,
-    values::dtype::{is_half, working_dtype},
-    values::module_path::{
-        ModulePath, Parameter, SCOPED, distinct_parameters, ids_with_gradient, parameters, replaced,
+    values::{
+        AnyTensor, ParamTensor, ParamTensors, Parameter, SCOPED, distinct_parameters,
+        ids_with_gradient, is_half, number, parameters, replaced, working_dtype,
     },
-    values::number,
-    values::param_tensors::{ParamTensor, ParamTensors},
 };
 #[cfg(any(test, feature = "counts"))]
 pub use crate::{gradients::pass::READS, scale::border_events::READS as EVENT_READS};

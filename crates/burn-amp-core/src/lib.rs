@@ -61,6 +61,6 @@ pub use scaler::GradScaler;
 pub use step::hook;
 pub use update::master_weights::MasterWeights;
 pub use update::module_optim::ModuleOptim;
-pub use values::convert::{to_full, to_half};
+pub use values::{to_full, to_half};
 #[doc(hidden)]
 pub use warning::to_standard_error;

@@ -7,9 +7,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 thread_local! {
-    /// How many locks this thread holds.
+    /// The number of locks that this thread holds.
     static HELD: Cell<usize> = const { Cell::new(0) };
-    /// What it has to say when it holds none.
+    /// Lines that it writes when it holds none.
     static LINES: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -17,10 +17,9 @@ thread_local! {
 pub fn locked<T: ?Sized>(value: &Mutex<T>) -> Guard<'_, T> {
     #[cfg(test)]
     checked::wait_for(value);
-    Guard {
-        value: value.lock().unwrap_or_else(PoisonError::into_inner),
-        _held: Held::new(),
-    }
+    let value = value.lock().unwrap_or_else(PoisonError::into_inner);
+    HELD.set(HELD.get() + 1);
+    Guard { value, _held: Held }
 }
 
 /// A lock that is held.
@@ -46,14 +45,7 @@ impl<T: ?Sized> DerefMut for Guard<'_, T> {
 
 struct Held;
 
-impl Held {
-    fn new() -> Self {
-        HELD.set(HELD.get() + 1);
-        Self
-    }
-}
-
-/// What was said under the last lock is written.
+/// Writes the lines that were said under the last lock.
 impl Drop for Held {
     fn drop(&mut self) {
         let held = HELD.get() - 1;
@@ -66,7 +58,7 @@ impl Drop for Held {
     }
 }
 
-/// Where a line of the log comes from.
+/// The place in the code that a line of the log comes from.
 #[doc(hidden)]
 #[derive(Clone, Copy)]
 pub struct Origin {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::border::{MixedPrecision, scope};
 use crate::gradients::{Pass, UnscaledGradients, handles};
-use crate::values::{AnyTensor, any_tensor, distinct_parameters};
+use crate::values::{AnyTensor, distinct_parameters, with_rank};
 use crate::{StepOutcome, error::AmpError, scale::loss_scale::SkipCause, scaler::GradScaler};
 pub use crate::{
     border::dry_run::DryRun,
@@ -15,7 +15,7 @@ pub use crate::{
     check::dry_loss,
     lock::locked,
     record::write_whole,
-    values::dtype::is_half,
+    values::is_half,
 };
 
 /// Attaches an observer to all clones of a `MixedPrecision`, or none. Returns the one before.
@@ -62,7 +62,9 @@ pub fn values<M: Module>(model: &M, grads: Option<&GradientsParams>) -> Vec<Flat
     let parameters = distinct_parameters(model).into_iter();
     let flat = parameters.filter_map(|found| {
         let values = match grads {
-            Some(grads) => any_tensor::gradient(grads, found.id, found.value.rank())?,
+            Some(grads) => {
+                with_rank!(found.value.rank(), D => grads.get::<D>(found.id).map(AnyTensor::new))?
+            }
             None => found.value,
         };
         let (path, values) = (found.path, values.flat()?);
@@ -75,14 +77,13 @@ pub fn values<M: Module>(model: &M, grads: Option<&GradientsParams>) -> Vec<Flat
 pub fn measure<'a>(
     tensors: impl Iterator<Item = &'a Tensor<1>>,
 ) -> Result<Vec<TensorStatus>, AmpError> {
-    Ok(Pass::measure(
-        tensors.cloned().map(AnyTensor::new).collect(),
-    )?)
+    let tensors = tensors.cloned().map(AnyTensor::new);
+    Ok(Pass::over(tensors.collect()).inspect(Vec::new())?.0)
 }
 
 /// Counts values on any devices by exponent. Waits for each device once.
 pub fn count(tensors: impl Iterator<Item = Tensor<1>>) -> Result<ExponentHistogram, AmpError> {
-    Ok(Pass::of(None, tensors.map(AnyTensor::new).enumerate()).histogram()?)
+    Ok(Pass::over(tensors.map(AnyTensor::new).collect()).histogram()?)
 }
 
 impl GradScaler {

@@ -48,17 +48,25 @@ pub use worker_side::HandedOver;
 
 use crate::border::cast::{CastFloat, multiply_losses};
 use crate::border::open::SCALES_GRADIENTS;
-use crate::gradients::entries::{Entries, LOW_RANK, ids_of, measure};
-use crate::gradients::running_statistics::{Buffers, Statistics};
-use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients};
+use crate::gradients::entries::{Entries, LOW_RANK, ids_of};
+use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, handles};
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, SkipCause, StepOutcome};
 use crate::scaler::iteration::{Iteration, PendingFindings};
 use crate::{
-    border::mixed_precision::MixedPrecision, error::AmpError, gradients::status::GradientStatus,
-    gradients::unscale::unscale, journal::account::Account, journal::step_counters::StepCounters,
-    lock::Guard, scale::border_events::BorderEvent, scale::device_step::DeviceStep,
-    scale::live_scale::LiveScale, scaler::ledger::Ledger, scaler::loss_watch::LossWatch,
-    values::dtype::is_half,
+    border::mixed_precision::MixedPrecision,
+    error::AmpError,
+    gradients::running_statistics::Buffers,
+    gradients::status::GradientStatus,
+    gradients::unscale::unscale,
+    journal::account::Account,
+    journal::step_counters::StepCounters,
+    lock::Guard,
+    scale::border_events::BorderEvent,
+    scale::device_step::DeviceStep,
+    scale::live_scale::LiveScale,
+    scaler::ledger::Ledger,
+    scaler::loss_watch::LossWatch,
+    values::{Parameter, is_half},
 };
 
 thread_local! {
@@ -330,7 +338,7 @@ impl GradScaler {
             StepGradients::Unscaled(grads) => return Ok(grads),
             grads if !self.is_enabled() => {
                 let grads = grads.into_params();
-                return Ok(UnscaledGradients::new(grads, found(), false));
+                return Ok(UnscaledGradients::new(grads, found(), None));
             }
             StepGradients::Scaled(ScaledGradients { params, scale }) => {
                 let is_own = self.ledger.amp.is_none() && SCALES_LOSSES.take();
@@ -373,12 +381,13 @@ impl GradScaler {
             _ => {}
         }
         let (unread, events) = self.live().take_measures();
-        let mut found = entries.gradients.clone();
-        let event_statuses = measure(&grads, &mut found, self.schedule().edge(), events)?;
+        let pass = handles(&grads, &entries.gradients, self.schedule().edge());
+        let (statuses, event_statuses) = pass.inspect(events)?;
         if !unread.is_empty() {
             (self.live().events).restore(BorderEvent::read(unread, event_statuses));
         }
-        Ok(UnscaledGradients::new(grads, found, true))
+        let found = entries.gradients.clone();
+        Ok(UnscaledGradients::new(grads, found, Some(statuses)))
     }
 
     /// Warns, once, if no scope was open since the last step: its gradients say nothing of this scale.
@@ -438,10 +447,10 @@ impl GradScaler {
 
     /// Before a step, or a micro-batch, of a module in which these values are not trained.
     #[doc(hidden)]
-    pub fn begin_step<M: Module>(&mut self, module: &M, found: Statistics) {
+    pub fn begin_step<M: Module>(&mut self, module: &M, found: Vec<Parameter>) {
         let found = match self.is_enabled() {
             true => found,
-            false => Statistics::default(),
+            false => Vec::new(),
         };
         self.buffers.before_step(module, found);
     }
@@ -537,9 +546,8 @@ impl GradScaler {
 
     /// Keeps the status for those who ask for it later.
     pub(crate) fn remember(&mut self, grads: &UnscaledGradients) {
-        // A disabled scaler knows something only where clipping has measured.
-        let known = self.is_enabled() || grads.status.elements > 0;
-        self.account().status = known.then(|| GradientStatus::clone(&grads.status));
+        // A disabled scaler knows something only where somebody has asked, as clipping does.
+        self.account().status = grads.known_status().cloned();
     }
 
     /// Before gradients are counted.

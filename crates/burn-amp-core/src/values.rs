@@ -1,15 +1,19 @@
 //! Tensors of any rank, numbers as they are stored, and the parameters of a module.
 
-pub(crate) mod any_tensor;
-pub(crate) mod convert;
-pub(crate) mod dtype;
-pub(crate) mod module_path;
+mod any_tensor;
+mod convert;
+mod dtype;
+mod module_path;
 pub mod number;
-pub(crate) mod param_tensors;
-pub(crate) mod rank;
+mod param_tensors;
+mod rank;
 
-pub(crate) use any_tensor::AnyTensor;
-pub(crate) use dtype::{is_half, optimizer_dtype, working_dtype};
-pub(crate) use module_path::{Parameter, SCOPED, distinct_parameters, parameters, replaced};
-pub(crate) use param_tensors::{ParamTensor, ParamTensors};
+pub use any_tensor::AnyTensor;
+pub use convert::{to_full, to_half};
+pub(crate) use dtype::optimizer_dtype;
+pub use dtype::{is_half, working_dtype};
+pub use module_path::{
+    Parameter, SCOPED, distinct_parameters, ids_with_gradient, parameters, replaced,
+};
+pub use param_tensors::{ParamTensor, ParamTensors};
 pub(crate) use rank::with_rank;

@@ -15,7 +15,7 @@ use std::{marker::PhantomData, rc::Rc};
 use self::draws::Draws;
 pub use self::input::CaptureInput;
 use self::input::{Kind, addresses_of, copied_to, kinds_of};
-use burn_amp_core::internal::{InspectedStep, ModulePath, Rehearses, Stage, refused, replaced};
+use burn_amp_core::internal::{InspectedStep, Rehearses, Stage, refused, replaced};
 use burn_amp_core::{AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, StepError};
 
 /// Runs before a recording: fusing backends find their kernels in the first ones, and memory is there after them.
@@ -479,20 +479,20 @@ fn host_values(error: &str) -> String {
 fn random_layers<M: Module>(model: &M) -> Vec<String> {
     #[derive(Default)]
     struct Named {
-        path: ModulePath,
+        path: Vec<String>,
         layers: Vec<String>,
     }
 
     impl ModuleVisitor for Named {
         fn enter_module(&mut self, name: &str, container_type: &str) {
             if container_type.contains("Dropout") || container_type.contains("Noise") {
-                self.layers.push(format!("`{}`", self.path.as_str()));
+                self.layers.push(format!("`{}`", self.path.join(".")));
             }
-            self.path.enter(name);
+            self.path.push(name.to_string());
         }
 
         fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.exit();
+            self.path.pop();
         }
     }
 

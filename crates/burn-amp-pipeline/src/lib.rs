@@ -40,8 +40,7 @@ use burn::{
 use std::{mem::take, path::Path};
 
 use burn_amp_core::internal::{
-    Entries, ParamTensors, Parameter, Statistics, StepGradients, StepOptions, is_half, or_panic,
-    parameters,
+    Entries, ParamTensors, Parameter, StepGradients, StepOptions, is_half, or_panic, parameters,
 };
 use burn_amp_core::{
     AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledGradients, ScaledOptimizer, StepError,
@@ -479,7 +478,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     fn check_module<M: Module + 'static>(
         &mut self,
         module: &M,
-        statistics: Statistics,
+        statistics: Vec<Parameter>,
     ) -> Result<(), AmpError> {
         if self.scaler.is_shared() {
             return Err(AmpError::refused(

@@ -1,17 +1,15 @@
 //! Clipping: between unscaling and the optimizer, with the norms that the unscaling pass has found.
 
 use burn::module::{ParamGroup, ParamId};
-use burn::{config::Config, optim::GradientsParams, tensor::DType};
+use burn::{config::Config, optim::GradientsParams};
 use burn_amp_kernels::{ClipTable, NormClip, TensorStatus, clip_factors};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
-use crate::{
-    error::AmpError, gradients::UnscaledGradients, gradients::entries::Entry,
-    gradients::status::norm, values::AnyTensor,
-};
+use crate::gradients::{Entry, UnscaledGradients, status::Clipping, status::norm};
+use crate::{error::AmpError, values::AnyTensor};
 
-/// How gradients are clipped: Burn's `GradientClippingConfig`, with the global norm beside it.
+/// A rule for clipping gradients: Burn's `GradientClippingConfig`, with the global norm beside it.
 ///
 /// Used by [`ScaledOptimizer::with_clipping`](crate::ScaledOptimizer::with_clipping), and by [`UnscaledGradients::clip`] where
 /// steps are written by hand. The threshold is in the unit of the unscaled gradients. It is above 0; infinity, `"inf"` in JSON,
@@ -72,10 +70,10 @@ impl GradientClip {
     }
 }
 
-/// What the gradients of parameters are multiplied by; others are not.
+/// Factors of the gradients of parameters; those of others are not multiplied.
 pub type Factors = HashMap<ParamId, f32>;
 
-/// Which parameters are clipped how: by the last group that matches, or else by the rule for all.
+/// Rules for groups of parameters, of which the last one that matches holds, and one for all others.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClipRules {
     pub(crate) all: Option<GradientClip>,
@@ -88,12 +86,12 @@ impl ClipRules {
     }
 
     /// The rules, that for all first.
-    fn rules(&self) -> Vec<GradientClip> {
-        let groups = self.groups.iter().map(|(_, clip)| *clip);
-        self.all.into_iter().chain(groups).collect()
+    fn rules(&self) -> impl Iterator<Item = (Option<&ParamGroup>, GradientClip)> {
+        let all = self.all.map(|clip| (None, clip)).into_iter();
+        all.chain(self.groups.iter().map(|(group, clip)| (Some(group), *clip)))
     }
 
-    /// How a device clips these gradients by their norms; none if it has not to.
+    /// The table by which a device clips these gradients by their norms; none if it has not to.
     pub(crate) fn table(&self, entries: &[Entry]) -> Option<ClipTable> {
         let clips = self.by_norm(entries);
         let device = &entries.first()?.device;
@@ -101,7 +99,7 @@ impl ClipRules {
         clips_any.then(|| ClipTable::upload(&clips, device))
     }
 
-    /// How each gradient is clipped by a norm.
+    /// The rule by which each gradient is clipped by a norm.
     fn by_norm(&self, entries: &[Entry]) -> Vec<NormClip> {
         let clip = |entry: &Entry| match self.rule_of(entry) {
             Some((_, GradientClip::Norm(threshold))) => NormClip::Own(threshold as f32),
@@ -116,15 +114,13 @@ impl ClipRules {
 
     /// Limits the values of the gradients that are clipped by value. Nobody has to know whether any is beyond its limit.
     pub(crate) fn limit(&self, grads: &mut GradientsParams, entries: &[Entry]) {
-        let is_value = |rule: &GradientClip| matches!(rule, GradientClip::Value(_));
-        if !self.rules().iter().any(is_value) {
+        let mut rules = self.rules().map(|(_, rule)| rule);
+        if !rules.any(|rule| matches!(rule, GradientClip::Value(_))) {
             return;
         }
         for entry in entries {
-            if let Some((_, GradientClip::Value(threshold))) = self.rule_of(entry)
-                && let Some(grad) = entry.take(grads)
-            {
-                entry.put(grads, limited(grad, threshold));
+            if let Some((_, GradientClip::Value(threshold))) = self.rule_of(entry) {
+                entry.change(grads, |grad| limited(grad, threshold));
             }
         }
     }
@@ -132,14 +128,9 @@ impl ClipRules {
     /// A parameter's rule, and its position among [`rules`](Self::rules).
     fn rule_of(&self, entry: &Entry) -> Option<(usize, GradientClip)> {
         let matches = |group: &ParamGroup| group.matches(&entry.id, Some(&entry.path));
-        let group = (self.groups.iter()).rposition(|(group, _)| matches(group));
-        match group {
-            Some(group) => {
-                let first = usize::from(self.all.is_some());
-                Some((first + group, self.groups[group].1))
-            }
-            None => self.all.map(|clip| (0, clip)),
-        }
+        let rules = self.rules().enumerate();
+        let found = rules.filter(|(_, (group, _))| group.is_none_or(matches));
+        found.last().map(|(index, (_, rule))| (index, rule))
     }
 }
 
@@ -170,7 +161,7 @@ impl UnscaledGradients {
         self.clip_groups(&[(ParamGroup::all(), *clip)])
     }
 
-    /// As [`clip`](Self::clip), with a rule for each group of parameters. A parameter that matches several groups follows the
+    /// Clips with a rule for each group of parameters; see [`clip`](Self::clip). A parameter that matches several groups follows the
     /// last one, as with Burn's `ModuleOptimizer::with_group`; one that matches none is not clipped. A global norm is that of its
     /// group alone.
     ///
@@ -196,48 +187,43 @@ impl UnscaledGradients {
         factor: f64,
         later: bool,
     ) -> Result<(Self, Factors), AmpError> {
-        let mut factors = Factors::new();
         if self.skips() {
-            return Ok((self, factors));
+            return Ok((self, Factors::new()));
         }
-        let statuses = self.measured()?;
+        self.measured()?;
         // Also what a change, or a disabled scaler, has let through: clipped, it would look like a gradient.
-        if statuses.iter().any(|status| status.non_finite > 0) {
-            return Ok((self, factors));
+        if self.has_overflow() {
+            return Ok((self, Factors::new()));
         }
-        let mut plan = Plan::new(rules, factor, &self.entries, &statuses, later);
-        let clipped = plan.changed();
-        if later {
-            factors = plan.take_factors(&self.entries);
-        }
-        for (factor, positions) in plan.take_shared(&self.entries) {
+        let mut found = self.take_found();
+        let (mut plan, clipping) = Plan::new(rules, factor, &self.entries, &found.each, later);
+        found.all.clipping = clipping;
+        let factors = match later {
+            true => plan.take_factors(&self.entries),
+            false => Factors::new(),
+        };
+        for (factor, positions) in plan.take_shared() {
             self.scale(&positions, factor as f32)?;
         }
         if plan.changed() > 0 {
             self = self.map_each(|position, grad| plan.change(position, grad));
         }
-        let status = &mut self.status;
-        status.clipped = Some(clipped);
-        status.clip_coefficient = plan.coefficients.into_iter().min_by(f64::total_cmp);
-        status.clip_norms = plan.norms;
+        self.put_found(found);
         Ok((self, factors))
     }
 }
 
-/// What is done to each gradient, and the groups that are clipped by their global norm.
+/// The change of each gradient: a factor of at most 1, and then a limit of its values.
 struct Plan {
-    /// What a gradient is multiplied by, of at most 1, and what its values are limited to then.
     factors: Vec<f64>,
     limits: Vec<Option<f64>>,
-    norms: Vec<f64>,
-    coefficients: Vec<f64>,
 }
 
 impl Plan {
-    /// What `torch.nn.utils.clip_grad_norm_` adds to the norm.
+    /// The number that `torch.nn.utils.clip_grad_norm_` adds to the norm.
     const EPSILON: f64 = 1e-6;
 
-    /// With the coefficient of a guard. Of it and that of a norm the smaller holds, as in ZClip; values are clipped after it. If the `later`
+    /// Plans with the coefficient of a guard. Of it and that of a norm the smaller holds, as in ZClip; values are clipped after it. If the `later`
     /// step multiplies, by what a device would find.
     fn new(
         rules: &ClipRules,
@@ -245,38 +231,36 @@ impl Plan {
         entries: &[Entry],
         statuses: &[TensorStatus],
         later: bool,
-    ) -> Self {
-        let has_f64 = entries.iter().any(|entry| entry.gradient == DType::F64);
+    ) -> (Self, Clipping) {
         let norms: Vec<f64> = statuses.iter().map(|status| status.norm).collect();
-        let of_device = (later && !has_f64).then(|| clip_factors(&rules.by_norm(entries), &norms));
-        let found = |at: usize, factor: f64| {
-            let known = of_device.as_ref();
-            known.map_or(factor, |factors| factors[at].into())
+        let of_device = later.then(|| clip_factors(&rules.by_norm(entries), &norms));
+        let factor_of = |at: usize, of_host: f64| {
+            let of_device = of_device.as_ref().map(|factors| f64::from(factors[at]));
+            of_device.unwrap_or(of_host)
         };
         let mut plan = Self {
             factors: vec![guard; entries.len()],
             limits: vec![None; entries.len()],
-            norms: Vec::new(),
-            coefficients: Vec::from_iter((guard < 1.0).then_some(guard)),
         };
+        let mut clipping = Clipping::default();
+        let mut coefficients = Vec::from_iter((guard < 1.0).then_some(guard));
         let rule_of = entries.iter().map(|entry| Some(rules.rule_of(entry)?.0));
         let rule_of: Vec<_> = rule_of.collect();
-        for (index, rule) in rules.rules().into_iter().enumerate() {
+        for (index, (_, rule)) in rules.rules().enumerate() {
             let of_rule = (0..entries.len()).filter(|at| rule_of[*at] == Some(index));
             match rule {
                 GradientClip::GlobalNorm(threshold) => {
                     let norm = norm(of_rule.clone().map(|at| norms[at]));
                     let factor = (threshold / (norm + Self::EPSILON)).min(1.0);
                     let first = of_rule.clone().next();
-                    let factor = first.map_or(factor, |at| found(at, factor));
-                    plan.norms.push(norm);
-                    plan.coefficients.push(factor);
+                    let factor = first.map_or(factor, |at| factor_of(at, factor));
+                    clipping.norms.push(norm);
+                    coefficients.push(factor);
                     of_rule.for_each(|at| plan.factors[at] = guard.min(factor));
                 }
                 GradientClip::Norm(threshold) => {
                     for at in of_rule.filter(|at| norms[*at] > threshold) {
-                        let factor = found(at, threshold / norms[at]);
-                        plan.factors[at] = guard.min(factor);
+                        plan.factors[at] = guard.min(factor_of(at, threshold / norms[at]));
                     }
                 }
                 GradientClip::Value(threshold) => {
@@ -286,10 +270,12 @@ impl Plan {
                 }
             }
         }
-        plan
+        clipping.changed = Some(plan.changed());
+        clipping.coefficient = coefficients.into_iter().min_by(f64::total_cmp);
+        (plan, clipping)
     }
 
-    /// How many gradients are changed.
+    /// The number of gradients that are changed.
     fn changed(&self) -> usize {
         let changes = self.factors.iter().zip(&self.limits);
         let changes = changes.filter(|(factor, limit)| **factor < 1.0 || limit.is_some());
@@ -297,22 +283,18 @@ impl Plan {
     }
 
     /// Changes the gradient at a position.
-    fn change(&self, position: usize, mut grad: AnyTensor) -> AnyTensor {
-        if self.factors[position] < 1.0 {
-            grad = grad.mul_scalar(self.factors[position]);
-        }
+    fn change(&self, position: usize, grad: AnyTensor) -> AnyTensor {
+        let grad = grad.mul_scalar(self.factors[position]);
         match self.limits[position] {
             Some(threshold) => limited(grad, threshold),
             None => grad,
         }
     }
 
-    /// Takes out what is a factor alone: an f32, which would take digits from an f64 gradient.
+    /// Takes out the factors of gradients that are only multiplied.
     fn take_factors(&mut self, entries: &[Entry]) -> Factors {
         let changes = self.factors.iter_mut().zip(&self.limits).zip(entries);
-        let alone = changes.filter(|((factor, limit), entry)| {
-            **factor < 1.0 && limit.is_none() && entry.gradient != DType::F64
-        });
+        let alone = changes.filter(|((factor, limit), _)| **factor < 1.0 && limit.is_none());
         let take = |((factor, _), entry): ((&mut f64, _), &Entry)| {
             (entry.id, std::mem::replace(factor, 1.0) as f32)
         };
@@ -320,10 +302,10 @@ impl Plan {
     }
 
     /// Takes out the factors that several gradients share, with the positions of these: one pass does each, in f32.
-    fn take_shared(&mut self, entries: &[Entry]) -> Vec<(f64, Vec<usize>)> {
+    fn take_shared(&mut self) -> Vec<(f64, Vec<usize>)> {
         let mut shared: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-        for (position, (factor, entry)) in self.factors.iter().zip(entries).enumerate() {
-            if *factor < 1.0 && entry.gradient != DType::F64 {
+        for (position, factor) in self.factors.iter().enumerate() {
+            if *factor < 1.0 {
                 shared.entry(factor.to_bits()).or_default().push(position);
             }
         }

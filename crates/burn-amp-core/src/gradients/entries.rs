@@ -3,62 +3,68 @@
 use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Device, Shape};
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams};
-use burn_amp_kernels::{EventStatus, TensorStatus, UnreadEvent, UnsupportedDType};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::gradients::status::{GradientStatus, norm};
+use crate::error::AmpError;
 use crate::values::{
-    AnyTensor, ParamTensors, Parameter, SCOPED, any_tensor, parameters, working_dtype,
+    AnyTensor, ParamTensors, Parameter, SCOPED, parameters, with_rank, working_dtype,
 };
-use crate::{error::AmpError, gradients::pass::Pass, gradients::running_statistics::Statistics};
 
 /// The name of Burn's low-rank adapters.
 pub(crate) const LOW_RANK: &str = "lora";
 
-/// What is known of one gradient beside its values.
+/// A parameter that has a gradient.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) id: ParamId,
     /// The parameter's path, as optimizer groups see it.
     pub(crate) path: String,
     /// The parameter's shape.
-    pub(crate) shape: Shape,
+    pub(super) shape: Shape,
     /// The dtype of the parameter.
     pub(crate) parameter: DType,
     /// The dtype of the gradient.
     pub(crate) gradient: DType,
     /// The device of the parameter.
     pub(crate) device: Device,
-    /// What was found in the gradient, where it was measured.
-    pub(crate) status: TensorStatus,
+    /// True if the gradient has autodiff: a program has made it itself.
+    pub(super) has_graph: bool,
 }
 
 impl Entry {
-    pub(crate) fn rank(&self) -> usize {
-        self.shape.num_dims()
-    }
-
-    /// Takes the dtype of a gradient that a program may have replaced. Refuses one that has not the parameter's shape.
-    pub(crate) fn check(&mut self, grads: &GradientsParams) -> Result<(), AmpError> {
-        let dtype = gradient_dtype(grads, self.id, &self.path, &self.shape)?;
-        self.gradient = dtype.unwrap_or(self.gradient);
-        Ok(())
+    /// Takes dtype and autodiff from the gradient. Returns false if there is none.
+    ///
+    /// Refuses one that has not the parameter's shape: Burn panics on another rank, and broadcasts another shape.
+    pub(super) fn check(&mut self, grads: &GradientsParams) -> Result<bool, AmpError> {
+        // Burn says of a gradient of another rank no more than that by its panic.
+        match catch_unwind(AssertUnwindSafe(|| self.get(grads))) {
+            Ok(None) => Ok(false),
+            Ok(Some(gradient)) if gradient.shape() == self.shape => {
+                (self.gradient, self.has_graph) = (gradient.dtype(), gradient.is_autodiff());
+                Ok(true)
+            }
+            found => Err(AmpError::GradientShape {
+                parameter: self.path.clone(),
+                expected: self.shape.to_vec(),
+                found: found.ok().flatten().map(|found| found.shape().to_vec()),
+            }),
+        }
     }
 
     /// The gradient, if there is one: a handle.
     pub(crate) fn get(&self, grads: &GradientsParams) -> Option<AnyTensor> {
-        any_tensor::gradient(grads, self.id, self.rank())
+        with_rank!(self.shape.num_dims(), D => grads.get::<D>(self.id).map(AnyTensor::with_graph))
     }
 
-    /// Takes the gradient out, so that nothing else holds its memory.
-    pub fn take(&self, grads: &mut GradientsParams) -> Option<AnyTensor> {
-        any_tensor::take_gradient(grads, self.id, self.rank())
+    /// Takes the gradient out, without autodiff, so that nothing else holds its memory.
+    pub(crate) fn take(&self, grads: &mut GradientsParams) -> Option<AnyTensor> {
+        with_rank!(self.shape.num_dims(), D => grads.remove::<D>(self.id).map(AnyTensor::new))
     }
 
     /// Puts a gradient in.
-    pub fn put(&self, grads: &mut GradientsParams, gradient: AnyTensor) {
-        any_tensor::put_gradient(grads, self.id, gradient);
+    pub(crate) fn put(&self, grads: &mut GradientsParams, gradient: AnyTensor) {
+        with_rank!(gradient.rank(), D => grads.register::<D>(self.id, gradient.into_tensor()));
     }
 
     /// Replaces the gradient, if there is one, by what `change` makes of it.
@@ -78,28 +84,28 @@ pub(crate) fn ids_of(entries: &[Entry]) -> Vec<ParamId> {
     entries.iter().map(|entry| entry.id).collect()
 }
 
-/// What one traversal of a module has found.
+/// The gradients that one traversal of a module has found.
 #[derive(Default)]
 pub struct Entries {
     /// The parameters that have a gradient, in the module's order; one that two modules share stands here once.
     pub(crate) gradients: Vec<Entry>,
-    /// Those that have a gradient or a sum, for the sums of both; none without a window.
+    /// The parameters that have a gradient or a sum, for the sums of both; none without a window.
     pub(crate) sums: Vec<Entry>,
     /// A parameter with a gradient and a low-rank adapter.
     pub(crate) adapted: Option<String>,
-    /// Whether a `MixedPrecision` is attached to a parameter.
+    /// True if a `MixedPrecision` is attached to a parameter.
     pub(crate) has_scopes: bool,
-    /// What no optimizer steps: running statistics, and frozen parameters.
-    pub buffers: Statistics,
+    /// Running statistics and frozen parameters, which no optimizer steps.
+    pub buffers: Vec<Parameter>,
 }
 
 impl Entries {
-    /// Those of gradients alone; see [`find`](Self::find).
+    /// Finds gradients alone; see [`find`](Self::find).
     pub fn of<M: Module>(grads: &GradientsParams, module: &M) -> Result<Self, AmpError> {
         Self::find(parameters(module), Some(grads), None, None)
     }
 
-    /// Of the parameters of a module those that have gradients, or `sums` of an accumulation window. It does not wait for the device.
+    /// Finds those parameters of a module that have gradients, or `sums` of an accumulation window. It does not wait for the device.
     ///
     /// # Errors
     ///
@@ -115,45 +121,46 @@ impl Entries {
         if let Some(lr) = lr {
             (parameters.iter()).try_for_each(|one| check_rate(lr, one.id, &one.path))?;
         }
-        let mut found = Self::default();
-        let mut seen = HashSet::new();
-        for parameter in &parameters {
-            let gradient = match grads {
-                Some(grads) => {
-                    gradient_dtype(grads, parameter.id, &parameter.path, &parameter.shape())?
-                }
-                None => None,
-            };
-            let attached = parameter.attached.as_deref();
-            found.has_scopes |= attached == Some(SCOPED);
-            let has_sum = sums.is_some_and(|sums| sums.contains_key(&parameter.id));
-            if (gradient.is_none() && !has_sum) || !seen.insert(parameter.id) {
-                continue;
-            }
-            let dtype = parameter.value.dtype();
-            let entry = Entry {
-                id: parameter.id,
-                path: parameter.path.clone(),
-                shape: parameter.shape(),
-                parameter: dtype,
-                gradient: working_dtype(dtype).into(),
-                device: parameter.value.device(),
-                status: TensorStatus::default(),
-            };
-            if sums.is_some() {
-                found.sums.push(entry.clone());
-            }
-            if let Some(gradient) = gradient {
-                if attached == Some(LOW_RANK) {
-                    (found.adapted).get_or_insert_with(|| entry.path.clone());
-                }
-                found.gradients.push(Entry { gradient, ..entry });
-            }
-        }
         if let Some(sums) = sums {
             check_sums(sums, &parameters)?;
         }
-        found.buffers = Statistics::untrained(parameters);
+        let mut found = Self::default();
+        let mut seen = HashSet::new();
+        for parameter in parameters {
+            if !parameter.is_trained {
+                found.buffers.push(parameter.clone());
+            }
+            let (id, dtype) = (parameter.id, parameter.value.dtype());
+            let attached = parameter.attached.as_deref();
+            found.has_scopes |= attached == Some(SCOPED);
+            let mut entry = Entry {
+                id,
+                path: parameter.path,
+                shape: parameter.value.shape(),
+                parameter: dtype,
+                gradient: dtype,
+                device: parameter.value.device(),
+                has_graph: false,
+            };
+            let has_gradient = match grads {
+                Some(grads) => entry.check(grads)?,
+                None => false,
+            };
+            if !seen.insert(id) {
+                continue;
+            }
+            if sums.is_some_and(|sums| has_gradient || sums.contains_key(&id)) {
+                let mut sum = entry.clone();
+                sum.gradient = working_dtype(dtype).into();
+                found.sums.push(sum);
+            }
+            if has_gradient {
+                if attached == Some(LOW_RANK) {
+                    found.adapted.get_or_insert_with(|| entry.path.clone());
+                }
+                found.gradients.push(entry);
+            }
+        }
         Ok(found)
     }
 }
@@ -177,7 +184,7 @@ fn check_sums(sums: &ParamTensors, parameters: &[Parameter]) -> Result<(), AmpEr
     Err(AmpError::foreign("the accumulation window", reason))
 }
 
-/// Why the sum for a parameter is not that of its gradients, if it is not.
+/// Says why the sum for a parameter is not that of its gradients, if it is not.
 fn misfit_of(sums: &ParamTensors, parameter: &Parameter) -> Option<String> {
     let sum = sums.get(&parameter.id)?;
     let (shape, dtype) = (sum.shape(), sum.dtype());
@@ -191,7 +198,7 @@ fn misfit_of(sums: &ParamTensors, parameter: &Parameter) -> Option<String> {
     Some(format!("the sum for `{}` {what}", parameter.path))
 }
 
-/// An error if a parameter's learning rate is NaN, or infinite in f32: it would take all parameters with it.
+/// Refuses a parameter's learning rate that is NaN, or infinite in f32: it would take all parameters with it.
 pub(crate) fn check_rate(lr: &ModuleLearningRate, id: ParamId, path: &str) -> Result<(), AmpError> {
     let rate = lr.lr_from_param(id, Some(path));
     match (rate as f32).is_finite() {
@@ -201,64 +208,4 @@ pub(crate) fn check_rate(lr: &ModuleLearningRate, id: ParamId, path: &str) -> Re
             Err(AmpError::invalid("lr", rate, allowed))
         }
     }
-}
-
-/// The dtype of a parameter's gradient, if it has one; an error if the gradient has not the parameter's shape: Burn panics on
-/// another rank, and broadcasts another shape.
-fn gradient_dtype(
-    grads: &GradientsParams,
-    id: ParamId,
-    path: &str,
-    expected: &Shape,
-) -> Result<Option<DType>, AmpError> {
-    let gradient = || any_tensor::gradient(grads, id, expected.num_dims());
-    // Burn says of a gradient of another rank no more than that by its panic.
-    match catch_unwind(AssertUnwindSafe(gradient)).ok() {
-        Some(None) => Ok(None),
-        Some(Some(gradient)) if gradient.shape() == *expected => Ok(Some(gradient.dtype())),
-        found => Err(AmpError::GradientShape {
-            parameter: path.to_string(),
-            expected: expected.to_vec(),
-            found: found.flatten().map(|gradient| gradient.shape().to_vec()),
-        }),
-    }
-}
-
-/// Measures gradients; counts values from `edge` on. Reads the border events with them: on one device, in the same transfer. Waits
-/// for each device once.
-pub(crate) fn measure(
-    grads: &GradientsParams,
-    entries: &mut [Entry],
-    edge: Option<f32>,
-    events: Vec<UnreadEvent>,
-) -> Result<Vec<Option<EventStatus>>, UnsupportedDType> {
-    (entries.iter_mut()).for_each(|entry| entry.status = TensorStatus::default());
-    handles(grads, entries, edge).inspect(events, |at, status| entries[at].status = status)
-}
-
-/// Handles to gradients, at the positions of their entries.
-pub(crate) fn handles(grads: &GradientsParams, entries: &[Entry], edge: Option<f32>) -> Pass {
-    let found = entries.iter().map(|entry| entry.get(grads)).enumerate();
-    Pass::of(edge, found.filter_map(|(at, grad)| Some((at, grad?))))
-}
-
-/// The status of all gradients, from that of each.
-pub(crate) fn summarize(entries: &[Entry]) -> GradientStatus {
-    let mut status = GradientStatus {
-        gradients: entries.len(),
-        ..Default::default()
-    };
-    for entry in entries {
-        let tensor = &entry.status;
-        status.elements += tensor.elements;
-        status.non_finite += tensor.non_finite;
-        status.zeros += tensor.zeros;
-        status.above += tensor.above;
-        status.max_abs = status.max_abs.max(tensor.max_abs);
-        if tensor.non_finite > 0 && status.overflow.is_none() {
-            status.overflow = Some(entry.path.clone());
-        }
-    }
-    status.norm = norm(entries.iter().map(|entry| entry.status.norm));
-    status
 }

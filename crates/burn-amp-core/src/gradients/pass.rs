@@ -1,5 +1,6 @@
 //! One pass over gradients, on all devices that hold some.
 
+use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use burn_amp_kernels::{
     EventStatus, ExponentHistogram, Histogram, Reading, Status, TensorList, TensorStatus,
@@ -7,80 +8,82 @@ use burn_amp_kernels::{
 };
 use std::{iter::zip, mem::take};
 
-use crate::values::AnyTensor;
+use crate::{gradients::entries::Entry, values::AnyTensor};
 
 #[cfg(any(test, feature = "counts"))]
 thread_local! {
-    /// How often this thread has waited for a device.
+    /// Counts how often this thread has waited for a device.
     pub static READS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
+/// The measures of tensors, and those of the border events that were read with them.
+type Measured = (Vec<TensorStatus>, Vec<Option<EventStatus>>);
+
 /// Gradients on their way through the kernels: one list for each device, and one more for those that keep their dtype.
-#[derive(Default)]
 pub(crate) struct Pass {
     groups: Vec<Group>,
-    /// From which magnitude on values are counted as near the top.
-    edge: Option<f32>,
+    /// The number of gradients, those that are not there included.
+    len: usize,
 }
 
 struct Group {
     device: Device,
     keep_dtype: bool,
-    /// The gradients, or what they were multiplied to.
+    /// The gradients, or the products that became of them.
     list: TensorList,
-    /// What is in them, once it was measured; nobody has read it.
+    /// Their measures, which nobody has read yet.
     status: Status,
-    /// Where each tensor stands among all gradients.
+    /// The position of each among all gradients.
     positions: Vec<usize>,
 }
 
+/// Handles to gradients, as they are. Counts values from `edge` on as near the top.
+pub(crate) fn handles(grads: &GradientsParams, entries: &[Entry], edge: Option<f32>) -> Pass {
+    let found = entries.iter().enumerate();
+    let found = found.filter_map(|(at, entry)| Some((at, entry.get(grads)?, true)));
+    Pass::of(edge, entries.len(), found)
+}
+
 impl Pass {
-    pub(crate) fn counting_from(edge: Option<f32>) -> Self {
-        let groups = Vec::new();
-        Self { groups, edge }
-    }
-
-    /// Of tensors that stay as they are, by their positions.
-    pub(crate) fn of(edge: Option<f32>, tensors: impl Iterator<Item = (usize, AnyTensor)>) -> Self {
-        let mut pass = Self::counting_from(edge);
-        tensors.for_each(|(position, tensor)| pass.push(position, tensor, true));
-        pass
-    }
-
-    /// What is in each of these tensors. Waits for each device once.
-    pub(crate) fn measure(tensors: Vec<AnyTensor>) -> Result<Vec<TensorStatus>, UnsupportedDType> {
-        let mut statuses = vec![TensorStatus::default(); tensors.len()];
-        let pass = Self::of(None, tensors.into_iter().enumerate());
-        pass.inspect(Vec::new(), |at, status| statuses[at] = status)?;
-        Ok(statuses)
-    }
-
-    /// Adds the gradient that stands at a position among all. Unscaled, it is in f32 (f64 for f64), or in its own dtype, and then measured
-    /// as rounded.
-    pub(crate) fn push(&mut self, position: usize, grad: AnyTensor, keep_dtype: bool) {
-        let device = grad.device();
-        let is_ours = |g: &Group| g.device == device && g.keep_dtype == keep_dtype;
-        let group = self.groups.iter().position(is_ours);
-        let group = group.unwrap_or_else(|| {
-            let mut list = TensorList::new();
-            if let Some(edge) = self.edge {
-                list.count_from(edge);
-            }
-            self.groups.push(Group {
-                device,
-                keep_dtype,
-                list,
-                status: Status::default(),
-                positions: Vec::new(),
+    /// Sorts some of so many gradients by device. Each comes with its position, and with whether it keeps its dtype: unscaled, it is in f32
+    /// (f64 for f64), or in its own dtype, and then measured as rounded.
+    pub(super) fn of(
+        edge: Option<f32>,
+        len: usize,
+        tensors: impl Iterator<Item = (usize, AnyTensor, bool)>,
+    ) -> Self {
+        let mut groups: Vec<Group> = Vec::new();
+        for (position, tensor, keep_dtype) in tensors {
+            let device = tensor.device();
+            let is_ours = |g: &Group| g.device == device && g.keep_dtype == keep_dtype;
+            let group = groups.iter().position(is_ours).unwrap_or_else(|| {
+                let mut list = TensorList::new();
+                if let Some(edge) = edge {
+                    list.count_from(edge);
+                }
+                groups.push(Group {
+                    device,
+                    keep_dtype,
+                    list,
+                    status: Status::default(),
+                    positions: Vec::new(),
+                });
+                groups.len() - 1
             });
-            self.groups.len() - 1
-        });
-        self.groups[group].list.push::<1>(grad.into_handle());
-        self.groups[group].positions.push(position);
+            groups[group].list.push::<1>(tensor.into_handle().inner());
+            groups[group].positions.push(position);
+        }
+        Self { groups, len }
+    }
+
+    /// Handles to tensors, as they are.
+    pub(crate) fn over(tensors: Vec<AnyTensor>) -> Self {
+        let (len, tensors) = (tensors.len(), tensors.into_iter().enumerate());
+        Self::of(None, len, tensors.map(|(at, tensor)| (at, tensor, true)))
     }
 
     /// Multiplies all gradients by `inverse`, and measures the products. Does not wait.
-    pub(crate) fn unscale(&mut self, inverse: f32) -> Result<(), UnsupportedDType> {
+    pub(super) fn unscale(&mut self, inverse: f32) -> Result<(), UnsupportedDType> {
         for group in &mut self.groups {
             let factor = Tensor::from_data([inverse], (&group.device, DType::F32));
             let list = take(&mut group.list);
@@ -92,26 +95,23 @@ impl Pass {
         Ok(())
     }
 
-    /// Measures all gradients, and reads what was found, as [`read`](Self::read).
+    /// Measures all gradients, and reads the measures, as [`read`](Self::read).
     pub(crate) fn inspect(
         mut self,
         events: Vec<UnreadEvent>,
-        found: impl FnMut(usize, TensorStatus),
-    ) -> Result<Vec<Option<EventStatus>>, UnsupportedDType> {
+    ) -> Result<Measured, UnsupportedDType> {
         for group in &mut self.groups {
             group.status = burn_amp_kernels::inspect(take(&mut group.list))?;
         }
-        Ok(self.read(events, found))
+        Ok(self.read(events))
     }
 
-    /// Reports what was `found` in the gradients, by their positions. Reads the border events in the same transfer. Waits for each
-    /// device, for one transfer.
-    pub(crate) fn read(
-        &mut self,
-        mut events: Vec<UnreadEvent>,
-        mut found: impl FnMut(usize, TensorStatus),
-    ) -> Vec<Option<EventStatus>> {
-        self.start();
+    /// Reads the measures, by position, and the border events in the same transfer. Waits for each device, for one transfer.
+    pub(super) fn read(&mut self, mut events: Vec<UnreadEvent>) -> Measured {
+        if self.groups.len() > 1 {
+            self.start();
+        }
+        let mut statuses = vec![TensorStatus::default(); self.len];
         let mut event_statuses = Vec::new();
         for group in &mut self.groups {
             #[cfg(any(test, feature = "counts"))]
@@ -120,17 +120,17 @@ impl Pass {
             let reading = Reading::now(take(&mut group.status), take(&mut events));
             let (rows, first) = reading.wait(1.0);
             event_statuses.extend(first);
-            for (position, status) in group.positions.iter().zip(rows) {
-                found(*position, status);
+            for (position, status) in zip(&group.positions, rows) {
+                statuses[*position] = status;
             }
         }
         // Nothing was measured.
         event_statuses.extend(events.into_iter().map(UnreadEvent::read));
-        event_statuses
+        (statuses, event_statuses)
     }
 
     /// Takes the gradients out, each with its position.
-    pub(crate) fn into_tensors(self) -> impl Iterator<Item = (usize, AnyTensor)> {
+    pub(super) fn into_tensors(self) -> impl Iterator<Item = (usize, AnyTensor)> {
         let tensors = |group: Group| zip(group.positions, AnyTensor::all_of(group.list));
         self.groups.into_iter().flat_map(tensors)
     }
@@ -154,9 +154,6 @@ impl Pass {
 
     /// Has all devices start before the first of them is waited for: with fusion, work is queued until it is read or flushed.
     fn start(&self) {
-        if self.groups.len() < 2 {
-            return;
-        }
         for Group { device, .. } in &self.groups {
             if let Err(error) = device.flush() {
                 // Reading returns the same error.

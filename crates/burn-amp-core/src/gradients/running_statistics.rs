@@ -4,7 +4,7 @@
 //! skipped for the overflow does not take it back by itself, because the optimizer knows nothing of them.
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
@@ -14,44 +14,44 @@ use crate::{
     scale::loss_scale::StepOutcome,
 };
 
-/// What PyTorch calls buffers, of the modules of one optimizer: an overflow in the forward pass leaves NaN in them, and a skip does not take
-/// it back by itself.
+/// The running statistics of the modules of one optimizer, which PyTorch calls buffers, and good ones to repair them by.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Buffers {
-    /// Those of the last good step: handles, no copies.
+    /// The values of the last good step: handles, no copies.
     good: ParamTensors,
-    /// As they were at the last step, before the forward pass of its gradients.
-    at_step: Statistics,
-    /// Whether the module has made another forward pass since that of the step, as in a pipeline: those of `at_step` are good then.
+    /// The values of the last step, as they were before the forward pass of its gradients.
+    at_step: Vec<Parameter>,
+    /// True if the module has made another forward pass since that of the step, as in a pipeline: those of `at_step` are good then.
     pub(crate) is_behind: bool,
-    /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
-    are_suspicious: bool,
-    /// The skips of all optimizers of the scale after which they were looked at.
-    skips: u64,
-    /// Which values that are not trained are running statistics: those that were asked about.
+    /// The number of skips of all optimizers of the scale after which they were known to be finite; none after a forward pass that may have
+    /// overflowed, and of which no step knows.
+    tested_at: Option<u64>,
+    /// Says of values that are not trained, once it was asked, whether they are running statistics.
     known: Arc<Mutex<HashMap<ParamId, bool>>>,
 }
 
 impl Buffers {
-    /// After so many skips of all optimizers of the scale.
+    /// Begins after so many skips of all optimizers of the scale.
     pub(crate) fn since(skips: u64) -> Self {
         Self {
-            skips,
+            tested_at: Some(skips),
             ..Self::default()
         }
     }
 
-    /// Before a step, or a micro-batch, of a module that has these beside frozen parameters.
-    pub(crate) fn before_step<M: Module>(&mut self, module: &M, found: Statistics) {
-        let found = self.running(module, found);
+    /// Remembers those among values that are not trained, before a step, or a micro-batch, of their module.
+    pub(crate) fn before_step<M: Module>(&mut self, module: &M, untrained: Vec<Parameter>) {
+        self.at_step = match untrained.is_empty() {
+            true => untrained,
+            false => self.running(module, untrained),
+        };
         // Those that are new, as they were before the last forward pass.
-        for Parameter { id, value, .. } in found.0.iter().cloned() {
-            self.good.entry(id).or_insert_with(|| value.into());
+        for Parameter { id, value, .. } in &self.at_step {
+            (self.good.entry(*id)).or_insert_with(|| value.clone().into());
         }
-        self.at_step = found;
     }
 
-    /// After it. Waits for the device only where something was skipped. `accepts_micro_batches` where each of them is tested.
+    /// Repairs them after it. Waits for the device only where something was skipped. `accepts_micro_batches` where each of them is tested.
     pub(crate) fn after_step<M: Module>(
         &mut self,
         module: &M,
@@ -59,58 +59,68 @@ impl Buffers {
         accepts_micro_batches: bool,
         live: &LiveScale,
     ) {
-        let (lost, is_good) = match outcome {
-            Some(StepOutcome::Skipped | StepOutcome::Dropped) => (true, false),
-            Some(StepOutcome::Stepped) => (false, true),
-            Some(StepOutcome::Accumulated) => (false, accepts_micro_batches),
-            _ => (false, false),
+        let is_lost = matches!(outcome, Some(StepOutcome::Skipped | StepOutcome::Dropped));
+        let is_good = match outcome {
+            Some(StepOutcome::Stepped) => true,
+            Some(StepOutcome::Accumulated) => accepts_micro_batches,
+            _ => false,
         };
         // Another optimizer's forward pass may have gone through this module.
-        let skips = live.skips();
-        self.are_suspicious |= self.skips != skips;
-        self.skips = match lost {
+        let skips = match is_lost {
             true => live.add_skip(),
-            false => skips,
+            false => live.skips(),
         };
         if self.at_step.is_empty() {
             return;
         }
-        if lost || (is_good && self.are_suspicious) {
+        if is_lost || (is_good && self.tested_at != Some(skips)) {
             self.repair(module);
-            self.are_suspicious = false;
+            self.tested_at = Some(skips);
         }
-        match (is_good, self.is_behind) {
-            (true, true) => self.good.extend(self.at_step.values()),
-            (true, false) => self.good.extend(self.updated(module).values()),
-            (false, _) => {}
+        if is_good {
+            let good = match self.is_behind {
+                true => self.at_step.clone(),
+                false => self.updated(module),
+            };
+            self.good.extend(by_id(good));
         }
     }
 
-    /// Those of a module among values that are not trained. Walks over the module where one is new.
-    pub(crate) fn running<M: Module>(&self, module: &M, mut found: Statistics) -> Statistics {
+    /// Picks those of a module among values that are not trained. Walks over the module where one is new.
+    pub(crate) fn running<M: Module>(
+        &self,
+        module: &M,
+        mut untrained: Vec<Parameter>,
+    ) -> Vec<Parameter> {
         let mut known = locked(&self.known);
-        if found.0.iter().any(|found| !known.contains_key(&found.id)) {
+        if !untrained.iter().all(|one| known.contains_key(&one.id)) {
             let running = ids_of_running(module);
-            known.extend((found.0.iter()).map(|found| (found.id, running.contains(&found.id))));
+            known.extend(
+                untrained
+                    .iter()
+                    .map(|one| (one.id, running.contains(&one.id))),
+            );
         }
-        (found.0).retain(|found| known.get(&found.id) == Some(&true));
-        found
+        untrained.retain(|one| known.get(&one.id) == Some(&true));
+        untrained
     }
 
-    /// Those of a module with what forward passes have added on all threads and nobody has read yet: Burn takes that in in `valid`.
-    fn updated<M: Module>(&self, module: &M) -> Statistics {
+    /// The running statistics of a module, with what forward passes have added on all threads and nobody has read yet: Burn takes that in in `valid`.
+    fn updated<M: Module>(&self, module: &M) -> Vec<Parameter> {
         drop(module.valid());
-        self.running(module, Statistics::untrained(parameters(module)))
+        let mut untrained = parameters(module);
+        untrained.retain(|parameter| !parameter.is_trained);
+        self.running(module, untrained)
     }
 
     /// Replaces values that are not finite by good ones, one by one; finite ones stay. Clones of a module share them. Waits for each device, if
     /// there are any.
     fn repair<M: Module>(&self, module: &M) {
-        let broken = self.updated(module).not_finite();
+        let broken = not_finite(self.updated(module));
         if broken.is_empty() {
             return;
         }
-        let repaired = broken.0.iter().filter_map(|Parameter { id, value, .. }| {
+        let repaired = broken.iter().filter_map(|Parameter { id, value, .. }| {
             let good = self.good.get(id)?;
             let fits = good.shape() == value.shape();
             let good = fits.then(|| good.clone().live(&value.device()))??;
@@ -119,41 +129,40 @@ impl Buffers {
             Some((*id, good.cast(value.dtype()).map(repair).into()))
         });
         put(module, repaired.collect());
-        let left = self.updated(module).not_finite();
+        let left = not_finite(self.updated(module));
         match left.is_empty() {
             true => info!(
                 "running statistics were not finite after a forward pass, and were set back to those of the last good step: {}",
-                broken.paths()
+                paths(&broken)
             ),
             false => warn!(
                 "running statistics are not finite, and no finite ones are known: {}. Load them from a record, or initialize the layers again",
-                left.paths()
+                paths(&left)
             ),
         }
     }
 
-    /// Gradients of a forward pass that has overflowed were thrown away.
+    /// Has the next good step test them: gradients of a forward pass that has overflowed were thrown away.
     pub(crate) fn suspect(&mut self) {
-        self.are_suspicious = true;
+        self.tested_at = None;
     }
 
-    /// The next ones are those of another model.
+    /// Forgets which ones were good: the next ones are those of another model.
     pub(crate) fn forget(&mut self) {
-        *self = Self::since(self.skips);
+        *self = Self {
+            tested_at: self.tested_at,
+            ..Self::default()
+        };
     }
 }
 
 /// Runs forward passes that leave no trace in the running statistics of a module.
 pub(crate) fn unchanged<M: Module, R>(module: &M, forward: impl FnOnce() -> R) -> R {
-    let before = Buffers::default().updated(module).values().collect();
+    let before = by_id(Buffers::default().updated(module)).collect();
     let result = forward();
     put(module, before);
     result
 }
-
-/// Values of a module that are not trained: running statistics, and frozen parameters until `Buffers::running` has told them apart.
-#[derive(Clone, Debug, Default)]
-pub struct Statistics(Vec<Parameter>);
 
 /// The ids of what keeps its id in a copy that has another for each parameter: Burn's visitors see no difference between a frozen parameter and
 /// a running statistic, but of what a mapper returns, a running statistic takes the value alone.
@@ -180,44 +189,29 @@ fn put<M: Module>(module: &M, values: ParamTensors) {
     }));
 }
 
-impl Statistics {
-    /// Nothing can be attached to a running statistic: what has an attachment is a frozen parameter.
-    pub(crate) fn untrained(mut parameters: Vec<Parameter>) -> Self {
-        let floats = [DType::F16, DType::BF16, DType::F32, DType::F64];
-        parameters.retain(|parameter| {
-            let is_float = floats.contains(&parameter.value.dtype());
-            is_float && !parameter.is_trained && parameter.attached.is_none()
-        });
-        Self(parameters)
-    }
+fn by_id(found: Vec<Parameter>) -> impl Iterator<Item = (ParamId, ParamTensor)> {
+    let found = found.into_iter();
+    found.map(|parameter| (parameter.id, parameter.value.into()))
+}
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
+/// Picks those that are not finite. Waits for each device once.
+fn not_finite(mut found: Vec<Parameter>) -> Vec<Parameter> {
+    let values = found.iter().map(|found| found.value.clone()).collect();
+    #[cfg(test)]
+    tests::READS.set(tests::READS.get() + u32::from(!found.is_empty()));
+    let measured = Pass::over(values).inspect(Vec::new());
+    let (statuses, _) = measured.unwrap_or_else(|error| {
+        warn!("running statistics cannot be tested: {error}");
+        Default::default()
+    });
+    let mut statuses = statuses.into_iter();
+    found.retain(|_| statuses.next().is_some_and(|found| found.non_finite > 0));
+    found
+}
 
-    fn values(&self) -> impl Iterator<Item = (ParamId, ParamTensor)> {
-        let parameters = self.0.iter();
-        parameters.map(|parameter| (parameter.id, parameter.value.clone().into()))
-    }
-
-    /// Those that are not finite. Waits for each device once.
-    fn not_finite(mut self) -> Self {
-        let values = self.0.iter().map(|found| found.value.clone()).collect();
-        #[cfg(test)]
-        tests::READS.set(tests::READS.get() + u32::from(!self.is_empty()));
-        let statuses = Pass::measure(values).unwrap_or_else(|error| {
-            warn!("running statistics cannot be tested: {error}");
-            Vec::new()
-        });
-        let mut statuses = statuses.into_iter();
-        (self.0).retain(|_| statuses.next().is_some_and(|found| found.non_finite > 0));
-        self
-    }
-
-    fn paths(&self) -> String {
-        let paths = self.0.iter().map(|found| format!("`{}`", found.path));
-        paths.collect::<Vec<_>>().join(", ")
-    }
+fn paths(found: &[Parameter]) -> String {
+    let paths = found.iter().map(|found| format!("`{}`", found.path));
+    paths.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -233,7 +227,7 @@ mod tests {
     use crate::{GradScalerConfig, ScaledOptimizer};
 
     thread_local! {
-        /// How often this thread has waited for a device.
+        /// Counts how often this thread has waited for a device.
         pub(super) static READS: Cell<u32> = const { Cell::new(0) };
     }
 

@@ -1,27 +1,56 @@
+use burn_amp_kernels::TensorStatus;
+
+use crate::gradients::entries::Entry;
 use crate::scale::loss_scale::{Measures, Observation, StepOutcome};
 
-/// What one pass over the gradients has found. Host values: reading them never waits for a device.
+/// The findings of one pass over the gradients. Host values: reading them never waits for a device.
 ///
 /// All values are those of the *unscaled* gradients. A value that is finite while scaled and becomes
 /// infinite by unscaling (a scale below 1) counts as not finite; PyTorch, which tests the scaled values,
 /// lets it pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GradientStatus {
-    pub(crate) gradients: usize,
-    pub(crate) elements: u64,
-    pub(crate) non_finite: u64,
-    pub(crate) zeros: u64,
-    pub(crate) above: u64,
-    pub(crate) norm: f64,
-    pub(crate) max_abs: f64,
-    pub(crate) overflow: Option<String>,
-    /// Gradients that clipping has changed; none before clipping.
-    pub(crate) clipped: Option<usize>,
-    pub(crate) clip_norms: Vec<f64>,
-    pub(crate) clip_coefficient: Option<f64>,
+    pub(super) gradients: usize,
+    elements: u64,
+    non_finite: u64,
+    zeros: u64,
+    pub(super) above: u64,
+    norm: f64,
+    max_abs: f64,
+    overflow: Option<String>,
+    pub(super) clipping: Clipping,
+}
+
+/// The findings of clipping. The default is that of gradients that were not clipped.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Clipping {
+    /// Gradients that it has changed.
+    pub(super) changed: Option<usize>,
+    pub(super) norms: Vec<f64>,
+    pub(super) coefficient: Option<f64>,
 }
 
 impl GradientStatus {
+    /// Sums up the measures of each gradient.
+    pub(super) fn of(entries: &[Entry], each: &[TensorStatus]) -> Self {
+        let mut status = Self {
+            gradients: entries.len(),
+            norm: norm(each.iter().map(|one| one.norm)),
+            ..Self::default()
+        };
+        for (entry, one) in entries.iter().zip(each) {
+            status.elements += one.elements;
+            status.non_finite += one.non_finite;
+            status.zeros += one.zeros;
+            status.above += one.above;
+            status.max_abs = status.max_abs.max(one.max_abs);
+            if one.non_finite > 0 && status.overflow.is_none() {
+                status.overflow = Some(entry.path.clone());
+            }
+        }
+        status
+    }
+
     /// The number of gradients (tensors) seen. Parameters that are frozen or that the loss did not
     /// reach have none.
     pub fn gradients(&self) -> usize {
@@ -38,7 +67,7 @@ impl GradientStatus {
         self.non_finite
     }
 
-    /// Whether any value is infinite or NaN: then the step is skipped, unless the scaler is disabled.
+    /// Returns true if any value is infinite or NaN: then the step is skipped, unless the scaler is disabled.
     pub fn has_overflow(&self) -> bool {
         self.non_finite > 0
     }
@@ -51,8 +80,7 @@ impl GradientStatus {
     /// The L2 norm over the finite values of all gradients, as if they were one vector.
     ///
     /// Squares are taken relative to the largest magnitude of their tensor, so that neither
-    /// overflows nor underflows where the norm itself does not. Infinite where the norm of f64 gradients is beyond f64:
-    /// clipping by it gives zeros then.
+    /// overflows nor underflows where the norm itself does not.
     pub fn norm(&self) -> f64 {
         self.norm
     }
@@ -61,19 +89,19 @@ impl GradientStatus {
     ///
     /// [`norm`](Self::norm) and the rest are from before clipping.
     pub fn clipped(&self) -> Option<usize> {
-        self.clipped
+        self.clipping.changed
     }
 
     /// The L2 norms, before clipping, of the groups that are clipped by their global norm: that of all other parameters
     /// first, then those of the groups in the order in which they were added. Empty if nothing is clipped so.
     pub fn clip_norms(&self) -> &[f64] {
-        &self.clip_norms
+        &self.clipping.norms
     }
 
-    /// What clipping by a global norm, and hooks, have multiplied gradients by: the smallest of these factors, 1 where none was
-    /// clipped; none if nothing is clipped so.
+    /// The smallest factor by which clipping by a global norm, and hooks, have multiplied gradients; 1 where none was
+    /// clipped, and none if nothing is clipped so.
     pub fn clip_coefficient(&self) -> Option<f64> {
-        self.clip_coefficient
+        self.clipping.coefficient
     }
 
     /// The largest magnitude among the finite values; 0 if there are none.
@@ -102,7 +130,7 @@ impl GradientStatus {
         }
     }
 
-    /// Whether there are values and every one of them is zero: the sign of an underflow.
+    /// Returns true if there are values and every one of them is zero: the sign of an underflow.
     pub fn is_all_zero(&self) -> bool {
         self.elements > 0 && self.zeros == self.elements
     }
@@ -127,7 +155,7 @@ impl GradientStatus {
         self
     }
 
-    /// What schedules use of it.
+    /// The numbers that schedules use.
     pub(crate) fn measures(&self) -> Measures {
         Measures {
             max_abs: self.max_abs,
@@ -140,7 +168,7 @@ impl GradientStatus {
     }
 
     /// Takes over the overflow of gradients that were added to these.
-    pub(crate) fn join(&mut self, other: Self) {
+    pub(super) fn join(&mut self, other: Self) {
         self.non_finite += other.non_finite;
         self.overflow = self.overflow.take().or(other.overflow);
     }
@@ -153,7 +181,7 @@ impl From<(StepOutcome, &GradientStatus)> for Observation {
 }
 
 /// The norm of several gradients as one vector, relative to the largest of their norms.
-pub(crate) fn norm(norms: impl Iterator<Item = f64> + Clone) -> f64 {
+pub(super) fn norm(norms: impl Iterator<Item = f64> + Clone) -> f64 {
     let largest = norms.clone().fold(0.0, f64::max);
     if largest == 0.0 || largest.is_infinite() {
         return largest;

@@ -1,14 +1,11 @@
 //! The one pass over the gradients: unscale, test, measure.
 
-use burn::tensor::{DType, FloatDType};
-use burn::{module::Module, optim::GradientsParams};
+use burn::{module::Module, optim::GradientsParams, tensor::DType};
 use burn_amp_kernels::ExponentHistogram;
 
 use crate::error::AmpError;
-use crate::gradients::{
-    Entries, Entry, GradientStatus, Pass, UnscaledGradients, handles, measure, summarize,
-};
-use crate::values::{AnyTensor, optimizer_dtype, working_dtype};
+use crate::gradients::{Entries, Entry, GradientStatus, Pass, UnscaledGradients, handles};
+use crate::values::{optimizer_dtype, working_dtype};
 
 /// Multiplies gradients by `inverse`, rounded to f32 for those that are not f64, and measures the result.
 ///
@@ -22,51 +19,44 @@ pub(crate) fn unscale(
     in_own_dtype: bool,
     edge: Option<f32>,
 ) -> Result<UnscaledGradients, AmpError> {
-    let mut pass = Pass::counting_from(edge);
-    for (position, entry) in entries.iter().enumerate() {
-        if let Some(grad) = entry.take(&mut grads) {
-            let grad = widened(grad, working_dtype(entry.parameter), inverse);
-            let wanted = DType::from(optimizer_dtype(entry.parameter, in_own_dtype));
-            let keep_dtype = in_own_dtype && grad.dtype() == wanted;
-            pass.push(position, grad, keep_dtype);
+    let taken = entries.iter().enumerate().filter_map(|(position, entry)| {
+        let mut grad = entry.take(&mut grads)?;
+        let working = working_dtype(entry.parameter);
+        // The kernels widen half precision themselves.
+        if working_dtype(grad.dtype()) != working {
+            grad = grad.cast(working);
         }
-    }
+        let wanted = DType::from(optimizer_dtype(entry.parameter, in_own_dtype));
+        let keep_dtype = in_own_dtype && grad.dtype() == wanted;
+        Some((position, grad, keep_dtype))
+    });
+    let mut pass = Pass::of(edge, entries.len(), taken);
     log_unknown(grads.len());
     pass.unscale(inverse as f32)?;
-    pass.read(Vec::new(), |at, status| entries[at].status = status);
+    let (mut statuses, _) = pass.read(Vec::new());
     let mut target = GradientsParams::new();
-    let mut rounded = Pass::counting_from(edge);
+    let mut rounded = Vec::new();
     for (position, mut grad) in pass.into_tensors() {
         let entry = &mut entries[position];
         let wanted = optimizer_dtype(entry.parameter, in_own_dtype);
         if grad.dtype() != DType::from(wanted) {
             grad = grad.cast(wanted);
-            rounded.push(position, grad.clone(), true);
+            rounded.push((position, grad.clone(), true));
         }
-        entry.gradient = grad.dtype();
+        (entry.gradient, entry.has_graph) = (grad.dtype(), false);
         entry.put(&mut target, grad);
     }
     // What counts is what the optimizer gets: rounding can overflow, and can end in zeros.
-    rounded.inspect(Vec::new(), |at, status| entries[at].status = status)?;
-    Ok(UnscaledGradients::new(target, entries, true))
+    let positions: Vec<usize> = rounded.iter().map(|(position, ..)| *position).collect();
+    let rounded = Pass::of(edge, entries.len(), rounded.into_iter());
+    let (of_rounded, _) = rounded.inspect(Vec::new())?;
+    for position in positions {
+        statuses[position] = of_rounded[position];
+    }
+    Ok(UnscaledGradients::new(target, entries, Some(statuses)))
 }
 
-/// A gradient that is to be multiplied by `inverse`, as the kernels take it.
-fn widened(mut grad: AnyTensor, working: FloatDType, inverse: f64) -> AnyTensor {
-    // The kernels widen half precision themselves.
-    if working_dtype(grad.dtype()) != working {
-        grad = grad.cast(working);
-    }
-    // What f64 gradients are off by where the kernels round it: 3e-8 for a mean of three.
-    let rounded = inverse as f32;
-    let rest = inverse / f64::from(rounded);
-    match working == FloatDType::F64 && rounded.is_normal() && rest != 1.0 {
-        true => grad.mul_scalar(rest),
-        false => grad,
-    }
-}
-
-/// As in Burn's `step`, which ignores them too.
+/// Burn's `step` ignores them too.
 pub(crate) fn log_unknown(count: usize) {
     if count > 0 {
         debug!("{count} gradients belong to no parameter of the module and are dropped");
@@ -96,9 +86,9 @@ pub(crate) fn log_unknown(count: usize) {
 /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if a
 /// gradient does not have its parameter's shape.
 pub fn inspect<M: Module>(grads: &GradientsParams, module: &M) -> Result<GradientStatus, AmpError> {
-    let mut entries = Entries::of(grads, module)?.gradients;
-    measure(grads, &mut entries, None, Vec::new())?;
-    Ok(summarize(&entries))
+    let entries = Entries::of(grads, module)?.gradients;
+    let (each, _) = handles(grads, &entries, None).inspect(Vec::new())?;
+    Ok(GradientStatus::of(&entries, &each))
 }
 
 /// Counts the values of all gradients of `module`'s parameters by binary exponent, in one pass.

@@ -7,13 +7,13 @@ use burn_amp_kernels::{Status, TensorList, can_update, inspect};
 use std::{collections::VecDeque, sync::Arc, thread};
 
 use super::{ScaledOptimizer, refused};
-use crate::gradients::entries::{Entries, Entry, handles, ids_of};
+use crate::gradients::entries::{Entries, Entry, ids_of};
 use crate::scale::device_step::{DeviceStep, Run};
 use crate::values::{distinct_parameters, parameters};
 use crate::{
-    error::AmpError, gradients::StepGradients, journal::Caller, scale::border_events::BorderEvent,
-    scale::in_flight::Resolution, scale::live_scale::LiveScale, step::pending::PendingStep,
-    update::Update, update::module_optim::ModuleOptim,
+    error::AmpError, gradients::StepGradients, gradients::handles, journal::Caller,
+    scale::border_events::BorderEvent, scale::in_flight::Resolution, scale::live_scale::LiveScale,
+    step::pending::PendingStep, update::Update, update::module_optim::ModuleOptim,
 };
 
 /// Gradients of a step: as many as the device can clip.

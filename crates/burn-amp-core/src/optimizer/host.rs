@@ -65,8 +65,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             self.scaler.account().outcome = Some(StepOutcome::NoGradients);
             return Ok(None);
         }
-        let losses = window.map(|window| window.state.losses).unwrap_or_default();
-        let loss = losses.and(self.options.loss).mean();
+        let loss = self.options.loss;
+        let loss = window.map_or(loss, |window| window.state.losses.and(loss).mean());
         let tests_micro_batches = window.is_some_and(|window| window.config.skip_micro_batch);
         (self.scaler).begin_step(module, std::mem::take(&mut entries.buffers));
         let decided = self.test(module, grads, entries, loss);
@@ -117,8 +117,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             judged.unwrap_or_else(|| (options.hooks.clone(), 1.0, None));
         let mut factors = Factors::new();
         // A loss that is not finite may come of a forward pass that has spoilt the buffers.
-        let spoilt = rejected.is_some()
-            && (loss.is_some_and(|loss| !loss.is_finite()) || !grads.status.norm.is_finite());
+        let norm = grads.known_status().map(|status| status.norm());
+        let is_bad = |number: Option<f64>| number.is_some_and(|number| !number.is_finite());
+        let spoilt = rejected.is_some() && (is_bad(loss) || is_bad(norm));
         if rejected.is_none() && (factor < 1.0 || !options.clip.is_empty()) {
             let later = self.optim.takes_factors();
             (grads, factors) = grads.clip_by(&options.clip, factor, later)?;

@@ -15,7 +15,7 @@ use crate::scale::rehearsal::{Rehearsal, Rehearses};
 use crate::{
     error::AmpError, gradients::entries::check_rate, gradients::placeholders,
     scale::in_flight::Resolution, update::Update, update::module_optim::ModuleOptim,
-    values::module_path::distinct_parameters,
+    values::distinct_parameters,
 };
 
 /// What a step finds on the device, before it changes anything: each time in the same places, if it was recorded.

@@ -171,7 +171,7 @@ impl AccumulationWindow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::values::param_tensors::ParamTensors;
+    use crate::values::ParamTensors;
     use burn::tensor::{DType, TensorData};
 
     fn tensors(dtype: Option<DType>) -> ParamTensors {

@@ -194,7 +194,7 @@ impl GradScaler {
                 entry.change(&mut sums, mean);
                 entry.gradient = entry.parameter;
             }
-            return Ok(UnscaledGradients::new(sums, entries, false));
+            return Ok(UnscaledGradients::new(sums, entries, None));
         }
         let in_own_dtype = self.config().parameter_dtype_gradients;
         let edge = self.schedule().edge();

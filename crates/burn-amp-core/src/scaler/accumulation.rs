@@ -1,17 +1,17 @@
 //! Accumulation: the gradients of several micro-batches, summed in f32, make one step.
 
-use burn::{config::Config, module::Param, optim::GradientsParams, tensor::Tensor};
-
+use burn::module::{Param, ParamId};
+use burn::tensor::{Device, Tensor};
+use burn::{config::Config, optim::GradientsParams};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-use crate::{
-    error::AmpError, gradients::entries::Entry, gradients::unscale::log_unknown,
-    scale::border_events::BorderEvent, scale::loss_scale::SkipCause, values::dtype::working_dtype,
-    values::number::is_default, values::param_tensors::ParamTensors,
-};
+use crate::error::AmpError;
+use crate::gradients::{Entry, unscale::log_unknown};
+use crate::scale::{border_events::BorderEvent, loss_scale::SkipCause};
+use crate::values::{AnyTensor, ParamTensors, number::is_default, working_dtype};
 
-/// How gradients are accumulated.
+/// The settings of accumulation.
 ///
 /// ```
 /// use burn_amp::AccumulationConfig;
@@ -27,12 +27,12 @@ use crate::{
 pub struct AccumulationConfig {
     /// Micro-batches in a window, which ends in one step. At least 1.
     pub micro_batches: u32,
-    /// Whether a window steps with the sum of its gradients, as in PyTorch and with Burn's `GradientsAccumulator`: divide each
+    /// Has a window step with the sum of its gradients, as in PyTorch and with Burn's `GradientsAccumulator`: divide each
     /// loss by the number of micro-batches then. By default it steps with their mean, as one large batch would, with the loss as
     /// it is (Keras).
     #[config(default = false)]
     pub sum: bool,
-    /// Whether an overflow drops only the micro-batch in which it is, which then does not count: each is unscaled and tested as
+    /// Has an overflow drop only the micro-batch in which it is, which then does not count: each is unscaled and tested as
     /// it comes, the window ends at the n-th finite one, and the loss scale moves at once (Keras). Two passes (unscaling and the
     /// sum) and one wait for each micro-batch; the one that fills the window has a third pass and a second wait, for the
     /// finished sum.
@@ -114,7 +114,7 @@ impl AccumulationWindow {
         self.state.len
     }
 
-    /// Whether there is no micro-batch in the window.
+    /// Returns true if there is no micro-batch in the window.
     pub fn is_empty(&self) -> bool {
         self.state.len == 0
     }
@@ -144,18 +144,20 @@ impl AccumulationWindow {
             let Some(grad) = entry.take(&mut grads) else {
                 continue;
             };
-            let wide = working_dtype(entry.parameter);
-            // Nothing else here may hold its memory.
-            let sum = self.state.sums.remove(&entry.id);
-            let sum = match sum.and_then(|sum| sum.live(&grad.device())) {
+            let sum = match self.take_sum(entry.id, &grad.device()) {
                 Some(sum) => sum.blend(grad, 1.0, factor),
                 // The first gradient's memory becomes the sum's.
-                None => grad.cast(wide).mul_scalar(factor),
+                None => grad.cast(working_dtype(entry.parameter)).mul_scalar(factor),
             };
             self.state.sums.insert(entry.id, sum.into());
         }
         log_unknown(grads.len());
         self.state.len += 1;
+    }
+
+    /// Takes a sum out, so that nothing else here holds its memory.
+    fn take_sum(&mut self, id: ParamId, device: &Device) -> Option<AnyTensor> {
+        self.state.sums.remove(&id)?.live(device)
     }
 
     /// Makes the sum of a parameter infinite, whose gradient overflowed and was replaced after its test: the window is skipped, as
@@ -164,8 +166,7 @@ impl AccumulationWindow {
         self.state.cause.get_or_insert(cause);
         let first = entries.iter().find(|entry| entry.path == path);
         for entry in first.into_iter().chain(entries) {
-            let sum = self.state.sums.remove(&entry.id);
-            if let Some(sum) = sum.and_then(|sum| sum.live(&entry.device)) {
+            if let Some(sum) = self.take_sum(entry.id, &entry.device) {
                 let infinite = sum.map(|sum| sum.full_like(f32::INFINITY));
                 self.state.sums.insert(entry.id, infinite.into());
                 return;
@@ -182,8 +183,7 @@ impl AccumulationWindow {
         };
         let mut sums = GradientsParams::new();
         for entry in entries {
-            let sum = self.state.sums.remove(&entry.id);
-            if let Some(sum) = sum.and_then(|sum| sum.live(&entry.device)) {
+            if let Some(sum) = self.take_sum(entry.id, &entry.device) {
                 entry.put(&mut sums, sum);
             }
         }
@@ -191,7 +191,7 @@ impl AccumulationWindow {
         (sums, divisor)
     }
 
-    /// Why a stored window cannot be continued with these settings, if it cannot.
+    /// Says why a stored window cannot be continued with these settings, if it cannot.
     pub(crate) fn misfit(&self, state: &WindowState) -> Option<String> {
         if state.len == 0 {
             return None;
@@ -222,10 +222,10 @@ pub(crate) struct WindowState {
     pub(crate) scale: Option<f32>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) losses: Losses,
-    /// Of an overflow that was found before its micro-batch came here.
+    /// The cause of an overflow that was found before its micro-batch came here.
     #[serde(skip)]
     pub(crate) cause: Option<SkipCause>,
-    /// What came to the border, to explain a skip, and for the factors of regions.
+    /// The events at the border, to explain a skip, and for the factors of regions.
     #[serde(skip)]
     pub(crate) events: VecDeque<BorderEvent>,
     #[serde(skip)]
@@ -242,7 +242,7 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
-    /// With one more, if there is one.
+    /// Adds one more, if there is one.
     pub(crate) fn and(self, loss: Option<f64>) -> Self {
         match loss {
             Some(loss) => Self {

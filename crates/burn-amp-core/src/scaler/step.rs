@@ -317,11 +317,7 @@ impl GradScaler {
 
 /// Refuses gradients that an optimizer cannot step with as they are now: they may have been changed since they were tested.
 fn check_gradients<O: ModuleOptim>(optim: &O, grads: &UnscaledGradients) -> Result<(), AmpError> {
-    check_accepted(optim, &grads.entries, |entry| {
-        let now = (!grads.is_measured).then(|| entry.get(grads.params()));
-        now.flatten()
-            .map_or(entry.gradient, |gradient| gradient.dtype())
-    })
+    check_accepted(optim, &grads.entries, |entry| grads.dtype(entry))
 }
 
 /// Refuses gradients of dtypes that an optimizer cannot combine with their parameters.

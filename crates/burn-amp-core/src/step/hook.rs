@@ -58,10 +58,10 @@ use std::{cell::LazyCell, collections::HashMap, fmt::Debug};
 
 use crate::{
     error::AmpError, gradients::UnscaledGradients, gradients::status::GradientStatus,
-    scale::device_step::DeviceStep, values::any_tensor::AnyTensor,
+    scale::device_step::DeviceStep, values::AnyTensor,
 };
 
-pub use crate::{record::State, scale::in_flight::Resolution, values::module_path::Parameter};
+pub use crate::{record::State, scale::in_flight::Resolution, values::Parameter};
 pub(crate) use list::{Hooks, applied};
 
 /// What a program adds to the steps of a [`ScaledOptimizer`](crate::ScaledOptimizer), by

@@ -61,11 +61,8 @@ impl Pending for PendingStep {
             self.run.add_skip(self.number);
         }
         let events = BorderEvent::read(self.events, event_statuses);
-        let mut entries = self.entries;
-        for (entry, status) in entries.iter_mut().zip(statuses) {
-            entry.status = status;
-        }
-        let mut grads = UnscaledGradients::new(GradientsParams::new(), entries, true);
+        let params = GradientsParams::new();
+        let mut grads = UnscaledGradients::new(params, self.entries, Some(statuses));
         let arrived = events.iter().any(BorderEvent::has_arrived);
         if grads.skips() {
             grads.finding.cause = live.cause_among(events, grads.overflows());

@@ -1,30 +1,39 @@
 //! Float tensors whose rank is known at run time: parameters, gradients, sums, averages.
 
-use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
-use burn::{module::ParamId, optim::GradientsParams};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_amp_kernels::{Factor, TensorList, Watch, copied, is_known_now, watched_cast};
+use std::ops::Deref;
 
-use crate::{values::dtype::is_half, values::rank::with_rank};
+use crate::values::{is_half, with_rank};
 
 /// A handle on a float tensor of any rank.
 ///
-/// Burn's types have a rank, its operations on each value by itself do not look at it: they are done to a handle of rank 1, whatever the shape.
+/// Burn's types have a rank, its operations on each value by itself do not look at it: they are done to a handle of rank 1, whatever the shape. It
+/// can be asked what a tensor can be asked.
 #[derive(Clone, Debug)]
 pub struct AnyTensor(pub(super) Tensor<1>);
 
+impl Deref for AnyTensor {
+    type Target = Tensor<1>;
+
+    fn deref(&self) -> &Tensor<1> {
+        &self.0
+    }
+}
+
 impl AnyTensor {
-    /// Of a tensor without its autodiff.
+    /// A handle on a tensor without its autodiff.
     pub(crate) fn new<const D: usize>(tensor: Tensor<D>) -> Self {
         Self::with_graph(tensor.inner())
     }
 
-    /// Of values in their dtype on a device; none if Burn's tensors cannot have their rank.
+    /// Uploads values in their dtype to a device; none if Burn's tensors cannot have their rank.
     pub(crate) fn from_data(data: TensorData, device: &Device) -> Option<Self> {
         let options = (device, data.dtype());
         with_rank!(data.rank(), D => Some(Self::new(Tensor::<D>::from_data(data, options))), _rank => None)
     }
 
-    /// Of a tensor as it is.
+    /// A handle on a tensor as it is.
     pub fn with_graph<const D: usize>(tensor: Tensor<D>) -> Self {
         Self(Tensor::from_bridge(tensor.into_bridge()))
     }
@@ -50,30 +59,7 @@ impl AnyTensor {
         Tensor::from_bridge(self.0.into_bridge())
     }
 
-    pub(crate) fn rank(&self) -> usize {
-        self.0.rank()
-    }
-
-    /// Its shape.
-    pub fn shape(&self) -> Shape {
-        self.0.shape()
-    }
-
-    /// Its dtype.
-    pub fn dtype(&self) -> DType {
-        self.0.dtype()
-    }
-
-    /// Its device.
-    pub fn device(&self) -> Device {
-        self.0.device()
-    }
-
-    pub(crate) fn is_tracked(&self) -> bool {
-        self.0.is_tracked()
-    }
-
-    /// Whether nothing is to be waited for to look at it.
+    /// True if nobody has to wait to look at it.
     pub(crate) fn is_known_now(&self) -> bool {
         is_known_now(&self.0)
     }
@@ -113,9 +99,9 @@ impl AnyTensor {
         }
     }
 
-    /// As [`map`](Self::map), in f32 for f16 and bf16: a scalar would be rounded to the tensor's dtype, where 1e-8 is zero and 1/60000
+    /// Changes each value by itself, in f32 for f16 and bf16: a scalar would be rounded to the tensor's dtype, where 1e-8 is zero and 1/60000
     /// off by 0.14 %.
-    pub(crate) fn map_wide(self, change: impl FnOnce(Tensor<1>) -> Tensor<1>) -> Self {
+    fn map_wide(self, change: impl FnOnce(Tensor<1>) -> Tensor<1>) -> Self {
         let dtype = self.dtype();
         match is_half(dtype) {
             true => self.cast(FloatDType::F32).map(change).cast(dtype),
@@ -157,27 +143,4 @@ impl AnyTensor {
     pub fn into_data(self) -> TensorData {
         self.0.into_data()
     }
-}
-
-/// The gradient of a parameter of this rank, if it has one.
-pub fn gradient(grads: &GradientsParams, id: ParamId, rank: usize) -> Option<AnyTensor> {
-    with_rank!(rank, D => grads.get::<D>(id).map(AnyTensor::new), rank => no_such(rank))
-}
-
-/// Takes the gradient of a parameter of this rank out, so that nothing else here holds its memory.
-pub(crate) fn take_gradient(
-    grads: &mut GradientsParams,
-    id: ParamId,
-    rank: usize,
-) -> Option<AnyTensor> {
-    with_rank!(rank, D => grads.remove::<D>(id).map(AnyTensor::new), rank => no_such(rank))
-}
-
-/// Puts a gradient in, in the place of another one.
-pub fn put_gradient(grads: &mut GradientsParams, id: ParamId, gradient: AnyTensor) {
-    with_rank!(gradient.rank(), D => grads.register(id, gradient.into_tensor::<D>()), rank => no_such(rank));
-}
-
-fn no_such<T>(rank: usize) -> T {
-    unreachable!("a tensor of rank {rank}")
 }

@@ -1,7 +1,7 @@
 use burn::module::{Module, ParamGroup};
 use burn::tensor::{DType, FloatDType};
 
-use crate::{values::dtype::is_half, values::module_path::replaced};
+use crate::values::{is_half, replaced};
 
 /// Turns the float parameters of a model into half precision, those of the groups in `keep` excepted.
 ///

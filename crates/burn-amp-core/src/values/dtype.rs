@@ -1,4 +1,4 @@
-//! Which dtype a gradient is worked on in.
+//! The dtypes in which gradients are worked on.
 
 use burn::tensor::{DType, FloatDType};
 

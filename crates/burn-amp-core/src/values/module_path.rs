@@ -5,11 +5,11 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Shape, Tensor};
 use std::collections::HashSet;
 
-use crate::values::any_tensor::AnyTensor;
+use crate::values::AnyTensor;
 
 /// The name of what a `MixedPrecision` attaches to a parameter.
 pub const SCOPED: &str = "mixed_precision";
-/// What Burn calls the container of what is attached to a parameter.
+/// Burn's name for the container of what is attached to a parameter.
 const ATTACHED: &str = "Reparameterization";
 
 /// A float parameter of a module, or a running statistic: Burn does not distinguish them from frozen parameters.
@@ -17,11 +17,11 @@ const ATTACHED: &str = "Reparameterization";
 pub struct Parameter {
     /// Its id.
     pub id: ParamId,
-    /// As optimizers and records name it.
+    /// Its name, as optimizers and records have it.
     pub path: String,
     /// The stored value: a handle.
     pub value: AnyTensor,
-    /// Whether it requires gradients.
+    /// True if it requires gradients.
     pub is_trained: bool,
     /// The name of what is attached to it.
     pub attached: Option<String>,
@@ -38,7 +38,7 @@ impl Parameter {
         &self.path
     }
 
-    /// Whether it requires gradients.
+    /// Returns true if it requires gradients.
     pub fn is_trained(&self) -> bool {
         self.is_trained
     }
@@ -58,12 +58,13 @@ impl Parameter {
         self.value.shape()
     }
 
-    fn of(path: &ModulePath, id: ParamId, value: AnyTensor) -> Self {
+    fn of<const D: usize>(path: &[String], param: &Param<Tensor<D>>) -> Self {
+        let value = param.base();
         Self {
-            id,
-            path: path.as_str().to_string(),
-            is_trained: value.0.is_require_grad(),
-            value: AnyTensor::new(value.0),
+            id: param.id,
+            path: path.join("."),
+            is_trained: value.is_require_grad(),
+            value: AnyTensor::with_graph(value.inner()),
             attached: None,
         }
     }
@@ -76,7 +77,7 @@ pub fn parameters<M: Module>(module: &M) -> Vec<Parameter> {
     list.parameters
 }
 
-/// As [`parameters`], but one that two modules share stands here once, where it comes first.
+/// The float parameters of a module, each once: one that two modules share stands where it comes first.
 pub fn distinct_parameters<M: Module>(module: &M) -> Vec<Parameter> {
     let mut seen = HashSet::new();
     let mut list = parameters(module);
@@ -99,44 +100,13 @@ pub fn replaced<M: Module>(
     module: M,
     mut value: impl FnMut(ParamId, &dyn Fn() -> Parameter) -> Option<AnyTensor>,
 ) -> M {
-    let (path, value) = (ModulePath::default(), &mut value);
+    let (path, value) = (Vec::new(), &mut value);
     module.map(&mut Replace { path, value })
-}
-
-/// Where a walk is: the path of a parameter, as optimizers and records name it.
-#[derive(Default)]
-pub struct ModulePath {
-    path: String,
-    /// Where the parents end.
-    ends: Vec<usize>,
-}
-
-impl ModulePath {
-    /// Into a module.
-    pub fn enter(&mut self, name: &str) {
-        self.ends.push(self.path.len());
-        if !self.path.is_empty() {
-            self.path.push('.');
-        }
-        self.path.push_str(name);
-    }
-
-    /// Out of a module.
-    pub fn exit(&mut self) {
-        if let Some(end) = self.ends.pop() {
-            self.path.truncate(end);
-        }
-    }
-
-    /// The path.
-    pub fn as_str(&self) -> &str {
-        &self.path
-    }
 }
 
 #[derive(Default)]
 struct List {
-    path: ModulePath,
+    path: Vec<String>,
     parameters: Vec<Parameter>,
 }
 
@@ -145,20 +115,19 @@ impl ModuleVisitor for List {
         // Burn shows a parameter first, and what is attached to it right behind.
         if container_type == ATTACHED
             && let Some(last) = self.parameters.last_mut()
-            && last.path == self.path.as_str()
+            && last.path == self.path.join(".")
         {
             last.attached = Some(name.to_string());
         }
-        self.path.enter(name);
+        self.path.push(name.to_string());
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
+        self.path.pop();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = AnyTensor::with_graph(param.base());
-        (self.parameters).push(Parameter::of(&self.path, param.id, value));
+        self.parameters.push(Parameter::of(&self.path, param));
     }
 }
 
@@ -180,46 +149,39 @@ type NewValue<'a> = dyn FnMut(ParamId, &dyn Fn() -> Parameter) -> Option<AnyTens
 
 /// Knows no type of a function, so that programs have its code once.
 struct Replace<'a> {
-    path: ModulePath,
+    path: Vec<String>,
     value: &'a mut NewValue<'a>,
 }
 
 impl ModuleMapper for Replace<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
+        self.path.push(name.to_string());
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
+        self.path.pop();
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let id = param.id;
-        let old = || AnyTensor::with_graph(param.base());
-        let value = (self.value)(id, &|| Parameter::of(&self.path, id, old()));
+        let value = (self.value)(id, &|| Parameter::of(&self.path, &param));
         match value.filter(|value| value.rank() == D) {
-            Some(value) => {
-                param.map(|old| replace_value(AnyTensor::with_graph(old), value, id).into_handle())
-            }
+            Some(value) => param.map(|old| leaf_like(&old, value.into_tensor(), id)),
             None => param,
         }
     }
 }
 
-/// Puts a new value in the place of a parameter's: a leaf with all that the old one carried for autodiff.
-fn replace_value(old: AnyTensor, new: AnyTensor, id: ParamId) -> AnyTensor {
-    let (AnyTensor(old), AnyTensor(mut leaf)) = (old, new);
-    let require_grad = old.is_require_grad();
-    let checkpointing = old.gradient_checkpointing_strategy();
-    let distributed = old.is_autodiff() && old.is_distributed();
-    if let Some(strategy) = checkpointing {
+/// Makes a value a leaf with all that the old one of its parameter carried for autodiff.
+fn leaf_like<const D: usize>(old: &Tensor<D>, mut leaf: Tensor<D>, id: ParamId) -> Tensor<D> {
+    if let Some(strategy) = old.gradient_checkpointing_strategy() {
         leaf = Tensor::from_inner(leaf).with_gradient_checkpointing_strategy(strategy);
     }
-    if require_grad {
+    if old.is_require_grad() {
         leaf = leaf.require_grad();
     }
-    if distributed {
+    if old.is_autodiff() && old.is_distributed() {
         leaf = leaf.set_distributed(id);
     }
-    AnyTensor(leaf)
+    leaf
 }

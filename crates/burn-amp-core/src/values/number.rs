@@ -12,7 +12,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D:
     Ok(Number::deserialize(deserializer)?.0)
 }
 
-/// Whether a value is left out of a record because it says nothing.
+/// Returns true for a value that is left out of a record because it says nothing.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

@@ -4,15 +4,15 @@ use burn::module::ParamId;
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use std::{collections::BTreeMap, fmt};
 
-use crate::values::any_tensor::AnyTensor;
+use crate::values::AnyTensor;
 
-/// What is kept of a parameter: on its device, or as it was loaded, until its device is known.
+/// A tensor that is kept for a parameter: on its device, or as it was loaded, until its device is known.
 #[derive(Clone)]
 #[allow(clippy::large_enum_variant)] // a fused step would allocate for each state of each parameter
 pub enum ParamTensor {
-    /// On its device.
+    /// It is on its device.
     Live(AnyTensor),
-    /// As a record has it.
+    /// It is as a record has it.
     Stored(TensorData),
 }
 

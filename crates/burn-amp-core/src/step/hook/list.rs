@@ -4,11 +4,10 @@ use burn::module::Module;
 use std::{any::Any, cell::LazyCell};
 
 use super::{Applied, Hook, Parameters, Proposed, Resolution, State, Verdict};
-use crate::values::module_path::{Parameter, distinct_parameters, replaced};
+use crate::values::{ParamTensors, Parameter, distinct_parameters, is_half, replaced};
 use crate::{
     error::AmpError, gradients::UnscaledGradients, record::AmpRecord,
-    scale::device_step::DeviceStep, scale::finding::Rejection, values::dtype::is_half,
-    values::param_tensors::ParamTensors,
+    scale::device_step::DeviceStep, scale::finding::Rejection,
 };
 
 /// A [`Hook`] whose type is erased, and that can be cloned.

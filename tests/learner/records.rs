@@ -13,9 +13,6 @@ fn plain(run: &Run, optim: ModuleOptimizer, folder: &Folder) -> Vec<Values> {
     values(&result.model)
 }
 
-/// The parameter under which the scaler's state is stored.
-const STATE_ID: u64 = u64::from_le_bytes(*b"burn_amp");
-
 /// What an optimizer has counted or summed, of all parameters of the model.
 fn state(folder: &Folder, epoch: usize) -> Vec<String> {
     let file = format!("checkpoint/optim-{epoch}.bpk");
@@ -23,7 +20,7 @@ fn state(folder: &Folder, epoch: usize) -> Vec<String> {
     let names = pack.tensors.keys().chain(pack.scalars.keys());
     let field = |name: &String| {
         let (id, field) = name.split_once('.').unwrap();
-        (id != STATE_ID.to_string()).then(|| field.to_string())
+        (id != SECTION.to_string()).then(|| field.to_string())
     };
     let mut names: Vec<_> = names.filter_map(field).collect();
     names.sort();
@@ -81,7 +78,7 @@ fn what_cannot_be_read_is_an_error_that_names_the_file() {
     };
     let honest = fs::read(file("optim")).unwrap();
     let mut damaged = pack(&file("optim"));
-    let state = damaged.tensors.get_mut(&format!("{STATE_ID}.scaler"));
+    let state = damaged.tensors.get_mut(&Pack::index_name());
     let (_, (.., bytes)) = state.unwrap();
     bytes[20] ^= 1;
     fs::write(file("optim"), &damaged.into_bytes()[..]).unwrap();

@@ -71,7 +71,7 @@ fn the_state_of_other_settings() {
     let files = files();
     let mut optim = sgd();
     optim.load(files.path().join("momentum")).unwrap();
-    let kept = contents(&mut optim).tensors;
+    let kept = state(optim.optimizer()).tensors;
     assert!(
         kept.keys().all(|name| name.contains("momentum")),
         "{kept:?}"

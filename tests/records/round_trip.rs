@@ -55,7 +55,8 @@ fn an_optimizer_in_every_way() {
     let mut optim = trained(master_adam(), DType::F16, 0..9, &[2, 3]);
     let expected = contents(&mut optim);
     let record = optim.to_record();
-    assert_eq!((record.num_tensors(), expected.tensors.len()), (6, 6));
+    // With the index of our own states.
+    assert_eq!((record.num_tensors(), expected.tensors.len()), (6, 7));
     let mut loaded = in_every_way(&record, optim.scaler())
         .map(|record| {
             let mut loaded = master_adam();
@@ -75,7 +76,7 @@ fn an_optimizer_in_every_way() {
     for mut loaded in loaded {
         assert_eq!(contents(&mut loaded), expected);
         loaded.from_bytes(empty.clone()).unwrap();
-        assert!(contents(&mut loaded).tensors.is_empty());
+        assert!(state(loaded.optimizer()).tensors.is_empty());
         assert_eq!(contents(&mut loaded), pack(empty.clone()));
     }
 }

@@ -204,7 +204,7 @@ fn f64_resumes_where_it_is_the_default() {
     let again = train(&mut resumed, many.clone(), 3..6);
     let many = train(&mut optim, many, 3..6);
     let saved = contents(&mut optim);
-    let mut tensors = saved.tensors.values();
+    let mut tensors = state(optim.optimizer()).tensors.into_values();
     assert!(tensors.all(|(_, values)| values.0 == DType::F64));
     assert_eq!(contents(&mut resumed), saved);
     assert_eq!(parameters(&again), parameters(&many));
@@ -279,7 +279,7 @@ fn the_head_comes_first() {
     let (_folder, path) = place("large.bpk");
     let good = contents(&mut adam());
     let mut newer = good.clone();
-    (newer.scalars).insert("burn_amp.version".to_string(), Scalar::UInt(2));
+    (newer.scalars).insert(format!("{SECTION}.version"), Scalar::UInt(2));
     let damaged = b"NRUB and more".to_vec();
     let read = |mut bytes: Vec<u8>| {
         bytes.resize(LENGTH, 0);

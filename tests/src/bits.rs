@@ -23,7 +23,30 @@ pub struct Pack {
     pub metadata: BTreeMap<String, String>,
 }
 
+/// The parameter whose state our part of a record is.
+pub const SECTION: u64 = u64::from_le_bytes(*b"burn_amp");
+
 impl Pack {
+    /// The name of our index of states.
+    pub fn index_name() -> String {
+        format!("{SECTION}.record")
+    }
+
+    /// Our index of states, without its tensor.
+    pub fn take_index(&mut self) -> Option<Value> {
+        let (_, (.., json)) = self.tensors.remove(&Self::index_name())?;
+        Some(serde_json::from_slice(&json).unwrap())
+    }
+
+    /// With an index of states.
+    pub fn with_index(mut self, index: &Value) -> Self {
+        let json = index.to_string().into_bytes();
+        let values = (DType::U8, vec![json.len()], json);
+        self.tensors
+            .insert(Self::index_name(), (Some(SECTION), values));
+        self
+    }
+
     /// The burnpack as it is, whatever its checksum says.
     pub fn into_bytes(self) -> Bytes {
         let tensors = self.tensors.into_iter();

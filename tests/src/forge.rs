@@ -2,22 +2,18 @@
 
 use crate::prelude::*;
 
-/// `tensors`, `scalars` and `metadata` by name; texts that are JSON are a part of the tree.
+/// `tensors`, `scalars` and `metadata` by name, and our `index` of states, which are parts of the tree.
 pub fn tree(bytes: &Bytes) -> Value {
-    let pack = pack(bytes.clone());
+    let mut pack = pack(bytes.clone());
+    let index = pack.take_index();
     let tensors = pack.tensors.into_iter().map(|(name, (id, values))| {
         let (dtype, shape, bytes) = values;
         let values = f32s(dtype, bytes);
         let tensor = json!({"id": id, "dtype": dtype, "shape": shape, "values": values});
         (name, tensor)
     });
-    let metadata = pack.metadata.into_iter().map(|(name, text)| {
-        let state = Some(&text).filter(|text| text.starts_with('{'));
-        let state = state.and_then(|text| serde_json::from_str(text).ok());
-        (name, state.unwrap_or(Value::String(text)))
-    });
-    let (tensors, metadata) = (tensors.collect::<Value>(), metadata.collect::<Value>());
-    json!({"tensors": tensors, "scalars": pack.scalars, "metadata": metadata})
+    let tensors = tensors.collect::<Value>();
+    json!({"tensors": tensors, "scalars": pack.scalars, "metadata": pack.metadata, "index": index})
 }
 
 /// The record of a tree, with its old checksum. What a container cannot hold is not in it.
@@ -50,10 +46,14 @@ pub fn planted(tree: &Value) -> Pack {
             Value::String(text) => (name, text),
             value => (name, value.to_string()),
         });
-    Pack {
+    let pack = Pack {
         tensors: tensors.collect(),
         scalars: scalars.collect(),
         metadata: metadata.collect(),
+    };
+    match &tree["index"] {
+        Value::Null => pack,
+        index => pack.with_index(index),
     }
 }
 
@@ -61,7 +61,7 @@ pub fn planted(tree: &Value) -> Pack {
 pub fn sealed(tree: &Value) -> Bytes {
     let mut contents = planted(tree);
     let mut store = |sum| {
-        let name = "burn_amp.checksum".to_string();
+        let name = format!("{SECTION}.checksum");
         contents.scalars.insert(name, Scalar::UInt(sum));
         contents.clone().into_bytes()
     };

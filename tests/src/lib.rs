@@ -20,8 +20,8 @@ pub mod trial;
 mod waited;
 
 pub use bits::{
-    Pack, Values, contents, f32s, gradients_by_path, numbers, pack, parameters, refused, state,
-    stored, values,
+    Pack, SECTION, Values, contents, f32s, gradients_by_path, numbers, pack, parameters, refused,
+    state, stored, values,
 };
 pub use child::{child, child_folder, said_in_child};
 pub use files::Files;

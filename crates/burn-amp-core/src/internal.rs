@@ -9,7 +9,7 @@ pub use crate::{
     journal::StepEntry,
     lock::{Guard, locked},
     optimizer::{InspectedStep, Stage, refused},
-    record::{Container, OptimizerState, checkpoint},
+    record::{Container, OptimizerState, SECTION},
     scale::defaults::{defaults, with_defaults},
     scale::device_step::{DeviceStep, Run},
     scale::rehearsal::{Rehearsal, Rehearses},

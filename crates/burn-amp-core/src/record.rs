@@ -1,27 +1,24 @@
 //! [`AmpRecord`]: the state of an optimizer, of a loss scale, and further states by their names, in Burn's own container.
 //!
-//! Our part is one sealed section: JSON texts in the container's metadata, beside a version, a kind and a CRC-32 over
-//! everything in the container (tensors, scalars, metadata). Burn's readers ignore all four, so an optimizer's record with such
-//! a section is still an optimizer's record.
+//! Our part is one section, with a version and a CRC-32 over everything in the container. Burn's readers ignore it, so an optimizer's record with such a
+//! section is still an optimizer's record.
 
-pub mod checkpoint;
-mod checksum;
-pub(crate) mod container;
+mod container;
 mod file;
 mod optimizer_state;
 mod owners;
+mod section;
 mod state;
 
 use burn::optim::OptimizerRecord;
 use burn::tensor::{Bytes, DType};
-use serde::de::IgnoredAny;
 use std::{collections::BTreeMap, mem::take, path::Path};
 
 pub use container::Container;
-use container::{STATE, key_of};
+pub(crate) use container::names_of;
 pub use file::write_whole;
 pub use optimizer_state::OptimizerState;
-use owners::{HOOK, MASTER, MASTERS, SUM, WINDOW};
+pub use section::SECTION;
 pub use state::State;
 
 use crate::{
@@ -29,13 +26,6 @@ use crate::{
     scaler::GradScaler, scaler::ScalerState, scaler::accumulation::WindowState,
     update::ModuleOptim, update::module_optim::FRESH, values::ParamTensors,
 };
-
-/// The kind of a record that holds a plain optimizer's state beside that of a loss scale.
-const SCALED_OPTIMIZER: &str = "scaled_optimizer";
-/// The kinds of records that hold one of these states alone.
-const GRAD_SCALER: &str = "grad_scaler";
-const ACCUMULATION_WINDOW: &str = "accumulation_window";
-const ONE_HOOK: &str = "hook";
 
 /// The state of a training run, to be stored: that of a [`ScaledOptimizer`](crate::ScaledOptimizer), with its scaler and all that it
 /// keeps from step to step, or one of these states alone.
@@ -80,7 +70,7 @@ impl AmpRecord {
         Self::empty_of("memory")
     }
 
-    /// As [`empty`](Self::empty), with another name in messages.
+    /// An empty record with another name in messages.
     #[doc(hidden)]
     pub fn empty_of(origin: &str) -> Self {
         Self {
@@ -94,7 +84,7 @@ impl AmpRecord {
         }
     }
 
-    /// That of a state that cannot be had.
+    /// The record of a state that cannot be had.
     #[doc(hidden)]
     pub fn refused(error: AmpError) -> Self {
         Self {
@@ -103,7 +93,7 @@ impl AmpRecord {
         }
     }
 
-    /// Which regions are open on the other side of this scaler: they are open here, too.
+    /// Opens the regions that are open on the other side of this scaler.
     #[doc(hidden)]
     pub fn open_regions_of(&mut self, scaler: &GradScaler) {
         if let Some(state) = &mut self.scaler {
@@ -156,7 +146,7 @@ impl AmpRecord {
 
     /// The error for a state that its owner refuses.
     pub(crate) fn refused_state(&self, name: &str, reason: &str) -> AmpError {
-        container::refusal(&self.origin, name, reason)
+        AmpError::damaged(&self.origin, format!("`{name}`: {reason}"))
     }
 
     /// Adds the state of an optimizer. What is wrong with it is the error of the first call that wants it.
@@ -262,7 +252,7 @@ impl AmpRecord {
             .map_err(|error| AmpError::damaged(&self.origin, error.to_string()))
     }
 
-    /// What an optimizer's state is that of, by parameter.
+    /// The shapes of the optimizer's state, by parameter.
     pub(crate) fn optimizer_state(&self) -> Result<OptimizerState, AmpError> {
         OptimizerState::of(self.stored_optimizer()?)
     }
@@ -279,7 +269,7 @@ impl AmpRecord {
     #[doc(hidden)]
     pub fn foreign(&self, lacks: &str) -> AmpError {
         let optimizer = self.optimizer.iter().map(|_| "the state of an optimizer");
-        let owners = self.owners().map(|(_, owner)| format!("that of {owner}"));
+        let owners = self.owners().map(|owner| format!("that of {owner}"));
         let parts: Vec<_> = optimizer.map(String::from).chain(owners).collect();
         self.misfit(format!("it holds {lacks}, but {}", parts.join(", ")))
     }
@@ -289,99 +279,39 @@ impl AmpRecord {
         AmpError::foreign(&self.origin, reason)
     }
 
-    /// Whose states these are that may be all of a record: the kind of the record then, and the owner.
-    fn owners(&self) -> impl Iterator<Item = (&'static str, String)> {
-        let scaler = self.scaler.iter();
-        let scaler = scaler.map(|_| (GRAD_SCALER, "a `GradScaler`".to_string()));
-        let window = self.window.iter();
-        let window = window.map(|_| (ACCUMULATION_WINDOW, "an `AccumulationWindow`".to_string()));
-        let hooks = self.hooks();
-        let hooks = hooks.map(|name| (ONE_HOOK, format!("the hook `{name}`")));
-        scaler.chain(window).chain(hooks)
-    }
-
     /// All of it in one container. Waits for the device.
-    fn into_container(self) -> Result<Container, AmpError> {
-        let alone = self.owners().next().map(|(kind, _)| kind);
+    fn into_container(mut self) -> Result<Container, AmpError> {
         if let Some(error) = self.refused {
             return Err(error);
         }
-        let kind = match (&self.scaler, &self.optimizer) {
-            (Some(_), Some(_)) => Some(SCALED_OPTIMIZER),
-            // That of a plain optimizer.
-            (None, Some(_)) => None,
-            (_, None) => alone,
-        };
-        let mut container = self.optimizer.unwrap_or_else(Container::empty);
-        let Some(kind) = kind else {
-            return Ok(container);
-        };
-        if let Some(scaler) = self.scaler {
-            State::plain(&scaler).put_into(&mut container, STATE, STATE);
+        let optimizer = self.optimizer.take();
+        let holds_optimizer = optimizer.is_some();
+        let mut container = optimizer.unwrap_or_else(|| Container::empty_of(&self.origin));
+        let states = self.into_states();
+        // Without any, it is the record of a plain optimizer.
+        if !states.is_empty() {
+            container.seal(&states, holds_optimizer)?;
         }
-        if let Some(window) = self.window {
-            let state = State::plain(&window).with_tensors(window.sums);
-            state.put_into(&mut container, WINDOW, SUM);
-        }
-        if !self.masters.is_empty() {
-            State::of_tensors(self.masters).put_into(&mut container, MASTERS, MASTER);
-        }
-        for (name, state) in self.hooks {
-            let name = format!("{HOOK}{name}");
-            state.put_into(&mut container, &name, &name);
-        }
-        container.seal_as(kind);
         Ok(container)
     }
 
     fn from_container(mut container: Container) -> Result<Self, AmpError> {
-        if let Some(mut record) = container.take_checkpoint()? {
-            OptimizerState::of(&container)?;
-            record.optimizer = Some(container);
-            return Ok(record);
-        }
         let mut record = Self::empty_of(&container.origin);
-        let kind = container.take_kind();
-        if let Some(kind) = &kind {
-            record.take_states(&mut container, kind)?;
-            container.check_rest()?;
-        }
-        if kind.is_none_or(|kind| kind == SCALED_OPTIMIZER) {
+        let holds_optimizer = match container.unseal()? {
+            Some((states, holds_optimizer)) => {
+                record.take_states(states)?;
+                holds_optimizer
+            }
+            None => true,
+        };
+        if holds_optimizer {
             OptimizerState::of(&container)?;
             record.optimizer = Some(container);
-        } else if let Some(tensor) = container.tensors.values().next() {
-            let reason = format!("tensor `{}` is that of no parameter", tensor.name);
+        } else if let Some(name) = container.tensors.keys().next() {
+            let reason = format!("tensor `{name}` is that of no parameter");
             return Err(container.damaged(reason));
         }
         Ok(record)
-    }
-
-    /// Takes all states out of a container of this kind, and checks them.
-    fn take_states(&mut self, container: &mut Container, kind: &str) -> Result<(), AmpError> {
-        let section = container.metadata.remove(&key_of(STATE));
-        match kind {
-            SCALED_OPTIMIZER | GRAD_SCALER => {
-                let state = section.as_deref().map(ScalerState::of).transpose();
-                self.scaler = state.map_err(|reason| self.refused_state(STATE, &reason))?;
-            }
-            ACCUMULATION_WINDOW | ONE_HOOK => {}
-            _ => return Err(container::later(&self.origin, &format!("kind `{kind}`"))),
-        }
-        let window = State::take_from(container, WINDOW, SUM)?;
-        let window = window.map(WindowState::of).transpose();
-        self.window = window.map_err(|reason| self.refused_state(WINDOW, &reason))?;
-        if let Some(masters) = State::take_from(container, MASTERS, MASTER)? {
-            let values = masters.values::<IgnoredAny>();
-            values.map_err(|reason| self.refused_state(MASTERS, &reason))?;
-            self.masters = masters.tensors;
-        }
-        for hook in container.names_from(HOOK) {
-            let name = format!("{HOOK}{hook}");
-            if let Some(state) = State::take_from(container, &name, &name)? {
-                self.hooks.insert(hook, state);
-            }
-        }
-        Ok(())
     }
 }
 
@@ -392,8 +322,13 @@ fn pack(record: OptimizerRecord) -> Result<Container, AmpError> {
         .into_bytes()
         .map_err(|error| refused(error.to_string()))?;
     // Its limits are those of a record that is loaded.
-    Container::from_bytes(bytes, "memory").map_err(|error| match error {
+    let container = Container::from_bytes(bytes, "memory").map_err(|error| match error {
         AmpError::DamagedRecord { reason, .. } => refused(reason),
         other => other,
+    });
+    container.map(|mut container| {
+        // An optimizer that has loaded our file may have kept a part of our section.
+        container.take_of(&SECTION.to_string());
+        container
     })
 }

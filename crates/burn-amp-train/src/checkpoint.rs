@@ -5,13 +5,12 @@ use burn::optim::{
     DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, StateSink, StateSource,
 };
 use burn::tensor::kind::BridgeTensor;
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::steps::{Resumed, Shared};
-use burn_amp_core::internal::checkpoint::{ID, TENSOR};
-use burn_amp_core::internal::{Beside, during, locked, or_panic};
+use burn_amp_core::internal::{Beside, SECTION, during, locked, or_panic};
 use burn_amp_core::{AmpRecord, MixedPrecision};
 
 /// What the optimizer keeps for the parameter.
@@ -48,14 +47,14 @@ pub(super) fn attach(
         resumed: resumed.clone(),
         recorded: AtomicBool::new(false),
     };
-    optim.with_group(ParamGroup::from_ids(vec![ID.into()]), carrier, None)
+    optim.with_group(ParamGroup::from_ids(vec![SECTION.into()]), carrier, None)
 }
 
 /// Takes the state out, and puts in what the next checkpoint is to hold.
 pub(super) fn exchange(optim: &mut ModuleOptimizer, steps: Option<&Shared>) -> Exchanged {
     let device = Device::flex();
     let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
-    let id = ParamId::from(ID);
+    let id = ParamId::from(SECTION);
     let mut grads = GradientsParams::new();
     grads.register(id, one());
     let param = Tensor::from_inner(one()).require_grad();
@@ -94,38 +93,31 @@ impl DynOptimizer for Carrier {
         state
     }
 
-    fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
+    fn state_flatten(&self, _prefix: &str, state: &DynState, out: &mut StateSink) {
         let record = match state.downcast_ref::<Entry>() {
             Entry::Steps(steps) => steps.as_ref().map(|steps| steps.lock().record()),
             Entry::Loaded(record) => record.as_deref().cloned(),
         };
         if let Some(record) = record {
             self.recorded.store(true, Ordering::Relaxed);
-            let bytes = record.into_checkpoint().unwrap_or_else(|error| {
+            (record.flatten(out)).unwrap_or_else(|error| {
                 panic!("the loss scaler's state cannot be written: {error}")
             });
-            let shape = [bytes.len()];
-            out.push_tensor(
-                prefix,
-                TENSOR,
-                TensorData::from_bytes(bytes, shape, DType::U8),
-            );
         }
     }
 
     fn state_unflatten(
         &self,
         rank: usize,
-        prefix: &str,
+        _prefix: &str,
         src: &mut StateSource,
         _device: &Device,
     ) -> Option<DynState> {
-        let (bytes, ..) = src.take_tensor(prefix, TENSOR)?.into_parts();
         // Burn has no errors here.
         let origin = "the loss scaler's state in the optimizer's record";
-        let state = AmpRecord::from_checkpoint(&bytes, origin).unwrap_or_else(|error| {
+        let state = AmpRecord::unflatten(src, origin).unwrap_or_else(|error| {
             panic!("{error}; `Resume::check` makes this an error that names the file")
-        });
+        })?;
         or_panic(state.resume_scale(&self.amp, "the checkpoint"));
         *locked(&self.resumed) = Some(state.clone());
         Some(DynState::create(Entry::Loaded(Some(Box::new(state))), rank))

@@ -1,6 +1,6 @@
 //! An optimizer's state in a container: what can be known of it before a module says whose it is.
 
-use burn::tensor::{DType, Shape};
+use burn::tensor::Shape;
 use std::collections::BTreeMap;
 
 use super::Container;
@@ -33,11 +33,6 @@ impl OptimizerState {
         for tensor in container.tensors.values() {
             let (name, shape) = (&tensor.name, tensor.shape.clone());
             let field = name.split_once('.').map_or("", |(_, field)| field);
-            if field == "master" && tensor.dtype != DType::F32 {
-                let dtype = tensor.dtype.name();
-                let reason = format!("tensor `{name}` is {dtype}, but must be f32");
-                return Err(container.damaged(reason));
-            }
             let id = tensor.param_id.unwrap_or_default();
             let rank = ranks.get(&id);
             if let Some(rank) = rank.filter(|rank| **rank != shape.num_dims()) {
@@ -47,22 +42,6 @@ impl OptimizerState {
             }
             let field = (field.to_string(), shape);
             tensors.entry(id).or_default().push(field);
-        }
-        for (id, fields) in &tensors {
-            let master = fields.iter().find(|(field, _)| field == "master");
-            let is_moment =
-                |field: &str| field.rsplit('.').next().unwrap_or("").contains("moment_");
-            let moment = fields.iter().find(|(field, _)| is_moment(field));
-            for (field, shape) in fields {
-                let clash = master.filter(|(_, whole)| !fits(field, shape, whole));
-                let clash =
-                    clash.or(moment.filter(|(_, other)| is_moment(field) && shape != other));
-                if let Some((of, other)) = clash {
-                    return Err(container.damaged(format!(
-                        "tensor `{id}.{field}` has shape {shape}, but `{id}.{of}` has {other}"
-                    )));
-                }
-            }
         }
         Ok(Self {
             origin: container.origin.clone(),

@@ -1,46 +1,81 @@
 //! The owners of states that records hold: under which names, what no run can have stored, and their own records.
 
-use super::{AmpRecord, State};
+use super::{AmpRecord, State, section::States};
 use crate::scaler::accumulation::{AccumulationWindow, WindowState};
 use crate::scaler::{GradScaler, ScalerState};
 use crate::{border::MixedPrecision, error::AmpError, values::ParamTensors};
 
-/// The state of an open accumulation window, and its tensors.
-pub(super) const WINDOW: &str = "window";
-pub(super) const SUM: &str = "sum";
-/// Master weights, and each of them.
-pub(super) const MASTERS: &str = "masters";
-pub(super) const MASTER: &str = "master";
-/// What the names of hooks' states, and of their tensors, begin with.
-pub(super) const HOOK: &str = "hook.";
+/// The name of the state of a loss scale.
+const SCALER: &str = "scaler";
+/// The name of the state of an accumulation window, which may be open.
+const WINDOW: &str = "window";
+/// The name of master weights.
+const MASTERS: &str = "masters";
+/// The begin of the names of hooks' states.
+const HOOK: &str = "hook.";
 
-impl ScalerState {
-    /// The error says what serde refuses, or what no run can have stored.
-    pub(super) fn of(json: &str) -> Result<Self, String> {
-        let values: Self = serde_json::from_str(json).map_err(|error| error.to_string())?;
-        values.contradiction().map_or(Ok(values), Err)
-    }
+/// Reads a stored state; the error says what serde refuses, or what no run can have stored.
+fn scaler(state: &State) -> Result<ScalerState, String> {
+    let values: ScalerState = state.values()?;
+    values.contradiction().map_or(Ok(values), Err)
 }
 
-impl WindowState {
-    /// The error says what serde refuses, or what no run can have stored.
-    pub(super) fn of(state: State) -> Result<Self, String> {
-        let mut window: Self = state.values()?;
-        window.sums = state.tensors;
-        let losses = window.losses.mean();
-        let is_empty = window.sums.is_empty() && window.scale.is_none() && losses.is_none();
-        if window.len == 0 && !is_empty {
-            return Err("it holds sums of no micro-batches".to_string());
-        }
-        let is_bad = |scale: &f32| !(scale.is_finite() && *scale > 0.0);
-        match window.scale.filter(is_bad) {
-            Some(scale) => Err(format!("the loss scale of its window is {scale}")),
-            None => Ok(window),
-        }
+/// Does for a window what [`scaler`] does.
+fn window(state: State) -> Result<WindowState, String> {
+    let mut window: WindowState = state.values()?;
+    window.sums = state.tensors;
+    let losses = window.losses.mean();
+    let is_empty = window.sums.is_empty() && window.scale.is_none() && losses.is_none();
+    if window.len == 0 && !is_empty {
+        return Err("it holds sums of no micro-batches".to_string());
+    }
+    let is_bad = |scale: &f32| !(scale.is_finite() && *scale > 0.0);
+    match window.scale.filter(is_bad) {
+        Some(scale) => Err(format!("the loss scale of its window is {scale}")),
+        None => Ok(window),
     }
 }
 
 impl AmpRecord {
+    /// All states but that of an optimizer, by name.
+    pub(super) fn into_states(self) -> States {
+        let scaler = self.scaler.iter();
+        let scaler = scaler.map(|scaler| (SCALER.to_string(), State::plain(scaler)));
+        let window = self.window.into_iter().map(|window| {
+            let state = State::plain(&window).with_tensors(window.sums);
+            (WINDOW.to_string(), state)
+        });
+        let masters = Some(self.masters).filter(|masters| !masters.is_empty());
+        let masters = masters.map(|masters| (MASTERS.to_string(), State::of_tensors(masters)));
+        let hooks = self.hooks.into_iter();
+        let hooks = hooks.map(|(name, state)| (format!("{HOOK}{name}"), state));
+        scaler.chain(window).chain(masters).chain(hooks).collect()
+    }
+
+    /// Takes over the states of a section, and checks them.
+    pub(super) fn take_states(&mut self, states: States) -> Result<(), AmpError> {
+        for (name, state) in states {
+            let taken = match (name.as_str(), name.strip_prefix(HOOK)) {
+                (SCALER, _) => scaler(&state).map(|state| self.scaler = Some(state)),
+                (WINDOW, _) => window(state).map(|state| self.window = Some(state)),
+                (MASTERS, _) => Ok(self.masters = state.tensors),
+                (_, Some(hook)) => Ok(drop(self.hooks.insert(hook.to_string(), state))),
+                (_, None) => Err("this release does not know it".to_string()),
+            };
+            taken.map_err(|reason| self.refused_state(&name, &reason))?;
+        }
+        Ok(())
+    }
+
+    /// The owners of the states that are here beside that of an optimizer.
+    pub(super) fn owners(&self) -> impl Iterator<Item = String> {
+        let scaler = self.scaler.iter().map(|_| "a `GradScaler`".to_string());
+        let window = self.window.iter();
+        let window = window.map(|_| "an `AccumulationWindow`".to_string());
+        let hooks = self.hooks().map(|name| format!("the hook `{name}`"));
+        scaler.chain(window).chain(hooks)
+    }
+
     /// The number of micro-batches in an accumulation window that was open; 0 if none was.
     pub fn window(&self) -> u32 {
         self.window.as_ref().map_or(0, |window| window.len)
@@ -95,7 +130,7 @@ impl std::fmt::Debug for AmpRecord {
 }
 
 impl GradScaler {
-    /// Takes the counters of a record, where the schedule is in place already; counts from zero, if the record has none. Whether it had.
+    /// Takes the counters of a record, where the schedule is in place already. Counts from zero, and returns false, if the record has none.
     #[doc(hidden)]
     pub fn take_counters(&mut self, record: &mut AmpRecord) -> bool {
         let stored = record.scaler.take();
@@ -222,7 +257,7 @@ mod tests {
         for dtype in [DType::F16, DType::BF16, DType::I32] {
             let error = window(1, None, Some(dtype)).unwrap_err();
             assert!(error.contains("must be f32 or f64"), "{error}");
-            assert!(error.contains("7.burn_amp.sum"), "{error}");
+            assert!(error.contains(".window.7"), "{error}");
         }
     }
 

@@ -14,23 +14,14 @@ use crate::error::AmpError;
 use crate::gradients::{Entries, Entry, GradientStatus, inspect, unchanged};
 use crate::values::{AnyTensor, is_half};
 
-/// How often the scale is halved to find one at which nothing overflows.
+/// The scale is halved so often to find one at which nothing overflows.
 const MAX_HALVINGS: i32 = 40;
 /// Below this, f32 itself rounds: a scale moves gradients out of there.
 const SMALL: f32 = 1e-30;
-/// How far gradients may move with the factors of regions. Without them they are rounded at other places, where they are small.
-const MOVED: f64 = 1.0 / 16.0;
-/// How far they may move with the loss scale, where half precision holds them.
-const STEADY: f64 = 1.0 / 64.0;
-/// What is zero at a scale this far above is zero at each.
+/// A gradient that is zero at a scale this far above is zero at each.
 const HIGHER: f64 = 1024.0;
-/// Of the devices' random numbers.
+/// The seed of the devices' random numbers.
 const SEED: u64 = 0x5ca1e;
-
-/// What the factors of regions become in a run.
-type RegionFactors = fn(f64) -> f64;
-const OWN: RegionFactors = |factor| factor;
-const ONE: RegionFactors = |_| 1.0;
 
 impl MixedPrecision {
     /// Checks a new program before it trains: runs the loss and its backward pass, and looks for mistakes.
@@ -38,8 +29,6 @@ impl MixedPrecision {
     /// `loss` computes a loss as the training loop does, with [`autocast`](Self::autocast) inside. It runs three times or
     /// more. The gradients with the loss scale at the border are compared, bit for bit, with those of a loss that is scaled by
     /// hand: a difference shows a tensor that enters or leaves a scope without being scaled (cast by hand, captured, carried out).
-    /// With regions that are [`rescaled`](crate::rescaled) it runs twice more, without their factors, and compares how large gradients are. A leak is not
-    /// seen where half precision loses the gradients without the factors.
     ///
     /// The loss is compared with that in f32, where all scopes compute in f32: it is refused if it differs by more than 1/64 and what leaves the scopes by more
     /// than 1/4 in norm, which no rounding does. If the loss is random, as with dropout, it may differ as two draws in f32 do. A loss that differs although
@@ -105,9 +94,8 @@ impl MixedPrecision {
             model,
             loss,
             half: None,
-            has_regions: false,
         };
-        let (scale, grads, status) = runs.finite(scale, OWN)?;
+        let (scale, grads, status) = runs.finite(scale)?;
         let gradients = status.gradients();
         if gradients == 0 {
             return Err(AmpError::NoGradients { gradients });
@@ -119,23 +107,19 @@ impl MixedPrecision {
         if status.is_all_zero() {
             return Err(AmpError::NoGradients { gradients });
         }
-        let by_hand = runs.gradients(1.0, scale, OWN)?;
-        let found = match leak(&entries, &grads, &by_hand, scale) {
-            None if runs.has_regions => runs.leak_of_regions(&entries, &grads, scale)?,
-            found => found,
-        };
-        let Some(leak) = found else {
+        let by_hand = runs.gradients(1.0, scale)?;
+        let Some(found) = leak(&entries, &grads, &by_hand, scale) else {
             return Ok(status);
         };
         // A device that adds in another order each time proves nothing.
-        let again = runs.gradients(scale, 1.0, OWN)?;
-        if self::leak(&entries, &grads, &again, 1.0).is_some() {
+        let again = runs.gradients(scale, 1.0)?;
+        if leak(&entries, &grads, &again, 1.0).is_some() {
             warn!(
                 "the same loss gives different gradients each time, so tensors that enter or leave `autocast` without the loss scale cannot be found"
             );
             return Ok(status);
         }
-        Err(leak)
+        Err(found)
     }
 
     /// Refuses what came out of the scopes of a dry run.
@@ -160,23 +144,15 @@ struct Runs<'a, M, F> {
     amp: &'a MixedPrecision,
     model: &'a M,
     loss: F,
-    /// What the first of them has given.
+    /// The forward pass of the first of them.
     half: Option<Forward>,
-    /// Whether a region with a factor was opened.
-    has_regions: bool,
 }
 
 impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Runs<'_, M, F> {
-    /// The gradients with this loss scale at the border, this factor of the loss, and these factors of regions.
-    fn gradients(
-        &mut self,
-        at_border: f64,
-        by_hand: f64,
-        region: RegionFactors,
-    ) -> Result<GradientsParams, AmpError> {
+    /// The gradients with this loss scale at the border, and this factor of the loss.
+    fn gradients(&mut self, at_border: f64, by_hand: f64) -> Result<GradientsParams, AmpError> {
         let keeps_values = self.half.is_none();
         let (value, mut notes) = self.forward(DryRun {
-            region,
             keeps_values,
             ..DryRun::at(at_border)
         })?;
@@ -189,7 +165,6 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Runs<'_, M, F> {
             let last = self.amp.live().last_read();
             scope::dtype_clash(panic, self.amp.dtype().into(), last, true)
         })?;
-        self.has_regions |= notes.has_regions;
         self.amp.check_notes(&notes)?;
         Ok(GradientsParams::from_grads(grads, self.model))
     }
@@ -234,7 +209,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Runs<'_, M, F> {
         };
         half.warn_of_zeros(&full, dtype);
         let full_grads = GradientsParams::from_grads(value.backward(), self.model);
-        let higher = || self.gradients(scale * HIGHER, 1.0, OWN);
+        let higher = || self.gradients(scale * HIGHER, 1.0);
         warn_of_zero_gradients(entries, [grads, &full_grads], dtype, higher)?;
         half.refuse_far(&full, dtype, |draw| Some(self.in_f32(draw)?.1))
     }
@@ -243,11 +218,10 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Runs<'_, M, F> {
     fn finite(
         &mut self,
         mut scale: f64,
-        region: RegionFactors,
     ) -> Result<(f64, GradientsParams, GradientStatus), AmpError> {
         let lowest = (scale * 2f64.powi(-MAX_HALVINGS)).max(2f64.powi(-25));
         loop {
-            let grads = self.gradients(scale, 1.0, region)?;
+            let grads = self.gradients(scale, 1.0)?;
             let status = inspect(&grads, self.model)?;
             let Some(parameter) = status.overflow_parameter() else {
                 return Ok((scale, grads, status));
@@ -259,29 +233,6 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Runs<'_, M, F> {
             }
             scale /= 2.0;
         }
-    }
-
-    /// As [`leak`], of gradients without the factors of regions, where half precision holds them.
-    fn leak_of_regions(
-        &mut self,
-        entries: &[Entry],
-        grads: &GradientsParams,
-        scale: f64,
-    ) -> Result<Option<AmpError>, AmpError> {
-        let (scale, without, _) = match self.finite(scale, ONE) {
-            Err(AmpError::GradientsNotFinite { .. }) => return Ok(None),
-            found => found?,
-        };
-        let lower = self.gradients(scale / 16.0, 1.0, ONE)?;
-        let moved = |first: &GradientsParams, second: &GradientsParams, entry: &Entry| {
-            let difference = Difference::of(first, second, 1.0, entry)?;
-            Some((difference.moved?, difference))
-        };
-        Ok(worst_of(entries, |entry| {
-            let held = moved(&without, &lower, entry).is_some_and(|(moved, _)| moved <= STEADY);
-            let found = moved(grads, &without, entry).filter(|_| held);
-            found.filter(|(moved, _)| *moved > MOVED)
-        }))
     }
 }
 
@@ -338,71 +289,34 @@ pub fn dry_loss<M: Module, const D: usize>(
     }
 }
 
-/// How a parameter's gradient differs in two runs.
-struct Difference {
-    /// How many of the values differ.
-    differ: usize,
-    values: usize,
-    /// How far it has moved along itself; none of a gradient of zeros.
-    moved: Option<f64>,
-}
-
-impl Difference {
-    /// Of a parameter's gradient in the second run, divided by `scale`; none if it is not in both.
-    fn of(
-        first: &GradientsParams,
-        second: &GradientsParams,
-        scale: f64,
-        entry: &Entry,
-    ) -> Option<Self> {
-        let [first, second] = [entry.get(first)?, entry.get(second)?].map(AnyTensor::into_data);
-        let (mut differ, mut values) = (0, 0);
-        let (mut square, mut product) = (0.0, 0.0);
-        for (first, second) in first.iter::<f64>().zip(second.iter::<f64>()) {
-            values += 1;
-            square += first * first;
-            product += first * second / scale;
-            let (first, second) = (first as f32, second as f32 / scale as f32);
-            let same = first == second || (first.abs() < SMALL && second.abs() < SMALL);
-            differ += usize::from(!same);
-        }
-        let moved = (product / square - 1.0).abs();
-        Some(Self {
-            differ,
-            values,
-            moved: (!moved.is_nan()).then_some(moved),
-        })
-    }
-}
-
-/// The leak at the parameter that differs `by` most, the first of equals.
-fn worst_of(
-    entries: &[Entry],
-    difference: impl Fn(&Entry) -> Option<(f64, Difference)>,
-) -> Option<AmpError> {
-    let found = (entries.iter()).filter_map(|entry| Some((difference(entry)?, entry)));
-    let worst = found.reduce(|worst, other| match other.0.0 > worst.0.0 {
-        true => other,
-        false => worst,
-    });
-    let ((_, Difference { differ, values, .. }), entry) = worst?;
-    Some(AmpError::BorderLeak {
-        parameter: entry.path.clone(),
-        differ,
-        values,
-    })
-}
-
-/// The parameter whose gradients differ most, if any does: those of the first, and those of the second divided by `scale`.
+/// The parameter whose gradients differ most, if any does: those of the first, and those of the second divided by `scale`. The first of equals.
 fn leak(
     entries: &[Entry],
     first: &GradientsParams,
     second: &GradientsParams,
     scale: f64,
 ) -> Option<AmpError> {
-    worst_of(entries, |entry| {
-        let difference = Difference::of(first, second, scale, entry)?;
-        let share = difference.differ as f64 / difference.values as f64;
-        (share > 0.0).then_some((share, difference))
-    })
+    let (mut worst, mut most) = (None, 0.0);
+    for entry in entries {
+        let of = |grads| entry.get(grads).map(AnyTensor::into_data);
+        let (Some(first), Some(second)) = (of(first), of(second)) else {
+            continue;
+        };
+        let is_other = |(first, second): &(f64, f64)| {
+            let (first, second) = (*first as f32, *second as f32 / scale as f32);
+            first != second && (first.abs() >= SMALL || second.abs() >= SMALL)
+        };
+        let pairs = first.iter::<f64>().zip(second.iter::<f64>());
+        let (differ, values) = (pairs.filter(is_other).count(), first.num_elements());
+        let share = differ as f64 / values as f64;
+        if share > most {
+            most = share;
+            worst = Some(AmpError::BorderLeak {
+                parameter: entry.path.clone(),
+                differ,
+                values,
+            });
+        }
+    }
+    worst
 }

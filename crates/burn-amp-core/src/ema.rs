@@ -15,17 +15,17 @@ use crate::{
 };
 
 settings! {
-    /// How weights are averaged: Keras's `ema_momentum` and `ema_overwrite_frequency`, and its defaults.
+    /// The settings of averages: Keras's `ema_momentum` and `ema_overwrite_frequency`, and its defaults.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
     #[serde(default, deny_unknown_fields)]
     EmaConfig:
     /// The weight of the average so far; that of the new value is 1 less this. From 0 to 1.
     #[serde(with = "crate::values::number")]
     momentum, with_momentum: f64 = 0.99,
-    /// After this many updates, and then again, the model's parameters are replaced by their averages. None: only by
+    /// The model's parameters are replaced by their averages after this many updates, and then again. None: only by
     /// [`Ema::finalize`].
     overwrite_frequency, with_overwrite_frequency: Option<u32> = None,
-    /// Whether a `Learner` validates with the averages in place of the parameters (feature `train`). Other programs use
+    /// A `Learner` validates with the averages in place of the parameters (feature `train`). Other programs use
     /// [`Ema::module`] for it.
     validation, with_validation: bool = false,
 }
@@ -90,7 +90,7 @@ pub struct Ema {
     updates: u64,
     /// Steps of which it is not known yet whether they were applied.
     in_flight: Vec<Resolution>,
-    /// Whether the averages were loaded, and no module was updated since.
+    /// True if the averages were loaded, and no module was updated since.
     loaded: bool,
 }
 
@@ -195,7 +195,7 @@ impl Ema {
         }
     }
 
-    /// Whether the next update needs nothing of the host: not the first one, nor one that may overwrite the parameters.
+    /// True if the next update needs nothing of the host: not the first one, nor one that may overwrite the parameters.
     fn can_update_on_device(&self, parameters: &[Parameter]) -> bool {
         let mut trained = parameters.iter().filter(|parameter| parameter.is_trained);
         let device = trained.next().map(|first| first.value.device());

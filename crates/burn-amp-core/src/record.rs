@@ -47,21 +47,21 @@ use crate::{
 /// assert_eq!(resumed.loss_scale(), 1024.0);
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct AmpRecord {
-    /// Where it came from, for messages.
+    /// Its name in messages.
     pub(crate) origin: String,
     #[doc(hidden)]
     pub optimizer: Option<Container>,
     pub(crate) scaler: Option<ScalerState>,
-    /// Of a window, open or empty.
+    /// The state of a window, open or empty.
     pub(crate) window: Option<WindowState>,
     /// The f32 values of parameters that the model's own record does not have.
     #[doc(hidden)]
     pub masters: ParamTensors,
     /// The states of hooks, by the hooks' names.
     pub(crate) hooks: BTreeMap<String, State>,
-    /// Why the optimizer's state cannot be stored.
+    /// The reason why the optimizer's state cannot be stored.
     refused: Option<AmpError>,
 }
 
@@ -214,8 +214,7 @@ impl AmpRecord {
     ///
     /// # Errors
     ///
-    /// [`AmpError::DamagedRecord`], [`AmpError::NewerRecord`], and [`AmpError::ForeignRecord`] if it is another record of Burn's, or
-    /// holds what this release does not know.
+    /// [`AmpError::DamagedRecord`], [`AmpError::NewerRecord`], and [`AmpError::ForeignRecord`] if it is another record of Burn's.
     pub fn from_bytes(bytes: Bytes) -> Result<Self, AmpError> {
         Self::from_container(Container::from_bytes(bytes, "memory")?)
     }
@@ -322,13 +321,9 @@ fn pack(record: OptimizerRecord) -> Result<Container, AmpError> {
         .into_bytes()
         .map_err(|error| refused(error.to_string()))?;
     // Its limits are those of a record that is loaded.
-    let container = Container::from_bytes(bytes, "memory").map_err(|error| match error {
-        AmpError::DamagedRecord { reason, .. } => refused(reason),
-        other => other,
-    });
-    container.map(|mut container| {
-        // An optimizer that has loaded our file may have kept a part of our section.
-        container.take_of(&SECTION.to_string());
-        container
-    })
+    let container = Container::from_bytes(bytes, "memory");
+    let mut container = container.map_err(|error| refused(error.to_string()))?;
+    // An optimizer that has loaded our file may have kept a part of our section.
+    container.take_of(&SECTION.to_string());
+    Ok(container)
 }

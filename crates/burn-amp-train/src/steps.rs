@@ -5,7 +5,7 @@ use burn::optim::{
     DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, SgdConfig, StateSink,
     StateSource,
 };
-use burn::tensor::{Device, TensorData};
+use burn::tensor::Device;
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, tensor::kind::BridgeTensor};
 use std::any::Any;
 use std::mem::{swap, take};
@@ -325,14 +325,8 @@ impl DynOptimizer for Handles {
         let Some(container) = state.stored_optimizer() else {
             panic!("the optimizer's thread has ended: there is no state to be stored");
         };
-        let (tensors, scalars) = container.take_of(prefix);
-        out.scalars.extend(scalars);
-        for tensor in tensors {
-            let (name, dtype, shape, _, bytes) = tensor
-                .into_parts()
-                .unwrap_or_else(|error| panic!("the optimizer's state cannot be read: {error}"));
-            (out.tensors).push((name, TensorData::from_bytes(bytes, shape, dtype)));
-        }
+        (container.take_of(prefix).flatten(out))
+            .unwrap_or_else(|error| panic!("the optimizer's state cannot be read: {error}"));
     }
 
     fn state_unflatten(

@@ -12,8 +12,6 @@ use crate::{border::mixed_precision::MixedPrecision, border::observer::Observer,
 pub struct DryRun {
     /// In place of the loss scale; 1 for f32.
     pub scale: f64,
-    /// What the factors of regions become.
-    pub region: fn(f64) -> f64,
     /// In place of that of the `MixedPrecision` that is judged, and of others that are in half precision.
     pub dtype: Option<FloatDType>,
     /// The one that is judged, where a dtype is set.
@@ -43,8 +41,6 @@ pub struct DryRunNotes {
     pub is_loss_inside: bool,
     /// Whether a bare `autocast` opened no scope.
     pub(crate) runs_in_f32: bool,
-    /// Whether a region with a factor was opened.
-    pub(crate) has_regions: bool,
     /// Out of whose scopes tensors came that require gradients.
     pub(crate) handles: Vec<MixedPrecision>,
     /// What has left scopes, and regions by their names, without its graph.
@@ -66,7 +62,6 @@ impl DryRun {
     pub fn at(scale: f64) -> Self {
         Self {
             scale,
-            region: |factor| factor,
             dtype: None,
             judged: None,
             in_f32: BTreeSet::new(),

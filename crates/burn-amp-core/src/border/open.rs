@@ -109,7 +109,7 @@ impl Open {
     /// A region inside this, with a factor of its own.
     pub(crate) fn rescaled(&self, rescale: &Rescale) -> Self {
         let mut region = self.region.clone();
-        let mut factor = match &rescale.0 {
+        let factor = match &rescale.0 {
             RegionFactor::Fixed(exponent) => self.power_of_two(*exponent),
             RegionFactor::Moving(named)
                 if self.amp.is_scaled() && named.schedule.config().enabled =>
@@ -126,10 +126,6 @@ impl Open {
             }
             RegionFactor::Moving(_) => 1.0,
         };
-        if let Some(dry) = &self.dry {
-            locked(&dry.notes).has_regions = true;
-            factor = (dry.region)(factor);
-        }
         let limited = |value: f64| value.clamp(1.0 / LARGEST, LARGEST);
         let mut side = self.side.clone();
         if side.dtype != FloatDType::F32 {

@@ -8,21 +8,21 @@ use std::sync::Arc;
 use crate::error::{AmpError, short};
 use crate::{border::DryRunNotes, gradients::Entry, values::AnyTensor};
 
-/// How far a loss may be from that in f32, whatever leaves the scopes: as much as 4 bits of bf16, or 7 of f16, that are lost.
+/// The distance that a loss may have from that in f32, whatever leaves the scopes: as much as 4 bits of bf16, or 7 of f16, that are lost.
 const LOSS: f64 = 1.0 / 64.0;
-/// How far what leaves the scopes may be, in norm. Rounding alone gives 0.001 in f16 and 0.01 in bf16, and 0.1 where a softmax has large inputs; where f32 is
+/// The distance that the scopes' outputs may have, in norm. Rounding alone gives 0.001 in f16 and 0.01 in bf16, and 0.1 where a softmax has large inputs; where f32 is
 /// taken for f16, or a norm returns zeros, 1 and more.
 const OUTPUTS: f64 = 1.0 / 4.0;
-/// What f32 leaves of gradients that are zero, of the largest.
+/// The share of the largest gradient that f32 leaves of those that are zero.
 const ROUNDING: f64 = 1e-4;
-/// How often the loss is drawn again, to find out whether it is random.
+/// The loss is drawn again so often, to find out whether it is random.
 const DRAWS: u64 = 4;
 
-/// What a forward pass has given.
+/// The results of a forward pass.
 #[derive(Clone)]
 pub(super) struct Forward {
     loss: f64,
-    /// What has left scopes, and regions by their names.
+    /// The tensors that have left scopes, and regions by their names.
     values: Vec<(Option<Arc<str>>, TensorData)>,
 }
 
@@ -56,7 +56,7 @@ impl Forward {
         })
     }
 
-    /// How far what has left the scopes is from the same in f32: the norm of the difference over the norm in f32.
+    /// The distance of the scopes' outputs from the same in f32: the norm of the difference over the norm in f32.
     fn distance(&self, full: &Self) -> Option<f64> {
         let (mut difference, mut size) = (0.0, 0.0);
         for (region, [half, full]) in self.pairs(full)? {
@@ -76,7 +76,7 @@ impl Forward {
         }
     }
 
-    /// What has left the scopes.
+    /// The tensors that have left the scopes.
     fn outputs(&self) -> impl Iterator<Item = &TensorData> {
         let outputs = self.values.iter().filter(|(region, _)| region.is_none());
         outputs.map(|(_, value)| value)
@@ -138,7 +138,7 @@ impl Forward {
     }
 }
 
-/// Where zeros come from.
+/// The origin of zeros.
 const ZEROS: &str = "an operation before it overflows and is divided by, as a norm by hand does beyond 256, whose square is infinite. Run it `in_f32`";
 
 /// Warns of parameters whose gradients are all zero in half precision and not in f32: what enters their layers is. `higher` gives the gradients at a
@@ -194,7 +194,7 @@ fn is_zero(values: &TensorData) -> bool {
     values.num_elements() > 0 && values.iter::<f64>().all(|value| value == 0.0)
 }
 
-/// What a forward pass in f32 gives; none where it cannot be run in f32, which is warned of.
+/// The results of a forward pass in f32; none where it cannot be run in f32, which is warned of.
 pub(super) fn attempt<T>(run: impl FnOnce() -> Result<T, AmpError>) -> Option<T> {
     let reason = match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(value)) => return Some(value),

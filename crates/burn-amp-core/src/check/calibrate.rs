@@ -8,9 +8,9 @@ use crate::error::{AmpError, short};
 use crate::gradients::{GradientStatus, inspect, unchanged};
 use crate::{check::dry_loss, scale::loss_scale::LossScale, scaler::GradScaler};
 
-/// By how many binades the scale stays below the lowest at which something overflows.
+/// The scale stays so many binades below the lowest at which something overflows.
 const HEADROOM: i32 = 3;
-/// Where the search begins, as PyTorch's scale does, how far one step down goes, and where it ends.
+/// The exponent at which the search begins, as PyTorch's scale does, the length of a step down, and the exponent at which it ends.
 const FIRST: i32 = 16;
 const STEP: i32 = 8;
 const LOWEST: i32 = -24;
@@ -130,7 +130,7 @@ impl GradScaler {
     }
 }
 
-/// What a backward pass has shown.
+/// The findings of a backward pass.
 struct PassResult {
     max_abs: f64,
     overflow: bool,

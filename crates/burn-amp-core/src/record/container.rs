@@ -1,8 +1,6 @@
-use burn::tensor::Bytes;
-use burn_pack::{
-    HEADER_SIZE, Header, MAX_METADATA_SIZE, MAX_TENSOR_COUNT, MAX_TENSOR_SIZE, Reader, Scalar,
-    Tensor, Writer,
-};
+use burn::optim::StateSink;
+use burn::tensor::{Bytes, TensorData};
+use burn_pack::{HEADER_SIZE, MAX_METADATA_SIZE, Reader, Scalar, Tensor, Writer};
 use crc32fast::Hasher;
 use serde::Serialize;
 use std::{collections::BTreeMap, fs, ops::Range, path::Path};
@@ -12,7 +10,7 @@ use super::section::names_section;
 use crate::error::AmpError;
 
 /// A burnpack in memory. A clone shares the tensors.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Container {
     pub(crate) tensors: BTreeMap<String, Tensor>,
     pub(crate) scalars: BTreeMap<String, Scalar>,
@@ -74,13 +72,28 @@ impl Container {
         (self.tensors).extend(named.map(|tensor| (tensor.name.clone(), tensor)));
     }
 
-    /// Takes out all that is stored of one parameter: its tensors and scalars are given back.
-    pub fn take_of(&mut self, id: &str) -> (Vec<Tensor>, Vec<(String, Scalar)>) {
+    /// Takes out all that is stored of one parameter.
+    pub fn take_of(&mut self, id: &str) -> Self {
         self.metadata.remove(id);
         let tensors = self.tensors.extract_if(names_of(id), |_, _| true);
-        let tensors = tensors.map(|(_, tensor)| tensor).collect();
         let scalars = self.scalars.extract_if(names_of(id), |_, _| true);
-        (tensors, scalars.collect())
+        Self {
+            tensors: tensors.collect(),
+            scalars: scalars.collect(),
+            ..Self::empty_of(&self.origin)
+        }
+    }
+
+    /// Gives tensors and scalars to Burn, as the state of an optimizer.
+    pub fn flatten(self, out: &mut StateSink) -> Result<(), AmpError> {
+        out.scalars.extend(self.scalars);
+        for tensor in self.tensors.into_values() {
+            let parts = tensor.into_parts();
+            let (name, dtype, shape, _, bytes) =
+                parts.map_err(|error| AmpError::damaged(&self.origin, error.to_string()))?;
+            (out.tensors).push((name, TensorData::from_bytes(bytes, shape, dtype)));
+        }
+        Ok(())
     }
 
     /// The error for contents that contradict each other.
@@ -114,7 +127,7 @@ impl Container {
         Ok(hasher.finalize())
     }
 
-    /// Without the parameters that a scalar of this name marks: they have nothing else but their rank and path.
+    /// Drops the parameters that a scalar of this name marks: they have nothing else but their rank and path.
     pub(super) fn without_marked(mut self, mark: &str) -> Self {
         let id = |name: &String| Some(name.strip_suffix(mark)?.strip_suffix('.')?.to_string());
         let marked: Vec<String> = self.scalars.keys().filter_map(id).collect();
@@ -126,53 +139,28 @@ impl Container {
 
     pub(super) fn into_bytes(self) -> Result<Bytes, AmpError> {
         let origin = self.origin.clone();
-        let refused = |reason: String| AmpError::record_io(&origin, reason);
-        let bytes = self.into_writer()?.into_bytes();
-        let bytes = bytes.map_err(|error| refused(error.to_string()))?;
-        let size = Header::from_bytes(&bytes).map_or(0, |header| header.metadata_size);
-        match size > MAX_METADATA_SIZE {
-            true => Err(refused(format!(
-                "its head would have {size} bytes, but Burn's reader takes at most {MAX_METADATA_SIZE}"
-            ))),
-            false => Ok(bytes),
-        }
+        let written = self.into_writer().into_bytes().map(Bytes::shared);
+        // Nobody can use what Burn's reader refuses.
+        let read = written.and_then(|bytes| Reader::from_bytes(bytes.clone()).map(|_| bytes));
+        read.map_err(|error| AmpError::record_io(origin, error.to_string()))
     }
 
     /// Writes beside the destination, checks, syncs and renames: the old file is whole until the new one is.
-    pub(super) fn save(mut self, path: &Path) -> Result<(), AmpError> {
-        let origin = origin_of(path);
-        self.origin.clone_from(&origin);
-        let writer = self.into_writer()?.auto_extension(false);
+    pub(super) fn save(self, path: &Path) -> Result<(), AmpError> {
         let target = match path.extension() {
             Some(_) => path.to_path_buf(),
             None => path.with_extension(burn_pack::EXTENSION),
         };
+        let writer = self.into_writer().auto_extension(false);
         write_whole(&target, |scratch| {
             writer.write_to_file_in_place(scratch)?;
             // What Burn's reader refuses must not take the place of a file that it reads.
             Reader::from_file_exact(scratch).map(drop)
         })
-        .map_err(|reason| AmpError::record_io(origin, reason))
+        .map_err(|reason| AmpError::record_io(origin_of(path), reason))
     }
 
-    /// Refuses contents that Burn's reader would not take.
-    fn into_writer(self) -> Result<Writer, AmpError> {
-        let count = self.tensors.len();
-        let mut tensors = self.tensors.values();
-        let large = tensors.find(|tensor| tensor.byte_len() > MAX_TENSOR_SIZE);
-        let reason = match large {
-            Some(tensor) => Some(format!(
-                "its tensor `{}` has {} bytes, but Burn's reader takes at most {MAX_TENSOR_SIZE}",
-                tensor.name,
-                tensor.byte_len()
-            )),
-            None => (count > MAX_TENSOR_COUNT).then(|| {
-                format!("it would hold {count} tensors, but Burn's reader takes at most {MAX_TENSOR_COUNT}")
-            }),
-        };
-        if let Some(reason) = reason {
-            return Err(AmpError::record_io(self.origin, reason));
-        }
+    fn into_writer(self) -> Writer {
         let mut writer = Writer::new(self.tensors.into_values().collect());
         for (name, value) in &self.scalars {
             writer = writer.with_scalar(name, *value);
@@ -180,7 +168,7 @@ impl Container {
         for (name, value) in &self.metadata {
             writer = writer.with_metadata(name, value);
         }
-        Ok(writer)
+        writer
     }
 }
 

@@ -24,15 +24,19 @@ pub fn write_whole<E: ToString>(
     write: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), String> {
     let target = followed(path);
-    let old = match fs::metadata(&target) {
-        Ok(old) if old.is_dir() => return Err(format!("`{}` is a folder", target.display())),
-        Ok(old) => Some(writable(old.permissions())),
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(error) => return Err(error.to_string()),
-    };
+    let old = fs::metadata(&target);
+    if let Err(error) = &old
+        && error.kind() != ErrorKind::NotFound
+    {
+        return Err(error.to_string());
+    }
     let (scratch, file) = AtomicFile::create(&target).map_err(|error| error.to_string())?;
-    if let Some(permissions) = old {
-        let set = file.set_permissions(permissions);
+    #[cfg(unix)]
+    if let Ok(old) = old {
+        use std::os::unix::fs::PermissionsExt;
+        // The writer itself must be able to open it.
+        let mode = old.permissions().mode() & 0o777 | 0o600;
+        let set = file.set_permissions(fs::Permissions::from_mode(mode));
         set.map_err(|error| error.to_string())?;
     }
     drop(file);
@@ -40,7 +44,7 @@ pub fn write_whole<E: ToString>(
     scratch.commit().map_err(|error| error.to_string())
 }
 
-/// Where symbolic links lead: a rename would put a file in the place of the link.
+/// The file to which symbolic links lead: a rename would put a file in the place of the link.
 fn followed(path: &Path) -> PathBuf {
     let mut target = path.to_path_buf();
     // As many as the system follows.
@@ -51,17 +55,4 @@ fn followed(path: &Path) -> PathBuf {
         target = target.parent().unwrap_or(Path::new("")).join(link);
     }
     target
-}
-
-/// The writer itself must be able to open it.
-#[cfg(unix)]
-fn writable(permissions: fs::Permissions) -> fs::Permissions {
-    use std::os::unix::fs::PermissionsExt;
-    fs::Permissions::from_mode(permissions.mode() & 0o777 | 0o600)
-}
-
-#[cfg(not(unix))]
-fn writable(mut permissions: fs::Permissions) -> fs::Permissions {
-    permissions.set_readonly(false);
-    permissions
 }

@@ -1,4 +1,4 @@
-//! An optimizer's state in a container: what can be known of it before a module says whose it is.
+//! The shapes of an optimizer's state, which are compared with a module's when there is one.
 
 use burn::tensor::Shape;
 use std::collections::BTreeMap;
@@ -16,24 +16,40 @@ pub struct OptimizerState {
 }
 
 impl OptimizerState {
-    /// What an optimizer's container holds.
+    /// Reads an optimizer's container, in which every tensor and scalar is named after its parameter, `{id}.{field}`.
     ///
     /// # Errors
     ///
-    /// If it is not an optimizer's, or the tensors of one parameter cannot belong to each other.
+    /// If it is not an optimizer's, or a tensor does not have the rank that is stored of its parameter.
     pub(super) fn of(container: &Container) -> Result<Self, AmpError> {
-        check_names(container).map_err(|reason| AmpError::foreign(&container.origin, reason))?;
-        let ranks: BTreeMap<u64, usize> = (container.scalars.iter())
-            .filter_map(|(name, value)| {
-                let id = name.strip_suffix(".__rank")?.parse().ok()?;
-                Some((id, usize::try_from(*value).ok()?))
-            })
-            .collect();
+        let foreign = |what: &str, name: &str| {
+            let reason =
+                format!("{what} `{name}` is not an optimizer's: not the record of an optimizer");
+            AmpError::foreign(&container.origin, reason)
+        };
+        let mut ranks = BTreeMap::new();
+        for (name, value) in &container.scalars {
+            // Burn's optimizers count their steps, and would overflow.
+            if name.ends_with(".time")
+                && u64::try_from(*value).is_ok_and(|time| time > u64::MAX / 2)
+            {
+                let reason = format!("`{name}` is {value:?}: no run has counted so far");
+                return Err(AmpError::foreign(&container.origin, reason));
+            }
+            let (id, field) = name.split_once('.').unwrap_or((name, ""));
+            let id: u64 = id.parse().map_err(|_| foreign("value", name))?;
+            let rank = usize::try_from(*value).ok();
+            ranks.extend(rank.filter(|_| field == "__rank").map(|rank| (id, rank)));
+        }
         let mut tensors: BTreeMap<u64, Vec<(String, Shape)>> = BTreeMap::new();
         for tensor in container.tensors.values() {
             let (name, shape) = (&tensor.name, tensor.shape.clone());
-            let field = name.split_once('.').map_or("", |(_, field)| field);
-            let id = tensor.param_id.unwrap_or_default();
+            // Burn panics on a tensor without an id, and takes a model's record for an empty optimizer's.
+            let of = tensor.param_id.and_then(|id| {
+                let field = name.strip_prefix(&format!("{id}."))?;
+                Some((id, field))
+            });
+            let (id, field) = of.ok_or_else(|| foreign("tensor", name))?;
             let rank = ranks.get(&id);
             if let Some(rank) = rank.filter(|rank| **rank != shape.num_dims()) {
                 let reason =
@@ -71,7 +87,7 @@ impl OptimizerState {
         Ok(())
     }
 
-    /// Why these fields are not a parameter's state, if they are not.
+    /// Says why these fields are not a parameter's state, if they are not.
     fn misfit(&self, parameter: &Parameter, fields: &[(String, Shape)]) -> Option<String> {
         let (path, expected) = (&parameter.path, parameter.shape());
         let dims = expected.num_dims();
@@ -89,34 +105,7 @@ impl OptimizerState {
     }
 }
 
-/// Every tensor and scalar of an optimizer's record is named after its parameter, `{id}.{field}`: Burn panics on
-/// a tensor without an id, and takes a model's record for an empty optimizer's.
-fn check_names(container: &Container) -> Result<(), String> {
-    for tensor in container.tensors.values() {
-        let id = tensor.param_id.map(|id| format!("{id}."));
-        if !id.is_some_and(|id| tensor.name.starts_with(&id)) {
-            return Err(format!(
-                "tensor `{}` is not an optimizer's: not the record of an optimizer",
-                tensor.name
-            ));
-        }
-    }
-    for (name, value) in &container.scalars {
-        // Burn's optimizers count their steps, and would overflow.
-        if name.ends_with(".time") && u64::try_from(*value).is_ok_and(|time| time > u64::MAX / 2) {
-            return Err(format!("`{name}` is {value:?}: no run has counted so far"));
-        }
-        let id = name.split('.').next().unwrap_or_default();
-        if id.parse::<u64>().is_err() {
-            return Err(format!(
-                "value `{name}` is not an optimizer's: not the record of an optimizer"
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Whether a tensor can be a parameter's state: an optimizer may keep one value for a whole row, but nothing larger.
+/// True if a tensor can be a parameter's state: an optimizer may keep one value for a whole row, but nothing larger.
 fn fits(field: &str, shape: &Shape, parameter: &Shape) -> bool {
     let sizes = || shape.iter().zip(parameter.iter());
     shape.num_dims() == parameter.num_dims()

@@ -55,14 +55,16 @@ impl AmpRecord {
     /// Takes over the states of a section, and checks them.
     pub(super) fn take_states(&mut self, states: States) -> Result<(), AmpError> {
         for (name, state) in states {
-            let taken = match (name.as_str(), name.strip_prefix(HOOK)) {
-                (SCALER, _) => scaler(&state).map(|state| self.scaler = Some(state)),
-                (WINDOW, _) => window(state).map(|state| self.window = Some(state)),
-                (MASTERS, _) => Ok(self.masters = state.tensors),
-                (_, Some(hook)) => Ok(drop(self.hooks.insert(hook.to_string(), state))),
-                (_, None) => Err("this release does not know it".to_string()),
-            };
-            taken.map_err(|reason| self.refused_state(&name, &reason))?;
+            let refused = |reason| AmpError::damaged(&self.origin, format!("`{name}`: {reason}"));
+            match (name.as_str(), name.strip_prefix(HOOK)) {
+                (SCALER, _) => self.scaler = Some(scaler(&state).map_err(refused)?),
+                (WINDOW, _) => self.window = Some(window(state).map_err(refused)?),
+                (MASTERS, _) => self.masters = state.tensors,
+                (_, Some(hook)) => {
+                    self.hooks.insert(hook.to_string(), state);
+                }
+                (_, None) => return Err(refused("this release does not know it".to_string())),
+            }
         }
         Ok(())
     }
@@ -113,19 +115,6 @@ impl AmpRecord {
     pub fn resume_scale(&self, amp: &MixedPrecision, origin: &str) -> Result<(), AmpError> {
         let scaler = self.scaler.as_ref();
         scaler.map_or(Ok(()), |state| state.resume(amp.live(), origin))
-    }
-}
-
-impl std::fmt::Debug for AmpRecord {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AmpRecord")
-            .field("origin", &self.origin)
-            .field("num_tensors", &self.num_tensors())
-            .field("scaler", &self.scaler)
-            .field("window", &self.window())
-            .field("masters", &self.masters())
-            .field("hooks", &self.hooks().collect::<Vec<_>>())
-            .finish()
     }
 }
 

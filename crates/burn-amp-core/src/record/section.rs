@@ -29,7 +29,7 @@ const RANK: &str = "__rank";
 /// The states of a record by their names.
 pub(super) type States = BTreeMap<String, State>;
 
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Index {
     /// True where an optimizer's state, which may be empty, is sealed with the section.
@@ -43,15 +43,13 @@ impl Container {
     pub(super) fn seal(&mut self, states: &States, optimizer: bool) -> Result<(), AmpError> {
         let mut index = Index {
             optimizer,
-            states: BTreeMap::new(),
-            tensors: BTreeMap::new(),
+            ..Index::default()
         };
         for (name, state) in states {
             index.states.insert(name.clone(), state.values.clone());
+            let ids = index.tensors.entry(name.clone()).or_default();
             for (id, tensor) in &state.tensors {
-                let data = tensor.to_data();
-                self.add_ours(&format!("{name}.{}", id.val()), data);
-                let ids = index.tensors.entry(name.clone()).or_default();
+                self.add_ours(&format!("{name}.{}", id.val()), tensor.to_data());
                 ids.push(id.val());
             }
         }
@@ -82,10 +80,7 @@ impl Container {
         let is_state = self.scalars.remove(&key(RANK)).is_some();
         let stored = self.scalars.remove(&key(CHECKSUM));
         let whole = (stored.is_some() && !is_state).then(|| self.checksum());
-        let mut section = Self::empty_of(&self.origin);
-        let (tensors, scalars) = self.take_of(&SECTION.to_string());
-        section.extend(tensors);
-        section.scalars.extend(scalars);
+        let mut section = self.take_of(&SECTION.to_string());
         let version = section.scalars.get(&key(VERSION_NAME)).copied();
         let expected = match (version, stored) {
             (Some(Scalar::UInt(VERSION)), Some(Scalar::UInt(expected))) => expected,
@@ -170,17 +165,7 @@ impl Container {
 impl AmpRecord {
     /// Writes the record as the state of [`SECTION`]. Waits for the device.
     pub fn flatten(self, out: &mut StateSink) -> Result<(), AmpError> {
-        let Container {
-            tensors, scalars, ..
-        } = self.into_container()?;
-        out.scalars.extend(scalars);
-        for (name, tensor) in tensors {
-            let parts = tensor.into_parts();
-            let (_, dtype, shape, _, bytes) =
-                parts.map_err(|e| AmpError::damaged(&name, e.to_string()))?;
-            (out.tensors).push((name, TensorData::from_bytes(bytes, shape, dtype)));
-        }
-        Ok(())
+        self.into_container()?.flatten(out)
     }
 
     /// Reads what [`flatten`](Self::flatten) has written; none in the checkpoint of a run without this crate.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::values::{ParamTensors, working_dtype};
 
-/// What a record stores of a [`Hook`](crate::step::hook::Hook): values that serde writes, and tensors by parameter.
+/// The state of a [`Hook`](crate::step::hook::Hook) in a record: values that serde writes, and tensors by parameter.
 ///
 /// A clone has handles to the same tensors.
 #[derive(Clone, Debug)]

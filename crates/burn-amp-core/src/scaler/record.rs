@@ -1,4 +1,4 @@
-//! What a record holds of a scaler.
+//! The state of a scaler in a record.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -19,21 +19,21 @@ use crate::{
 pub(crate) struct ScalerState {
     pub(crate) schedule: LossScale,
     pub(crate) counters: StepCounters,
-    /// That of an iteration that has not been ended.
+    /// The outcome of an iteration that has not been ended.
     pub(crate) pending: Option<StepOutcome>,
-    /// What its gradients have shown.
+    /// The measures of its gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seen: Option<Measures>,
     /// The regions of the network whose factors move.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) regions: BTreeMap<String, RegionState>,
-    /// Whether the settings of the schedule are to be taken too, in place of the program's.
+    /// True if the settings of the schedule are to be taken too, in place of the program's.
     #[serde(skip)]
     pub(crate) with_settings: bool,
 }
 
 impl ScalerState {
-    /// What no run can have stored, if there is something.
+    /// Names a contradiction, which no run can have stored, if there is one.
     pub(crate) fn contradiction(&self) -> Option<String> {
         let pending = self.pending.filter(|o| !o.is_stepped() && !o.is_skipped());
         let pending = pending.map(|outcome| format!("its iteration is {outcome:?}"));
@@ -86,8 +86,8 @@ impl ScalerState {
             }
             return;
         }
-        let differences = differences(here, stored);
-        if !differences.is_empty() {
+        let fields = differences(here, stored);
+        if !fields.is_empty() {
             let (before, after) = (stored.scale(), resumed.scale());
             let moved = match before == after || stored.is_idle() || resumed.is_idle() {
                 true => String::new(),
@@ -97,22 +97,26 @@ impl ScalerState {
                     short(before.into())
                 ),
             };
-            let advice = match differences.iter().all(|one| one.starts_with("`enabled`")) {
-                true => "",
-                false => {
+            let advice = match fields.keys().any(|field| field != ENABLED) {
+                false => "",
+                true => {
                     " `AmpRecord::with_settings` takes those of the record instead, all but `enabled`; in a `Learner`, see `Resume::record`"
                 }
             };
+            let fields: Vec<String> = fields.into_values().collect();
             warn!(
                 "{origin} was saved with other settings of the loss scale, and those of the program are used: {}.{moved}{advice}",
-                differences.join(", ")
+                fields.join(", ")
             );
         }
     }
 }
 
-/// Every setting in which the program differs from the record, in words.
-fn differences(here: &LossScale, stored: &LossScale) -> Vec<String> {
+/// The setting that is the program's, whatever a record is loaded with.
+const ENABLED: &str = "enabled";
+
+/// Every setting in which the program differs from the record, in words, by its name.
+fn differences(here: &LossScale, stored: &LossScale) -> BTreeMap<String, String> {
     let fields = |scale: &LossScale| {
         let mut fields = serde_json::to_value(scale.config()).unwrap_or_default();
         if scale.has_own_rule() {
@@ -128,12 +132,16 @@ fn differences(here: &LossScale, stored: &LossScale) -> Vec<String> {
     };
     let difference = |(name, value): (&String, &Value)| {
         let (here, there) = (words(value), words(&stored[name]));
-        format!("`{name}` is {here} here and {there} there")
+        let is_other = (is_used || name == ENABLED) && stored[name] != *value;
+        is_other.then(|| {
+            (
+                name.clone(),
+                format!("`{name}` is {here} here and {there} there"),
+            )
+        })
     };
     let fields = here.as_object().into_iter().flatten();
-    let fields = fields.filter(|(name, _)| is_used || *name == "enabled");
-    let others = fields.filter(|(name, value)| stored[*name] != **value);
-    others.map(difference).collect()
+    fields.filter_map(difference).collect()
 }
 
 impl GradScaler {
@@ -163,7 +171,7 @@ impl GradScaler {
         Ok(())
     }
 
-    /// As [`restore`](Self::restore), where the schedule is in place already.
+    /// Restores all but the schedule, which is in place already.
     pub(crate) fn restore_counters(&mut self, state: ScalerState) {
         self.restart_at(match self.schedule().is_like(&state.schedule) {
             true => state.counters,

@@ -4,7 +4,7 @@ pub(crate) mod cast;
 pub(crate) mod dry_run;
 pub(crate) mod mixed_precision;
 pub(crate) mod observer;
-pub(crate) mod open;
+pub(crate) mod open_scope;
 pub(crate) mod scope;
 
 pub(crate) use cast::multiply_losses;

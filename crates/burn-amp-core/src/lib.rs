@@ -56,7 +56,7 @@ pub use optimizer::lr_scheduler::ScaledLrScheduler;
 pub use optimizer_config::ScaledOptimizerConfig;
 pub use record::AmpRecord;
 pub use scale::loss_scale::{GradScalerConfig, LossScale, Schedule, StepOutcome};
-pub use scale::rescale::Rescale;
+pub use scale::region::Rescale;
 pub use scaler::GradScaler;
 pub use step::hook;
 pub use update::master_weights::MasterWeights;

@@ -11,10 +11,11 @@ use crate::{StepOutcome, error::AmpError, scale::loss_scale::SkipCause, scaler::
 pub use crate::{
     border::dry_run::DryRun,
     border::observer::{Observer, Stepped},
-    border::scope::{Region, scale_here},
+    border::scope::scale_here,
     check::dry_loss,
     lock::locked,
     record::write_whole,
+    scale::region::Region,
     values::is_half,
 };
 

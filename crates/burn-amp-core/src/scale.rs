@@ -11,8 +11,8 @@ pub(crate) mod members;
 #[cfg(test)]
 #[path = "../tests/units/orders.rs"]
 mod orders;
+pub(crate) mod region;
 pub(crate) mod regions;
 pub(crate) mod rehearsal;
-pub(crate) mod rescale;
 mod scopes;
 pub(crate) mod untested;

@@ -47,7 +47,7 @@ pub(crate) use record::ScalerState;
 pub use worker_side::HandedOver;
 
 use crate::border::cast::{CastFloat, multiply_losses};
-use crate::border::open::SCALES_GRADIENTS;
+use crate::border::open_scope::SCALES_GRADIENTS;
 use crate::gradients::entries::{Entries, LOW_RANK, ids_of};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, handles};
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, SkipCause, StepOutcome};
@@ -431,7 +431,6 @@ impl GradScaler {
                 if let Some(window) = window {
                     live.events.restore_window(window);
                 }
-                live.read_wanted();
             }
         }
         // An infinity that no scope gave may be another rank's overflow: it lowers the scale, as with PyTorch. A NaN may be of any loss.

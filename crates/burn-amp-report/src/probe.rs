@@ -35,11 +35,7 @@ pub fn probed<I: CastFloat, const D: usize>(
     input: I,
     layer: impl FnOnce(I) -> Tensor<D>,
 ) -> Tensor<D> {
-    let region = Region {
-        name: Some(name.into()),
-        ..Region::default()
-    };
-    inspect(name, region.run(input, layer), true)
+    inspect(name, Region::named(name).run(input, layer), true)
 }
 
 fn inspect<const D: usize>(name: &str, x: Tensor<D>, is_layer: bool) -> Tensor<D> {

@@ -89,7 +89,7 @@ impl<const D: usize> CastFloat for Tensor<D, Bool> {
     }
 }
 
-/// What is no float tensor, and has none in it.
+/// Implements [`CastFloat`] for types without float tensors.
 macro_rules! stays {
     ($($type:ty),* $(,)?) => {
         $(impl CastFloat for $type {
@@ -146,7 +146,7 @@ macro_rules! walk_arrays_and_tuples {
 
 walk_arrays_and_tuples!(CastFloat, cast_float, &Cast<'_>);
 
-/// What happens to the float tensors of a value: they are cast, each by its dtype, or multiplied by the loss scale. See
+/// The change of a value's float tensors: they are cast, each by its dtype, or multiplied by the loss scale. See
 /// [`CastFloat`].
 ///
 /// Needed only to implement [`CastFloat`] for a structure of your own.
@@ -157,7 +157,7 @@ impl Cast<'_> {
     ///
     /// In [`GradScaler::scale`](crate::GradScaler::scale) it multiplies the tensor by the loss scale, f64 ones included.
     pub fn apply<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
-        (self.0)(AnyTensor::with_graph(tensor)).into_tensor()
+        (self.0)(AnyTensor::with_graph(tensor)).into_handle()
     }
 }
 

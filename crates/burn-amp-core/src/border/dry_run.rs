@@ -5,45 +5,46 @@ use burn_amp_kernels::{UnreadEvent, Watch};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
+use super::{mixed_precision::MixedPrecision, observer::Observer};
+use crate::lock::locked;
 use crate::values::{AnyTensor, is_half};
-use crate::{border::mixed_precision::MixedPrecision, border::observer::Observer, lock::locked};
 
-/// How the scopes of a dry run differ.
+/// The differences between the scopes of a dry run and those of a step.
 pub struct DryRun {
-    /// In place of the loss scale; 1 for f32.
+    /// The multiple of gradients, in place of the loss scale; 1 for f32.
     pub scale: f64,
-    /// In place of that of the `MixedPrecision` that is judged, and of others that are in half precision.
+    /// The dtype in place of that of the `MixedPrecision` that is judged, and of others that are in half precision.
     pub dtype: Option<FloatDType>,
     /// The one that is judged, where a dtype is set.
     pub judged: Option<MixedPrecision>,
     /// The names of regions that run in f32.
     pub in_f32: BTreeSet<String>,
-    /// Whether gradients are measured at the casts.
+    /// Set where gradients are measured at the casts.
     pub is_measured: bool,
-    /// Whether what leaves scopes and named regions is kept.
+    /// Set where the tensors that leave scopes and named regions are kept.
     pub keeps_values: bool,
-    /// Whether a bare `autocast` opens scopes, as in a `Learner`.
+    /// Set where a bare `autocast` opens scopes, as in a `Learner`.
     pub in_learner: bool,
-    /// In place of that of the `MixedPrecision`.
+    /// The observer in place of that of the `MixedPrecision`.
     pub observer: Option<Arc<dyn Observer>>,
-    /// Of the devices' random numbers: runs that are compared must draw the same.
+    /// The seed of the devices' random numbers: runs that are compared must draw the same.
     pub seed: Option<u64>,
-    /// What was found so far.
+    /// The findings so far.
     pub notes: Mutex<DryRunNotes>,
 }
 
-/// What a dry run notes beside the gradients.
+/// The findings of a dry run beside the gradients.
 #[derive(Default)]
 pub struct DryRunNotes {
     /// The parameters that were read in half precision (or in f32, where the run is in f32, inside a scope).
     pub read: BTreeSet<String>,
-    /// Whether a single value that requires gradients left a scope: a loss in half precision.
+    /// Set if a single value that requires gradients left a scope: a loss in half precision.
     pub is_loss_inside: bool,
-    /// Whether a bare `autocast` opened no scope.
+    /// Set if a bare `autocast` opened no scope.
     pub(crate) runs_in_f32: bool,
     /// Out of whose scopes tensors came that require gradients.
     pub(crate) handles: Vec<MixedPrecision>,
-    /// What has left scopes, and regions by their names, without its graph.
+    /// The tensors that have left scopes, and regions by their names, without their graphs.
     pub(crate) values: Vec<(Option<Arc<str>>, AnyTensor)>,
     passed: Vec<Passed>,
 }
@@ -52,13 +53,13 @@ pub struct DryRunNotes {
 struct Passed {
     event: UnreadEvent,
     factor: f64,
-    /// Whether it counts as it was before the cast, and as it was after it.
+    /// Set where it counts as it was before the cast, and as it was after it.
     before: bool,
     after: bool,
 }
 
 impl DryRun {
-    /// With this in place of the loss scale.
+    /// Makes a dry run with this multiple of gradients, which differs in nothing else.
     pub fn at(scale: f64) -> Self {
         Self {
             scale,
@@ -74,16 +75,20 @@ impl DryRun {
         }
     }
 
-    /// The dtype in scopes of this handle, if another than its own. What a program runs in f32 beside the handle that is judged stays in f32.
-    pub(crate) fn dtype_of(&self, amp: &MixedPrecision) -> Option<FloatDType> {
-        let is_judged = self.judged.as_ref().is_some_and(|judged| judged.is(amp));
-        self.dtype
-            .filter(|_| is_judged || is_half(amp.dtype().into()))
+    /// Returns the dtype in scopes of this handle, and the multiple of their gradients. A part that a program runs in f32 beside the handle that is
+    /// judged stays in f32.
+    pub(super) fn side_of(&self, amp: &MixedPrecision) -> (FloatDType, f64) {
+        let dtype = self.dtype.filter(|_| self.is_about(amp));
+        match dtype.unwrap_or(amp.dtype()) {
+            FloatDType::F32 if dtype.is_none() => (FloatDType::F32, 1.0),
+            dtype => (dtype, self.scale),
+        }
     }
 
-    /// Whether what scopes of this handle show counts.
-    pub(crate) fn is_about(&self, amp: &MixedPrecision) -> bool {
-        self.dtype.is_none() || self.dtype_of(amp).is_some()
+    /// Says whether scopes of this handle are judged.
+    pub(super) fn is_about(&self, amp: &MixedPrecision) -> bool {
+        let is_judged = || self.judged.as_ref().is_some_and(|judged| judged.is(amp));
+        self.dtype.is_none() || is_half(amp.dtype().into()) || is_judged()
     }
 
     /// Takes out what was found so far.
@@ -91,12 +96,15 @@ impl DryRun {
         std::mem::take(&mut *locked(&self.notes))
     }
 
-    pub(crate) fn reads(&self, path: &str) {
-        locked(&self.notes).read.insert(path.to_string());
+    /// Notes a parameter that is read in a scope of this handle, in this dtype.
+    pub(super) fn reads(&self, path: &str, amp: &MixedPrecision, dtype: FloatDType) {
+        if is_half(dtype.into()) || self.is_about(amp) {
+            locked(&self.notes).read.insert(path.to_string());
+        }
     }
 
     /// A tensor leaves a scope of this handle. An output of a batch of one has two dimensions, a loss has one.
-    pub(crate) fn leaves(&self, tensor: &AnyTensor, amp: &MixedPrecision, is_outside: bool) {
+    pub(super) fn leaves(&self, tensor: &AnyTensor, amp: &MixedPrecision, is_outside: bool) {
         if let Some(observer) = self.observer.as_ref().filter(|_| is_outside) {
             let output = tensor.clone().map(Tensor::inner).flat();
             output.into_iter().for_each(|output| observer.left(output));
@@ -113,7 +121,7 @@ impl DryRun {
     }
 
     /// Keeps a tensor that leaves a scope, or a region of this name.
-    pub(crate) fn keep(&self, region: Option<Arc<str>>, tensor: &AnyTensor) {
+    pub(super) fn keep(&self, region: Option<Arc<str>>, tensor: &AnyTensor) {
         if self.keeps_values {
             let value = tensor.clone().map(Tensor::inner);
             locked(&self.notes).values.push((region, value));
@@ -121,7 +129,7 @@ impl DryRun {
     }
 
     /// Measures the gradient of a cast whose forward pass goes from one dtype to another.
-    pub(crate) fn watch(self: &Arc<Self>, from: DType, to: DType, factor: f64) -> Watch {
+    pub(super) fn watch(self: &Arc<Self>, from: DType, to: DType, factor: f64) -> Watch {
         let dry = self.clone();
         let counts = |dtype| is_half(dtype) || self.dtype == Some(FloatDType::F32);
         let (before, after) = (counts(to), counts(from));

@@ -1,20 +1,21 @@
-use burn::module::{Module, Param, ParamId, Reparameterization, Reparameterizer};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::module::Module;
+use burn::tensor::{DType, Device, FloatDType};
 use burn_amp_kernels::{UnsupportedDType, refuses_two_dtypes};
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::error::{AmpError, or_panic};
+use super::observer::Observer;
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
-use crate::values::{AnyTensor, SCOPED, is_half};
 use crate::{
-    border::observer::Observer,
+    error::AmpError,
     gradients::GradientStatus,
     journal::Journal,
     journal::step_counters::StepCounters,
     lock::{Guard, locked},
+    scale::border_events::next_number,
     scale::live_scale::LiveScale,
+    values::is_half,
 };
 
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
@@ -55,30 +56,28 @@ pub struct MixedPrecision {
 
 struct Shared {
     dtype: FloatDType,
-    /// Whether there is a loss scale.
+    /// Set where there is a loss scale.
     enabled: bool,
     live: Arc<LiveScale>,
     journal: Journal,
     extension: OnceLock<Box<dyn Any + Send + Sync>>,
     observer: Mutex<Option<Arc<dyn Observer>>>,
-    /// Whether a `Learner` trains with it.
+    /// Set while a `Learner` trains with it.
     in_learner: AtomicBool,
-    /// Whether a model was attached.
+    /// Set once a model was attached.
     attached: AtomicBool,
-    /// How many of its closures run.
-    running: AtomicUsize,
-    /// The parameter that was read last on a thread that is in no scope, while one ran on another.
-    read_elsewhere: Mutex<Option<Arc<str>>>,
-    /// Whether it computes on devices that do not refuse two dtypes.
+    /// The parameter that was read last on a thread that is in no scope, and when: in the order of the border events.
+    read_elsewhere: Mutex<Option<(u64, Arc<str>)>>,
+    /// Set where it computes on devices that do not refuse two dtypes.
     allows_unchecked: bool,
     /// Devices that tensors have come from, and that are fine.
     devices: Mutex<Vec<Device>>,
 }
 
-/// Whether the program has made one in half precision.
+/// Set once the program has made a handle in half precision.
 static HALF_EXISTS: AtomicBool = AtomicBool::new(false);
 
-/// Whether the program computes in half precision somewhere.
+/// Says whether the program computes in half precision somewhere.
 pub(crate) fn half_exists() -> bool {
     HALF_EXISTS.load(Ordering::Relaxed)
 }
@@ -138,7 +137,6 @@ impl MixedPrecision {
                 observer: Mutex::default(),
                 in_learner: AtomicBool::new(false),
                 attached: AtomicBool::new(false),
-                running: AtomicUsize::new(0),
                 read_elsewhere: Mutex::default(),
                 allows_unchecked,
                 devices: Mutex::default(),
@@ -251,7 +249,7 @@ impl MixedPrecision {
         self.check_device_in(self.shared.dtype, device)
     }
 
-    /// As [`check_device`](Self::check_device), of another dtype.
+    /// Checks a device as [`check_device`](Self::check_device), for another dtype.
     fn check_device_in(&self, dtype: FloatDType, device: &Device) -> Result<(), AmpError> {
         let half = DType::from(dtype);
         if !device.supports_dtype(half) {
@@ -266,14 +264,14 @@ impl MixedPrecision {
         }
     }
 
-    /// As [`check_device`](Self::check_device), of another dtype and for all devices of a model.
+    /// Checks all devices of a model as [`check_device`](Self::check_device), for another dtype.
     #[doc(hidden)]
     pub fn check_devices<M: Module>(&self, dtype: FloatDType, model: &M) -> Result<(), AmpError> {
         let mut devices = model.devices().into_iter();
         devices.try_for_each(|device| self.check_device_in(dtype, &device))
     }
 
-    /// As [`check_device`](Self::check_device), of a device that a tensor comes from: once for each.
+    /// Checks a device that a tensor comes from as [`check_device`](Self::check_device): once for each.
     pub(crate) fn meets(&self, device: Device) -> Result<(), AmpError> {
         if locked(&self.shared.devices).contains(&device) {
             return Ok(());
@@ -283,37 +281,31 @@ impl MixedPrecision {
         Ok(())
     }
 
-    /// Whether both are clones of one handle.
+    /// Says whether both are clones of one handle.
     #[doc(hidden)]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// Whether a model was attached to it.
+    /// Says whether a model was attached to it.
     pub(crate) fn is_attached(&self) -> bool {
         self.shared.attached.load(Ordering::Relaxed)
     }
 
-    /// Runs a closure of a scope, which catches panics.
-    pub(crate) fn run<R>(&self, closure: impl FnOnce() -> R) -> R {
-        if self.shared.running.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.take_read_elsewhere();
-        }
-        let result = closure();
-        self.shared.running.fetch_sub(1, Ordering::Relaxed);
-        result
+    /// Notes that a model is attached.
+    pub(super) fn set_attached(&self) {
+        self.shared.attached.store(true, Ordering::Relaxed);
     }
 
-    /// A parameter is read in no scope.
-    pub(crate) fn note_read_elsewhere(&self, path: &Arc<str>) {
-        if self.shared.running.load(Ordering::Relaxed) > 0 {
-            *locked(&self.shared.read_elsewhere) = Some(path.clone());
-        }
+    /// Notes that a parameter is read in no scope.
+    pub(super) fn note_read_elsewhere(&self, path: &Arc<str>) {
+        *locked(&self.shared.read_elsewhere) = Some((next_number(), path.clone()));
     }
 
-    /// The parameter that was read last on a thread that is in no scope, while one ran on another.
-    pub(crate) fn take_read_elsewhere(&self) -> Option<Arc<str>> {
-        locked(&self.shared.read_elsewhere).take()
+    /// Returns the parameter that a thread in no scope has read last, if that was after this number of the border events.
+    pub(super) fn read_elsewhere(&self, since: u64) -> Option<Arc<str>> {
+        let (number, path) = locked(&self.shared.read_elsewhere).clone()?;
+        (number > since).then_some(path)
     }
 
     /// Says whether a bare `autocast` opens scopes, in a `Learner`. Returns what was so before.
@@ -326,38 +318,30 @@ impl MixedPrecision {
         self.shared.in_learner.load(Ordering::Relaxed)
     }
 
-    /// Whether it is one of half precision that nothing has computed in so far.
+    /// Says whether it is one of half precision that nothing has computed in so far.
     #[doc(hidden)]
     pub fn is_unused(&self) -> bool {
         is_half(self.dtype().into()) && self.live().opened() == 0
     }
 
-    /// Whether gradients are multiplied inside a scope.
+    /// Says whether gradients are multiplied inside a scope.
     #[doc(hidden)]
     pub fn is_scaled(&self) -> bool {
         let is_idle = || self.dtype() == FloatDType::BF16 && self.live().is_idle();
         self.shared.enabled && self.shared.dtype != FloatDType::F32 && !is_idle()
     }
 
-    /// Whether optimizers test gradients, and skip steps.
+    /// Says whether optimizers test gradients, and skip steps.
     #[doc(hidden)]
     pub fn is_tested(&self) -> bool {
         self.shared.enabled
-    }
-
-    /// What gradients are multiplied by in the next scope.
-    pub(crate) fn factor(&self) -> f64 {
-        match self.is_scaled() {
-            true => self.shared.live.scale().into(),
-            false => 1.0,
-        }
     }
 
     pub(crate) fn live(&self) -> &Arc<LiveScale> {
         &self.shared.live
     }
 
-    /// Who follows the steps.
+    /// The observer that follows the steps.
     pub(crate) fn observer(&self) -> Guard<'_, Option<Arc<dyn Observer>>> {
         locked(&self.shared.observer)
     }
@@ -367,7 +351,7 @@ impl MixedPrecision {
         &self.shared.journal
     }
 
-    /// What another crate of the workspace keeps for all clones of the handle: of one type alone.
+    /// A value that another crate of the workspace keeps for all clones of the handle: of one type alone.
     #[doc(hidden)]
     pub fn extension<T: Any + Default + Send + Sync>(&self) -> Option<&T> {
         let extension = self.shared.extension.get_or_init(|| Box::new(T::default()));
@@ -375,7 +359,7 @@ impl MixedPrecision {
     }
 }
 
-/// What metrics, a progress bar or other threads may ask of a training: what an optimizer of this
+/// Answers for metrics, a progress bar or other threads that ask for a training: what an optimizer of this
 /// `MixedPrecision` did last, by hand or in a `Learner`.
 ///
 /// With several optimizers, the counters are of all steps, and outcome and gradients those of the one that stepped last. Reading never waits for a device: all
@@ -433,48 +417,5 @@ impl std::fmt::Debug for MixedPrecision {
             .field("loss_scale", &f64::from(self.loss_scale()))
             .field("regions", &self.regions())
             .finish()
-    }
-}
-
-impl Reparameterizer for MixedPrecision {
-    type Reparam = ScopedParameter;
-
-    fn reparameterize<const D: usize>(
-        &mut self,
-        path: &str,
-        param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<Self::Reparam>) {
-        // The first forward pass would end in a panic of a kernel's compiler.
-        or_panic(self.check_device(&param.lazy_device()));
-        self.shared.attached.store(true, Ordering::Relaxed);
-        let scoped = ScopedParameter {
-            amp: self.clone(),
-            path: path.into(),
-            id: param.id,
-        };
-        (param, Some(scoped))
-    }
-}
-
-/// What [`MixedPrecision`] attaches to a parameter: inside a scope it appears in half precision, elsewhere as it is.
-///
-/// The stored parameter, its gradient and its record keep their own dtype.
-#[derive(Module, Debug)]
-pub struct ScopedParameter {
-    #[module(skip)]
-    amp: MixedPrecision,
-    #[module(skip)]
-    path: Arc<str>,
-    /// As the parameter had it when it was attached.
-    #[module(skip)]
-    id: ParamId,
-}
-
-impl Reparameterization for ScopedParameter {
-    const NAME: &'static str = SCOPED;
-
-    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let base = AnyTensor::with_graph(base);
-        self.amp.read(&self.path, self.id, base).into_handle()
     }
 }

@@ -17,45 +17,44 @@
 //! assert_eq!(output.dtype(), DType::F32);
 //! ```
 
-use burn::module::ParamId;
-use burn::tensor::{DType, FloatDType};
-use burn_amp_kernels::{Watch, panic_message};
+use burn::module::{Module, Param, ParamId, Reparameterization, Reparameterizer};
+use burn::tensor::{DType, FloatDType, Tensor};
+use burn_amp_kernels::panic_message;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Once};
 
-use crate::border::cast::{CastFloat, cast_each};
-use crate::border::mixed_precision::{MixedPrecision, half_exists};
-use crate::border::open::{Open, Side};
-use crate::scale::rescale::{RegionFactor, Rescale};
-use crate::values::{AnyTensor, is_half};
+use super::cast::{CastFloat, cast_each};
+use super::dry_run::DryRun;
+use super::mixed_precision::{MixedPrecision, half_exists};
+use super::open_scope::{OpenScope, Side};
+use crate::error::{AmpError, or_panic};
+use crate::values::{AnyTensor, SCOPED, is_half};
 use crate::{
-    border::dry_run::DryRun,
-    error::{AmpError, or_panic},
     lock::locked,
-    scale::border_events::EventPlace,
+    scale::region::{Factor, Region, Rescale},
 };
 
 thread_local! {
-    /// What this thread is in.
+    /// The parts of the forward pass that this thread is in.
     static HERE: RefCell<Frame> = RefCell::default();
     /// The error with which a scope of this thread panicked last.
     static REFUSED: RefCell<Option<AmpError>> = const { RefCell::new(None) };
 }
 
-/// What a thread is in: what it has entered last, and what holds of all that encloses it.
+/// The parts of the forward pass that a thread is in: the one that it has entered last, with all that encloses it.
 #[derive(Clone, Default)]
 struct Frame {
     /// The half precision that it is in; none in f32, where parameters are plain.
-    open: Option<Arc<Open>>,
-    /// Whether a scope is open, in an island of f32 too.
+    open: Option<Arc<OpenScope>>,
+    /// Set while a scope is open, in an island of f32 too.
     is_inside: bool,
-    /// What the regions that it is in multiply gradients by; in f32, in the scopes inside.
-    rescales: Vec<Rescale>,
-    /// Whose scopes a bare `autocast` opens.
+    /// The regions with factors that it is in; in f32, those of the scopes inside.
+    regions: Vec<Region>,
+    /// The handle of the scopes that a bare `autocast` opens.
     amp: Option<MixedPrecision>,
-    /// How the scopes in it differ from those of a step.
+    /// The dry run that it is in.
     dry: Option<Arc<DryRun>>,
 }
 
@@ -122,7 +121,7 @@ pub(crate) fn in_dry_run<R>(
 pub struct Scope(Frame);
 
 impl Scope {
-    /// What the calling thread is in: a scope, a region of one ([`in_f32`] or [`rescaled`]), or none of these.
+    /// Returns the part that the calling thread is in: a scope, a region of one ([`in_f32`] or [`rescaled`]), or none of these.
     pub fn current() -> Self {
         Self(Frame::here())
     }
@@ -140,28 +139,29 @@ impl std::fmt::Debug for Scope {
     }
 }
 
-/// What a panic inside was about, if it is a clash of dtypes or follows from what was refused; others go on.
-fn explain(amp: &MixedPrecision, open: &Open, panic: Box<dyn Any + Send>) -> AmpError {
-    if let Some(refused) = open.take_refused() {
-        return refused;
-    }
-    // A scope inside this one has said already what is wrong.
+/// Finds the error that a panic inside was about, if it is a clash of dtypes or follows from a use that was refused; others go on.
+fn explain(open: &OpenScope, panic: Box<dyn Any + Send>) -> AmpError {
+    let (refused, last_read) = {
+        let mut notes = locked(&open.notes);
+        (notes.refused.take(), notes.last_read.clone())
+    };
+    // A scope inside this one may have said already what is wrong.
     let message = panic_message(&*panic);
-    if let Some(error) = REFUSED.take().filter(|error| error.to_string() == message) {
+    let is_it = |error: &AmpError| error.to_string() == message;
+    if let Some(error) = refused.or_else(|| REFUSED.take().filter(is_it)) {
         return error;
     }
-    let elsewhere = amp.take_read_elsewhere();
-    if let Some(path) = elsewhere.filter(|_| OF_THREADS.iter().any(|said| message.contains(said))) {
-        return AmpError::OtherThread {
-            parameter: path.to_string(),
-            dtype: open.side.dtype.into(),
-        };
+    let dtype = open.side.dtype.into();
+    if OF_THREADS.iter().any(|said| message.contains(said))
+        && let Some(path) = open.amp.read_elsewhere(open.number)
+    {
+        let parameter = path.to_string();
+        return AmpError::OtherThread { parameter, dtype };
     }
-    let last = locked(&open.notes).last_read.clone();
-    dtype_clash(panic, open.side.dtype.into(), last, amp.is_attached())
+    dtype_clash(panic, dtype, last_read, open.amp.is_attached())
 }
 
-/// A panic of Burn's because of two dtypes; others go on.
+/// Makes an error of a panic of Burn's because of two dtypes; others go on.
 pub(crate) fn dtype_clash(
     panic: Box<dyn Any + Send>,
     dtype: DType,
@@ -180,7 +180,7 @@ pub(crate) fn dtype_clash(
     }
 }
 
-/// What Burn 0.22.1 says when two dtypes meet: its Flex backend (an operation on two tensors, a layer norm), its fusion, its
+/// The words of Burn 0.22.1 when two dtypes meet: its Flex backend (an operation on two tensors, a layer norm), its fusion, its
 /// ndarray backend, and an einsum.
 const CLASHES: [&str; 6] = [
     "dtype mismatch",
@@ -191,13 +191,8 @@ const CLASHES: [&str; 6] = [
     "must have the same dtype",
 ];
 
-/// What a thread's panic is where another one has joined it: what it said is lost.
+/// The message of a thread's panic where another one has joined it: its own is lost.
 const OF_THREADS: [&str; 2] = ["Any { .. }", "a scoped thread panicked"];
-
-/// The scope whose half precision the thread is in; none in an island, or outside.
-fn innermost() -> Option<Arc<Open>> {
-    HERE.with_borrow(|here| here.open.clone())
-}
 
 impl MixedPrecision {
     /// Runs a model in half precision: casts the float tensors of `input` on the way in, and those of the result back to f32.
@@ -229,14 +224,16 @@ impl MixedPrecision {
         input: I,
         forward: impl FnOnce(I) -> R,
     ) -> R {
-        let result = self.try_autocast(input, forward);
-        if let Err(error) = &result {
-            REFUSED.set(Some(error.clone()));
+        match self.try_autocast(input, forward) {
+            Ok(output) => output,
+            Err(error) => {
+                REFUSED.set(Some(error.clone()));
+                or_panic(Err(error))
+            }
         }
-        or_panic(result)
     }
 
-    /// As [`autocast`](Self::autocast), for programs that want to handle a failure.
+    /// Does the same as [`autocast`](Self::autocast), for programs that want to handle a failure.
     ///
     /// # Errors
     ///
@@ -254,20 +251,21 @@ impl MixedPrecision {
         forward: impl FnOnce(I) -> R,
     ) -> Result<R, AmpError> {
         let here = Frame::here();
-        let outer = here.open.as_ref().map(|open| open.side.clone());
-        let open = Arc::new(self.opened(&here));
-        let nested = Cell::new(false);
-        let outside = outer.as_ref().unwrap_or(&Side::OUTSIDE);
+        let open = OpenScope::new(self, here.dry.clone(), &here.regions);
+        let open = Arc::new(open);
+        let is_nested = Cell::new(false);
+        let around = here.open.as_ref().map_or(&Side::OUTSIDE, |open| &open.side);
         let input = cast_each(input, |tensor| {
-            nested.set(nested.get() || outside.holds(tensor.dtype()));
-            open.take_from(outside, tensor, None)
+            is_nested.set(is_nested.get() || around.holds(tensor.dtype()));
+            open.take(around, tensor, None, true)
         });
         // A thread pool may put other work on a thread that waits inside a scope. Its tensors are not of that scope.
-        let outer = outer.filter(|_| nested.get());
-        let enclosing = here.open.clone().filter(|_| outer.is_some());
-        locked(&open.notes).outer = enclosing.as_ref().map(|open| open.notes.clone());
+        let outer = here.open.clone().filter(|_| is_nested.get());
+        if let Some(outer) = &outer {
+            locked(&open.notes).outer = Some(outer.notes.clone());
+        }
         let is_inside = here.is_inside && (outer.is_some() || here.open.is_none());
-        // Inside half precision that has a scale, what is around this sees what comes.
+        // The scope around this one sees what comes to it, if that is multiplied there.
         let is_seen = here.is_inside && outer.is_some();
         let frame = Frame {
             open: Some(open.clone()),
@@ -275,28 +273,28 @@ impl MixedPrecision {
             amp: Some(self.clone()),
             ..here
         };
-        let forward = || catch_unwind(AssertUnwindSafe(|| forward(input)));
-        let result = self.run(|| frame.run(forward));
-        let mut notes = locked(&open.notes);
-        notes.is_closed = true;
-        if let Some(path) = notes.last_read.clone().filter(|_| open.dry.is_none()) {
-            self.live().note_read(path);
+        let result = frame.run(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
+        {
+            let mut notes = locked(&open.notes);
+            notes.is_closed = true;
+            if let (Some(path), None) = (&notes.last_read, &open.dry) {
+                *locked(&self.live().last_read) = Some(path.clone());
+            }
         }
-        drop(notes);
-        let output = result.map_err(|panic| explain(self, &open, panic))?;
-        let is_watched = self.is_scaled() && !is_seen && open.dry.is_none();
-        let watch = is_watched.then(|| open.watch_scope());
-        let outside = outer.as_ref().unwrap_or(&Side::OUTSIDE);
+        let output = result.map_err(|panic| explain(&open, panic))?;
+        let watch = (!is_seen && open.is_step).then(|| open.watch_scope());
+        let outside = outer.as_ref().map_or(&Side::OUTSIDE, |outer| &outer.side);
         let output = cast_each(output, |tensor| {
             let tensor = open.let_out(tensor, outside, watch.as_ref());
-            match (&enclosing, &open.dry) {
-                (Some(enclosing), _) => enclosing.note(&tensor),
+            match (&outer, &open.dry) {
+                (Some(outer), _) => outer.note(&tensor),
                 (None, Some(dry)) => dry.keep(None, &tensor),
                 _ => {}
             }
             tensor
         });
-        open.take_refused().map_or(Ok(output), Err)
+        let refused = locked(&open.notes).refused.take();
+        refused.map_or(Ok(output), Err)
     }
 
     /// Casts the float tensors of a value to half precision, as [`autocast`](Self::autocast) does with its input: for
@@ -310,46 +308,13 @@ impl MixedPrecision {
     /// At the end of the scope, as [`autocast`](Self::autocast), for a half-precision tensor of another dtype that requires
     /// gradients.
     pub fn cast<T: CastFloat>(&self, value: T) -> T {
-        match innermost() {
-            Some(open) => cast_each(value, |tensor| open.take(tensor)),
+        match Frame::here().open {
+            Some(open) => cast_each(value, |tensor| open.take_captured(tensor, true)),
             None => cast_each(value, |tensor| tensor.cast(self.dtype())),
         }
     }
 
-    /// A scope of this thread, in the regions that it is in.
-    fn opened(&self, here: &Frame) -> Open {
-        let dry = here.dry.clone();
-        let other = dry.as_ref().and_then(|dry| dry.dtype_of(self));
-        let dtype = other.unwrap_or(self.dtype());
-        let is_step = dry.is_none() && self.is_scaled();
-        let device_step = is_step
-            .then(|| self.live().in_flight.device_step())
-            .flatten();
-        if is_step {
-            self.live().events.follow_the_last();
-        }
-        let scale = match &dry {
-            Some(dry) if other.is_some() || dtype != FloatDType::F32 => dry.scale,
-            _ if device_step.is_some() => 1.0,
-            _ => self.factor(),
-        };
-        let open = Open {
-            amp: self.clone(),
-            side: Side {
-                dtype,
-                scale,
-                device_step,
-            },
-            number: self.live().open(),
-            region: None,
-            shift: 1.0,
-            dry,
-            notes: Arc::default(),
-        };
-        (here.rescales.iter()).fold(open, |open, rescale| open.rescaled(rescale))
-    }
-
-    /// Runs a model with this as what a bare [`autocast`] opens scopes of.
+    /// Runs a model in which a bare [`autocast`] opens scopes of this handle.
     #[doc(hidden)]
     pub fn in_model<R>(&self, work: impl FnOnce() -> R) -> R {
         let frame = Frame {
@@ -359,49 +324,73 @@ impl MixedPrecision {
         };
         frame.run(work)
     }
+}
 
-    /// The value of a parameter where it is read.
-    pub(crate) fn read(&self, path: &Arc<str>, id: ParamId, base: AnyTensor) -> AnyTensor {
-        let Some(open) = innermost().filter(|open| open.amp.is(self)) else {
-            if HERE.with_borrow(|here| !here.is_inside) {
-                self.note_read_elsewhere(path);
-            }
-            return base;
+impl Reparameterizer for MixedPrecision {
+    type Reparam = ScopedParameter;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Self::Reparam>) {
+        // The first forward pass would end in a panic of a kernel's compiler.
+        or_panic(self.check_device(&param.lazy_device()));
+        self.set_attached();
+        let scoped = ScopedParameter {
+            amp: self.clone(),
+            path: path.into(),
+            id: param.id,
         };
-        let dtype = base.dtype();
-        // Of Flex32 nobody knows how many digits a device keeps.
-        if (is_half(dtype) || dtype == DType::Flex32) && base.is_tracked() {
-            open.refuse(AmpError::HalfPrecisionLeaf {
-                parameter: path.to_string(),
-                dtype,
-            });
-        }
-        locked(&open.notes).last_read = Some(path.clone());
-        match &open.dry {
-            Some(dry) if is_half(open.side.dtype.into()) || dry.is_about(self) => dry.reads(path),
-            // Of others, such as those of validation, no gradient comes.
-            None if base.is_tracked() => {
-                let region = open.region.as_ref().map(|region| &region.name);
-                self.live().regions().lock().read_in(region, path);
-            }
-            _ => {}
-        }
-        open.take_parameter(path, id, base)
+        (param, Some(scoped))
     }
 }
 
-/// What the thread's scopes differ by, in a dry run.
+/// The part of [`MixedPrecision`] that is attached to a parameter: inside a scope it appears in half precision, elsewhere as it is.
+///
+/// The stored parameter, its gradient and its record keep their own dtype.
+#[derive(Module, Debug)]
+pub struct ScopedParameter {
+    #[module(skip)]
+    amp: MixedPrecision,
+    #[module(skip)]
+    path: Arc<str>,
+    /// The parameter's id when it was attached.
+    #[module(skip)]
+    id: ParamId,
+}
+
+impl Reparameterization for ScopedParameter {
+    const NAME: &'static str = SCOPED;
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let here = Frame::here();
+        let base = AnyTensor::with_graph(base);
+        let value = match here.open.filter(|open| open.amp.is(&self.amp)) {
+            Some(open) => open.take_parameter(&self.path, self.id, base),
+            None => {
+                if !here.is_inside {
+                    self.amp.note_read_elsewhere(&self.path);
+                }
+                base
+            }
+        };
+        value.into_handle()
+    }
+}
+
+/// Returns the dry run that the thread is in.
 pub(crate) fn dry_run() -> Option<Arc<DryRun>> {
     HERE.with_borrow(|here| here.dry.clone())
 }
 
-/// What gradients of this dtype are multiplied by where the thread is.
+/// Returns the multiple of gradients of this dtype where the thread is.
 pub fn scale_here(dtype: DType) -> f64 {
-    let open = innermost().filter(|_| is_half(dtype));
+    let open = Frame::here().open.filter(|_| is_half(dtype));
     open.map_or(1.0, |open| open.side.scale)
 }
 
-/// That of the enclosing scope, or of the model that a `Learner` trains.
+/// Returns the handle of the enclosing scope, or of the model that a `Learner` trains.
 pub(crate) fn current() -> Option<MixedPrecision> {
     HERE.with_borrow(|here| here.amp.clone())
 }
@@ -424,7 +413,7 @@ pub(crate) fn current() -> Option<MixedPrecision> {
 ///
 /// # Panics
 ///
-/// As [`MixedPrecision::autocast`].
+/// Panics as [`MixedPrecision::autocast`].
 #[track_caller]
 pub fn autocast<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) -> R) -> R {
     match current() {
@@ -518,65 +507,53 @@ pub fn rescaled<I: CastFloat, R: CastFloat>(
     input: I,
     forward: impl FnOnce(I) -> R,
 ) -> R {
-    let region = Region {
-        rescale: Some(by),
-        ..Region::default()
-    };
-    region.run(input, forward)
-}
-
-/// A part of the forward pass, and how it differs from what encloses it: not at all, or in its precision, or in what its gradients are
-/// multiplied by.
-#[derive(Clone, Debug, Default)]
-pub struct Region {
-    /// By which others may decide what happens in it.
-    pub name: Option<Arc<str>>,
-    /// Whether parameters are plain in it.
-    pub is_f32: bool,
-    /// What it multiplies gradients by.
-    pub rescale: Option<Rescale>,
+    by.0.run(input, forward)
 }
 
 impl Region {
     /// Runs it where the thread is, in a scope or outside of all.
     pub fn run<I: CastFloat, R: CastFloat>(self, input: I, forward: impl FnOnce(I) -> R) -> R {
         let here = Frame::here();
-        let is_f32 = self.is_f32
-            || match (&self.name, &here.dry) {
-                // A dry run decides by names.
-                (Some(name), Some(dry)) => dry.in_f32.contains(&**name),
-                _ => false,
-            };
+        // A dry run decides by names.
+        let is_in_f32 = |dry: &Arc<DryRun>| {
+            let name = self.name.as_deref();
+            name.is_some_and(|name| dry.in_f32.contains(name))
+        };
+        let is_f32 = self.is_f32 || here.dry.as_ref().is_some_and(is_in_f32);
+        let has_factor = self.factor != Factor::One;
         let outer = here.open.clone();
-        let inside = outer.as_ref().filter(|_| !is_f32);
-        let inside = inside.map(|outer| match &self.rescale {
-            Some(rescale) => Arc::new(outer.rescaled(rescale)),
-            None => outer.clone(),
+        let inside = (outer.clone().filter(|_| !is_f32)).map(|outer| match has_factor {
+            true => outer.inside(&self).into(),
+            false => outer,
         });
         let mut frame = Frame {
             open: inside.clone(),
             ..here
         };
-        frame.rescales.extend(self.rescale.clone());
+        frame.regions.extend(has_factor.then(|| self.clone()));
         let dry = frame.dry.clone();
         let forward = |input| frame.run(|| forward(input));
-        let output = match (outer, inside, self.rescale) {
-            (Some(outer), None, _) => {
+        let output = match (outer, inside) {
+            (Some(outer), None) => {
                 let output = forward(cast_each(input, |tensor| outer.widen(tensor)));
-                cast_each(output, |tensor| outer.take_back(tensor))
+                // As for those that come in: see `widen`.
+                cast_each(output, |tensor| {
+                    let keeps = tensor.is_known_now();
+                    outer.take_captured(tensor, keeps)
+                })
             }
-            (Some(outer), Some(inside), Some(rescale)) => {
-                let [departure, arrival] = watches(&rescale, &outer, &inside);
+            (Some(outer), Some(inside)) if has_factor => {
+                let [departure, arrival] = inside.watch_region(&outer);
                 let departure = departure.as_ref();
                 let output = forward(cast_each(input, |tensor| {
-                    inside.take_from(&outer.side, tensor, departure)
+                    inside.take(&outer.side, tensor, departure, true)
                 }));
                 let arrival = arrival.as_ref();
                 cast_each(output, |tensor| {
                     inside.let_out(tensor, &outer.side, arrival)
                 })
             }
-            (None, _, _) if is_f32 => widened(input, forward),
+            (None, _) if is_f32 => widened(input, forward),
             _ => forward(input),
         };
         let (Some(name), Some(dry)) = (self.name, dry) else {
@@ -587,18 +564,6 @@ impl Region {
             tensor
         })
     }
-}
-
-/// A region whose factor moves is measured where gradients leave it and where they come to it.
-fn watches(rescale: &Rescale, outer: &Open, inside: &Open) -> [Option<Watch>; 2] {
-    let is_moving = matches!(&rescale.0, RegionFactor::Moving(_));
-    let is_measured = is_moving && inside.amp.is_scaled() && inside.dry.is_none();
-    let Some(region) = inside.region.clone().filter(|_| is_measured) else {
-        return [None, None];
-    };
-    let enclosing = outer.region.clone();
-    let departure = EventPlace::Departure(region.clone(), enclosing.clone());
-    [departure, EventPlace::Arrival(region, enclosing)].map(|place| Some(inside.watch(place)))
 }
 
 /// Runs a region in f32 outside of all scopes: what comes out goes back to the dtype of the first half-precision tensor that came in.

@@ -6,16 +6,16 @@ mod cause;
 use burn::module::ParamId;
 use burn_amp_kernels::{EventStatus, PassedGradient, Reading, Status, UnreadEvent};
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::{lock::locked, scale::loss_scale::Measures};
 
-/// How many scopes were opened, and how many events there were, of all handles: their order.
+/// The number of scopes that were opened and of events that there were, of all handles: it gives their order.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// The place in that order of what happens now: above 0.
+/// Returns the place in that order of what happens now: above 0.
 pub(crate) fn next_number() -> u64 {
     COUNT.fetch_add(1, Ordering::Relaxed) + 1
 }
@@ -29,7 +29,7 @@ const MAX_KEPT: usize = 1 << 25;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct OpenRegion {
     pub(crate) name: Arc<str>,
-    /// What gradients are multiplied by in it, and by the regions that enclose it.
+    /// The multiple of gradients in it, and that of the regions that enclose it.
     pub(crate) factor: f64,
     pub(crate) outer_factor: f64,
 }
@@ -37,86 +37,92 @@ pub(crate) struct OpenRegion {
 /// A region, if there is one.
 type Inside = Option<Arc<OpenRegion>>;
 
-/// Where a gradient was met on its way back.
+/// A place at which a gradient passes on its way back, in this region or in none.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum EventPlace {
-    /// Where it came to a scope, which was opened at this number, and in this region.
+    /// The end of a scope, which was opened at this number.
     Scope(u64, Inside),
-    /// Where it came back to a scope from a part in f32 inside.
+    /// The beginning of a part in f32 inside: the gradient comes back to half precision.
     Return(u64, Inside),
-    /// Where it left half precision for what was computed before in f32: outside of the scope, or inside.
+    /// The beginning of a scope, or the end of a part in f32 inside: it leaves half precision for the f32 before.
     Left(u64, Inside),
-    /// Where it left half precision for a parameter.
+    /// A parameter, for which it leaves half precision.
     Parameter(u64, Inside),
-    /// Where it came to a region, out of another.
+    /// The end of a region: it comes out of another.
     Arrival(Arc<OpenRegion>, Inside),
-    /// Where it left a region, for another.
+    /// The beginning of a region, which it leaves for another.
     Departure(Arc<OpenRegion>, Inside),
 }
 
 /// A gradient, or several that left a scope for its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct BorderEvent {
-    /// In the order of the backward passes, and of the scopes that were opened.
+    /// Its place in the order of the backward passes, and of the scopes that were opened.
     pub(crate) number: u64,
     /// Its backward pass.
     pass: u64,
     place: EventPlace,
-    /// Those that the gradients are of, where they left half precision for parameters.
+    /// The parameters of the gradients that leave half precision for some.
     parameters: Vec<ParamId>,
     measured: Measured,
     step: StepOf,
 }
 
-/// Of which step gradients are.
+/// The step that gradients are of, as far as that is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum StepOf {
     /// One that comes.
     Next,
-    /// That of a window which was tested.
+    /// The step of a window, which was tested.
     Window,
     /// The one that was tested, or one that comes: several passes were over before it.
     Either,
-    /// None that comes: they were discarded, or are in a window, which has the event too.
+    /// No step that comes: they were discarded, or are in a window, which has the event too.
     None,
 }
 
-/// What is known of a gradient.
+/// A gradient, and how far it is measured.
 #[derive(Clone, Debug)]
-enum Measured {
-    /// Nothing yet.
+pub(crate) enum Measured {
+    /// The gradients themselves, which nobody has looked at.
     Kept(Vec<PassedGradient>),
     OnDevice(Box<UnreadEvent>),
     Read(EventStatus),
 }
 
+impl Measured {
+    /// Counts the values that are kept.
+    fn kept(&self) -> usize {
+        match self {
+            Self::Kept(gradients) => gradients.iter().map(PassedGradient::elements).sum(),
+            _ => 0,
+        }
+    }
+}
+
 #[cfg(any(test, feature = "counts"))]
 thread_local! {
-    /// How often this thread has waited for a device.
+    /// Counts how often this thread has waited for a device.
     pub static READS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
-impl EventPlace {
-    /// The scope whose half precision it left.
-    fn left(&self) -> Option<u64> {
-        match self {
-            Self::Left(scope, _) => Some(*scope),
-            _ => None,
-        }
-    }
+/// One side of a border: f32, or half precision in a region or in none.
+type Side<'a> = Option<Option<&'a OpenRegion>>;
 
-    /// The region that it enters.
-    fn entered(&self) -> Option<&Arc<OpenRegion>> {
+impl EventPlace {
+    /// Returns the sides that a gradient comes from and goes to.
+    fn sides(&self) -> [Side<'_>; 2] {
         match self {
-            Self::Scope(_, region) => region.as_ref(),
-            Self::Arrival(region, _) => Some(region),
-            _ => None,
+            Self::Scope(_, to) | Self::Return(_, to) => [None, Some(to.as_deref())],
+            Self::Left(_, from) | Self::Parameter(_, from) => [Some(from.as_deref()), None],
+            Self::Arrival(inside, outside) => [Some(outside.as_deref()), Some(Some(inside))],
+            Self::Departure(inside, outside) => [Some(Some(inside)), Some(outside.as_deref())],
         }
     }
 }
 
 impl BorderEvent {
-    /// Those of which this was read.
+    /// Returns those of which a status was read.
     pub(crate) fn read(
         events: impl IntoIterator<Item = Self>,
         statuses: Vec<Option<EventStatus>>,
@@ -128,11 +134,10 @@ impl BorderEvent {
         events.into_iter().zip(statuses).filter_map(read).collect()
     }
 
-    /// Those that can be read, as they were read: in one transfer. Waits for the device, if there is one to wait for.
+    /// Reads them in one transfer, and returns those that can be read. Waits for the device, if there is one to wait for.
     pub(crate) fn read_now(events: impl IntoIterator<Item = Self>) -> VecDeque<Self> {
         let mut events: Vec<Self> = events.into_iter().filter_map(Self::measured).collect();
-        let unread = events.iter().filter_map(Self::unread).cloned();
-        let unread: Vec<_> = unread.collect();
+        let unread: Vec<_> = events.iter().filter_map(Self::unread).cloned().collect();
         if unread.is_empty() {
             return events.into();
         }
@@ -141,19 +146,18 @@ impl BorderEvent {
         if !reading.is_there() {
             READS.set(READS.get() + 1);
         }
-        let (_, statuses) = reading.wait(1.0);
-        let mut statuses = statuses.into_iter();
-        events.retain_mut(|event| {
-            if event.unread().is_none() {
-                return true;
+        let mut statuses = reading.wait(1.0).1.into_iter();
+        events.retain_mut(|event| match event.unread() {
+            Some(_) => {
+                let status = statuses.next().flatten();
+                status.map(|status| event.measured = Measured::Read(status)) == Some(())
             }
-            let status = statuses.next().flatten();
-            status.map(|status| event.measured = Measured::Read(status)) == Some(())
+            None => true,
         });
         events.into()
     }
 
-    /// As it was measured; none if it cannot be. Does not wait.
+    /// Measures it; none if that cannot be. Does not wait.
     pub(crate) fn measured(self) -> Option<Self> {
         let measured = match self.measured {
             Measured::Kept(gradients) => {
@@ -164,7 +168,7 @@ impl BorderEvent {
         Some(Self { measured, ..self })
     }
 
-    /// As [`measured`](Self::measured), unless this is the host's own memory, which any thread may look at.
+    /// Measures it, unless it is in the host's own memory, which any thread may look at.
     pub(crate) fn measured_unless_here(self) -> Option<Self> {
         match &self.measured {
             Measured::Kept(gradients) if gradients.iter().all(PassedGradient::is_known_now) => {
@@ -174,16 +178,8 @@ impl BorderEvent {
         }
     }
 
-    /// Values that it keeps.
-    fn kept(&self) -> usize {
-        match &self.measured {
-            Measured::Kept(gradients) => gradients.iter().map(PassedGradient::elements).sum(),
-            _ => 0,
-        }
-    }
-
-    /// Of a step of one plain scope, and what it has given, if a device can judge that: gradients have come to it once. What passed its islands in
-    /// f32 is left out.
+    /// Returns the events of a step by which a device can judge it: gradients have come once to a scope without regions. Those that passed its islands
+    /// in f32 are left out.
     pub(crate) fn single(events: VecDeque<Self>) -> Option<Vec<Self>> {
         let fits = |event: &Self| match event.place {
             EventPlace::Scope(_, None) => event.unread().is_some(),
@@ -197,7 +193,7 @@ impl BorderEvent {
         is_single.then(|| events.into_iter().filter(counts).collect())
     }
 
-    /// What was measured of it, if it was not read.
+    /// Returns its measures, if they were not read.
     pub(crate) fn unread(&self) -> Option<&UnreadEvent> {
         match &self.measured {
             Measured::OnDevice(event) => Some(event),
@@ -212,58 +208,61 @@ impl BorderEvent {
         }
     }
 
-    /// Whether gradients came to a scope there.
+    /// Says whether gradients came to a scope there.
     pub(crate) fn is_scope(&self) -> bool {
         matches!(self.place, EventPlace::Scope(..))
     }
 
-    /// Whether gradients came back to a scope there.
+    /// Says whether gradients came back to a scope there.
     pub(crate) fn is_return(&self) -> bool {
         matches!(self.place, EventPlace::Return(..))
     }
 
-    /// Whether a gradient that is not zero came to a scope, as far as was read.
+    /// Says whether a gradient that is not zero came to a scope, as far as was read.
     pub(crate) fn has_arrived(&self) -> bool {
         self.is_scope() && self.status().is_some_and(|status| status.max_abs > 0.0)
     }
 
-    /// Whether it explains an overflow, as far as was read.
+    /// Says whether it explains an overflow, as far as was read.
     fn is_bad(&self) -> bool {
         (self.status()).is_some_and(|status| status.overflow || !status.gradient_finite)
     }
 
-    /// Whether one of them explains an overflow. Waits for the device.
+    /// Says whether one of them explains an overflow. Waits for the device.
     pub(crate) fn explain(events: &[Self]) -> bool {
         let events = Self::read_now(events.iter().cloned());
         events.iter().any(Self::is_bad)
     }
 
-    /// The region that it enters, unless its gradients are of no step that comes.
+    /// Returns the region that its gradients enter, if these are of a step that comes.
     pub(crate) fn entered(&self) -> Option<&Arc<OpenRegion>> {
-        self.place.entered().filter(|_| self.step != StepOf::None)
+        match &self.place {
+            _ if self.step == StepOf::None => None,
+            EventPlace::Scope(_, region) => region.as_ref(),
+            EventPlace::Arrival(region, _) => Some(region),
+            _ => None,
+        }
     }
 
-    /// What came to a region, as it was before the region multiplied it. Waits for the device.
-    pub(crate) fn measures(self) -> Option<(Arc<OpenRegion>, Measures)> {
-        let region = self.place.entered()?.clone();
-        let event = Self::read_now([self]).pop_front()?;
-        let (status, factor) = (event.status()?, region.factor);
+    /// Returns the region that its gradients enter, and their measures before the region multiplied them, if they were read.
+    pub(crate) fn measures(&self) -> Option<(&str, Measures)> {
+        let (region, status) = (self.entered()?, self.status()?);
         let measures = Measures {
-            max_abs: status.max_abs / factor,
+            max_abs: status.max_abs / region.factor,
             elements: status.elements,
             zeros: match status.max_abs == 0.0 && status.gradient_finite {
                 true => status.elements,
                 false => 0,
             },
             above: 0,
-            norm: status.norm / factor,
+            norm: status.norm / region.factor,
             outer_factor: region.outer_factor,
         };
-        Some((region, measures))
+        Some((&region.name, measures))
     }
 
-    /// Those that explain a skip, in their order: those after the last test, at this number, and then those before. Those of discarded gradients, and
-    /// of others' windows, if there is nothing else.
+    /// Sorts the events that explain a skip: those after the last test, at this number, and then those before. Those of discarded gradients, and of
+    /// others' windows, count if there is nothing else.
     pub(crate) fn of_skip(mut events: VecDeque<Self>, tested: u64) -> VecDeque<Self> {
         let is_free = |event: &Self| event.step != StepOf::None;
         if events.iter().any(is_free) {
@@ -274,8 +273,14 @@ impl BorderEvent {
         events
     }
 
-    /// Folds away the older half of many, except for the first that explains a skip, and those that are `wanted`. Waits for the device.
-    pub(crate) fn fold(events: &mut VecDeque<Self>, wanted: impl Fn(&Arc<OpenRegion>) -> bool) {
+    /// Folds away the older half of many, except for the first that explains a skip, and those that are `wanted`. Waits for the device then.
+    pub(crate) fn fold_many(
+        events: &mut VecDeque<Self>,
+        wanted: impl Fn(&Arc<OpenRegion>) -> bool,
+    ) {
+        if events.len() < MANY {
+            return;
+        }
         let half = events.len() / 2;
         let older = Self::read_now(events.drain(..half));
         let (mut first, mut arrived) = (HashSet::new(), HashSet::new());
@@ -291,14 +296,14 @@ impl BorderEvent {
             .for_each(|event| events.push_front(event));
     }
 
-    /// Whether there are so many events that they should be folded.
-    pub(crate) fn are_many(count: usize) -> bool {
-        count >= MANY
-    }
-
     /// Measures what many gradients are kept for. Does not wait.
     pub(crate) fn limit_kept(events: &mut VecDeque<Self>) {
-        if events.iter().map(Self::kept).sum::<usize>() > MAX_KEPT {
+        if events
+            .iter()
+            .map(|event| event.measured.kept())
+            .sum::<usize>()
+            > MAX_KEPT
+        {
             *events = events.drain(..).filter_map(Self::measured).collect();
         }
     }
@@ -308,68 +313,60 @@ impl BorderEvent {
 #[derive(Debug, Default)]
 pub(crate) struct BorderEvents {
     queue: Mutex<Queue>,
-    /// Those of other handles, whose scopes were opened on the same threads.
+    /// Other handles' events, if their scopes were opened on the same threads.
     neighbours: Mutex<Vec<Weak<Self>>>,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     events: VecDeque<BorderEvent>,
-    /// Values of gradients that are kept.
+    /// The number of values of gradients that are kept.
     kept: usize,
 }
 
 thread_local! {
     /// The handle whose scope this thread has opened last. Burn's graphs do not say through which scopes they pass.
-    static LAST: RefCell<Weak<BorderEvents>> = const { RefCell::new(Weak::new()) };
+    pub(super) static LAST: RefCell<Weak<BorderEvents>> = const { RefCell::new(Weak::new()) };
 }
 
 impl BorderEvents {
-    /// Adds one that was measured now.
-    pub(crate) fn add(&self, place: EventPlace, event: UnreadEvent) {
-        let pass = event.pass();
-        locked(&self.queue).push(place, pass, Measured::OnDevice(Box::new(event)));
-    }
-
-    /// Adds a gradient that passes, maybe of a parameter, to be measured where it is asked for.
-    pub(crate) fn keep(
+    /// Adds a gradient that passes in this backward pass, maybe to a parameter: those of a scope's parameters are one event. Others have an order.
+    pub(crate) fn add(
         &self,
         place: EventPlace,
         parameter: Option<ParamId>,
-        gradient: PassedGradient,
+        pass: u64,
+        mut gradient: Measured,
     ) {
         let mut queue = locked(&self.queue);
-        queue.kept += gradient.elements();
-        let (pass, device) = (gradient.pass(), gradient.device());
-        let joins = |event: &&mut BorderEvent| {
-            let is_there = |other: &PassedGradient| other.device() == device;
-            event.place == place
-                && event.pass == pass
-                && matches!(&event.measured, Measured::Kept(others) if others.first().is_some_and(is_there))
-        };
-        // Those of a scope's parameters are one event. Others have an order.
-        let last = match place {
-            EventPlace::Parameter(..) => queue.events.iter_mut().rev().take(16).find(joins),
-            _ => None,
-        };
-        let event = match last {
-            Some(event) => {
-                if let Measured::Kept(others) = &mut event.measured {
-                    others.push(gradient);
+        queue.kept += gradient.kept();
+        let device = |of: &[PassedGradient]| of.first().map(PassedGradient::device);
+        let mut last = queue.events.iter_mut().rev().take(16);
+        let is_joined = parameter.is_some()
+            && last.any(|event| match (&mut event.measured, &mut gradient) {
+                (Measured::Kept(all), Measured::Kept(one))
+                    if event.place == place && event.pass == pass && device(all) == device(one) =>
+                {
+                    all.append(one);
+                    event.parameters.extend(parameter);
+                    true
                 }
-                event
-            }
-            None => queue.push(place, pass, Measured::Kept(vec![gradient])),
-        };
-        event.parameters.extend(parameter);
+                _ => false,
+            });
+        if !is_joined {
+            queue.events.push_back(BorderEvent {
+                number: next_number(),
+                pass,
+                place,
+                parameters: parameter.into_iter().collect(),
+                measured: gradient,
+                step: StepOf::Next,
+            });
+        }
         if queue.kept > MAX_KEPT {
             BorderEvent::limit_kept(&mut queue.events);
             queue.kept = 0;
         }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        locked(&self.queue).events.len()
     }
 
     /// Takes all of them out.
@@ -385,7 +382,7 @@ impl BorderEvents {
         taken
     }
 
-    /// Those of a step with gradients of these parameters, as they explain it: see [`of_skip`](BorderEvent::of_skip).
+    /// Returns the events of a step with gradients of these parameters, as they explain it: see [`of_skip`](BorderEvent::of_skip).
     pub(crate) fn of_step(&self, tested: u64, ids: &[ParamId]) -> VecDeque<BorderEvent> {
         let queue = locked(&self.queue);
         let own = queue.own_passes(ids);
@@ -393,34 +390,25 @@ impl BorderEvents {
         BorderEvent::of_skip(events.cloned().collect(), tested)
     }
 
-    /// As [`of_step`](Self::of_step), without those before the last test, if there are any after it.
+    /// Returns the same without the events before the last test, if there are any after it.
     pub(crate) fn of_last_passes(&self, tested: u64, ids: &[ParamId]) -> VecDeque<BorderEvent> {
         let mut events = self.of_step(tested, ids);
-        if events.iter().any(|event| event.number > tested) {
+        if (events.front()).is_some_and(|event| event.number > tested) {
             events.retain(|event| event.number > tested);
         }
         events
     }
 
-    /// As [`of_step`](Self::of_step), and takes them out with what else is of these parameters: a skip is explained by them.
-    pub(crate) fn take_for_skip(&self, tested: u64, ids: &[ParamId]) -> VecDeque<BorderEvent> {
-        let events = self.of_step(tested, ids);
-        self.clear(u64::MAX, ids);
-        events
-    }
-
-    /// Those of a micro-batch with gradients of these parameters, which a window keeps until its test: all that no window has. Where optimizers are
-    /// several, the `others` may need them too.
+    /// Returns the events of a micro-batch with gradients of these parameters, which a window keeps until its test: all that no window has. Where
+    /// optimizers are several, the `others` may need them too.
     pub(crate) fn take_micro_batch(&self, others: bool, ids: &[ParamId]) -> VecDeque<BorderEvent> {
         if !others {
             return self.take();
         }
-        let mut queue = locked(&self.queue);
-        let own = queue.own_passes(ids);
-        let is_free = |event: &&BorderEvent| event.step != StepOf::None && own(event);
-        let taken = queue.events.iter().filter(is_free).cloned().collect();
-        queue.claim(u64::MAX, own);
-        taken
+        let mut events = self.of_step(u64::MAX, ids);
+        events.retain(|event| event.step != StepOf::None);
+        self.discard(u64::MAX, ids);
+        events
     }
 
     /// Puts back what was taken out.
@@ -428,7 +416,7 @@ impl BorderEvents {
         locked(&self.queue).events.extend(events);
     }
 
-    /// Forgets those up to this number, of passes that have reached one of these parameters, or none at all.
+    /// Forgets the events up to this number, of passes that have reached one of these parameters, or none at all.
     pub(crate) fn clear(&self, until: u64, ids: &[ParamId]) {
         let mut queue = locked(&self.queue);
         let own = queue.own_passes(ids);
@@ -445,22 +433,24 @@ impl BorderEvents {
     /// some may be of a step that comes: these are kept for one more iteration.
     pub(crate) fn end_iteration(&self, tested: u64) {
         let mut queue = locked(&self.queue);
-        let until = |event: &&BorderEvent| event.number <= tested;
-        let is = |step| move |event: &&BorderEvent| event.step == step;
-        let before = queue.events.iter().filter(until);
-        let passes: HashSet<_> = (before.filter(is(StepOf::Next)))
-            .map(|event| event.pass)
-            .collect();
-        let are_several = passes.len() > 1 || queue.events.iter().any(|e| is(StepOf::Either)(&e));
-        let stays = |event: &BorderEvent| are_several && event.step == StepOf::Next;
-        (queue.events).retain(|event| event.number > tested || stays(event));
-        for event in queue.events.iter_mut().filter(|e| e.number <= tested) {
-            event.step = StepOf::Either;
-        }
+        let of = |step| move |event: &&BorderEvent| event.step == step;
+        let is_over = |event: &&BorderEvent| event.number <= tested;
+        let mut next = queue.events.iter().filter(is_over).filter(of(StepOf::Next));
+        let first = next.next().map(|event| event.pass);
+        let are_several = next.any(|event| Some(event.pass) != first)
+            || queue.events.iter().any(|event| of(StepOf::Either)(&event));
+        queue.events.retain_mut(|event| {
+            let is_over = is_over(&&*event);
+            let stays = !is_over || are_several && event.step == StepOf::Next;
+            if is_over {
+                event.step = StepOf::Either;
+            }
+            stays
+        });
         queue.count_kept();
     }
 
-    /// Puts back those that a window has kept until its test.
+    /// Puts back the events that a window has kept until its test.
     pub(crate) fn restore_window(&self, window: VecDeque<BorderEvent>) {
         let numbers: HashSet<_> = window.iter().map(|event| event.number).collect();
         let events = &mut locked(&self.queue).events;
@@ -473,14 +463,16 @@ impl BorderEvents {
         }));
     }
 
-    /// The gradients of these parameters that came up to this number are thrown away.
+    /// Notes that the gradients of these parameters that came up to this number are thrown away, or a window has their events.
     pub(crate) fn discard(&self, until: u64, ids: &[ParamId]) {
         let mut queue = locked(&self.queue);
         let own = queue.own_passes(ids);
-        queue.claim(until, own);
+        let events = queue.events.iter_mut();
+        let events = events.filter(|event| event.number <= until && own(event));
+        events.for_each(|event| event.step = StepOf::None);
     }
 
-    /// Whether a gradient that is not zero has come to a scope on its way back, up to this number. Waits for the device.
+    /// Says whether a gradient that is not zero has come to a scope on its way back, up to this number. Waits for the device.
     pub(crate) fn have_arrived(&self, until: u64) -> bool {
         let events = locked(&self.queue).events.clone().into_iter();
         let is_meant = |event: &BorderEvent| event.number <= until && event.step != StepOf::Either;
@@ -491,10 +483,13 @@ impl BorderEvents {
     }
 
     /// Folds away those that explain nothing, of many. Waits for the device then.
-    pub(crate) fn fold(&self, wanted: impl Fn(&Arc<OpenRegion>) -> bool) {
+    pub(crate) fn fold_many(&self, wanted: impl Fn(&Arc<OpenRegion>) -> bool) {
+        if locked(&self.queue).events.len() < MANY {
+            return;
+        }
         // Others may add some meanwhile.
         let mut events = self.take();
-        BorderEvent::fold(&mut events, wanted);
+        BorderEvent::fold_many(&mut events, wanted);
         let mut queue = locked(&self.queue);
         events.append(&mut queue.events);
         queue.events = events;
@@ -504,16 +499,11 @@ impl BorderEvents {
     /// Remembers the handle whose scope this thread has opened before: one graph may pass both.
     pub(crate) fn follow_the_last(self: &Arc<Self>) {
         let this = Arc::downgrade(self);
-        LAST.with_borrow_mut(|last| {
-            if last.ptr_eq(&this) {
-                return;
-            }
-            if let Some(other) = last.upgrade() {
-                other.add_neighbour(&this);
-                self.add_neighbour(last);
-            }
-            *last = this;
-        });
+        let last = LAST.replace(this.clone());
+        if let Some(other) = last.upgrade() {
+            other.add_neighbour(&this);
+            self.add_neighbour(&last);
+        }
     }
 
     fn add_neighbour(&self, other: &Weak<Self>) {
@@ -526,46 +516,28 @@ impl BorderEvents {
 }
 
 impl Queue {
-    fn push(&mut self, place: EventPlace, pass: u64, measured: Measured) -> &mut BorderEvent {
-        self.events.push_back(BorderEvent {
-            number: next_number(),
-            pass,
-            place,
-            parameters: Vec::new(),
-            measured,
-            step: StepOf::Next,
-        });
-        self.events.back_mut().expect("one was added")
-    }
-
     fn count_kept(&mut self) {
-        self.kept = self.events.iter().map(BorderEvent::kept).sum();
+        let kept = self.events.iter().map(|event| event.measured.kept());
+        self.kept = kept.sum();
     }
 
-    /// Which events are of gradients of these parameters, or of all if there are none: not those of passes that have reached others alone. If
+    /// Finds the events that are of gradients of these parameters, or of all if there are none: not those of passes that have reached others alone. If
     /// there is no such event, a model has got other ids since, by loading a record: then all are.
     fn own_passes(&self, ids: &[ParamId]) -> impl Fn(&BorderEvent) -> bool + use<> {
-        let mut passes = HashMap::new();
+        let mut others = HashSet::new();
         let first = self.events.front().map(|event| event.pass);
         // One pass alone is always own: that of a plain step, which is to cost nothing.
         if self.events.iter().any(|event| Some(event.pass) != first) {
+            let given = || self.events.iter().filter(|e| !e.parameters.is_empty());
+            others.extend(given().map(|event| event.pass));
             let ids: HashSet<_> = ids.iter().collect();
-            let given = self.events.iter().filter(|e| !e.parameters.is_empty());
-            for event in given {
-                let is_own = passes.entry(event.pass).or_insert(false);
-                *is_own = *is_own || event.parameters.iter().any(|id| ids.contains(id));
-            }
+            let is_own = |event: &&BorderEvent| event.parameters.iter().any(|id| ids.contains(id));
+            given()
+                .filter(is_own)
+                .for_each(|event| _ = others.remove(&event.pass));
         }
-        let others = passes.into_iter().filter(|(_, is_own)| !is_own);
-        let others: HashSet<_> = others.map(|(pass, _)| pass).collect();
         let is_own = move |event: &BorderEvent| !others.contains(&event.pass);
         let all = ids.is_empty() || !self.events.iter().any(&is_own);
         move |event| all || is_own(event)
-    }
-
-    fn claim(&mut self, until: u64, own: impl Fn(&BorderEvent) -> bool) {
-        let events = self.events.iter_mut();
-        let events = events.filter(|event| event.number <= until && own(event));
-        events.for_each(|event| event.step = StepOf::None);
     }
 }

@@ -15,7 +15,6 @@ use crate::{
     scale::in_flight::InFlight,
     scale::members::{Iteration, Member, Members, Move},
     scale::regions::{Readers, SharedRegions},
-    scale::rescale::NamedRegion,
     scale::untested::Untested,
 };
 
@@ -48,7 +47,7 @@ pub(crate) struct LiveScale {
     /// Gradients that nobody has tested since.
     pub(super) untested: Untested,
     /// The parameter that was read last in a scope, if one is closed.
-    pub(super) last_read: Mutex<Option<Arc<str>>>,
+    pub(crate) last_read: Mutex<Option<Arc<str>>>,
 }
 
 #[derive(Debug, Default)]
@@ -67,7 +66,7 @@ pub(crate) struct ScopesLeft {
     events: VecDeque<BorderEvent>,
     readers: HashMap<Arc<str>, Readers>,
     /// The regions that were opened.
-    regions: Vec<Arc<NamedRegion>>,
+    regions: Vec<(String, Arc<LossScale>)>,
     last_read: Option<Arc<str>>,
 }
 
@@ -351,12 +350,12 @@ impl LiveScale {
             self.tested.store(first.number - 1, Ordering::Relaxed);
         }
         self.events.restore(left.events);
-        left.last_read
-            .into_iter()
-            .for_each(|path| self.note_read(path));
+        if left.last_read.is_some() {
+            *locked(&self.last_read) = left.last_read;
+        }
         self.regions.lock().join_readers(left.readers);
-        for named in left.regions {
-            self.regions.enter(&named, false);
+        for (name, wanted) in left.regions {
+            self.regions.enter(&name, &wanted, false);
         }
     }
 

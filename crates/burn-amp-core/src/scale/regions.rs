@@ -1,45 +1,52 @@
-//! The regions of the network whose factors move, beside the scale that all share. Knows no events, and no optimizer.
+//! The regions of the network whose factors move, beside the scale that all share, as far as they have come. Knows no events, and no optimizer.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem::{replace, take};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::lock::{Guard, locked};
 use crate::scale::loss_scale::{Evidence, LossScale, Measures};
-use crate::{error::short, scale::rescale::NamedRegion, values::number};
+use crate::{error::short, scale::region::are_same, values::number};
 
 /// The regions, which scopes and steps share. Rules are asked without the lock, because they are code of a program.
 #[derive(Default)]
-pub(crate) struct SharedRegions(Mutex<Regions>);
+pub(crate) struct SharedRegions {
+    regions: Mutex<Regions>,
+    /// Set once the program has entered one: parameters are read in regions then.
+    pub(super) are_entered: AtomicBool,
+}
 
 impl SharedRegions {
     pub(crate) fn lock(&self) -> Guard<'_, Regions> {
-        locked(&self.0)
+        locked(&self.regions)
     }
 
-    /// What a region multiplies gradients by now. A `dry` run leaves no trace.
-    pub(crate) fn enter(&self, named: &Arc<NamedRegion>, dry: bool) -> f32 {
-        let first = || Arc::new(MovingRegion::first(named));
+    /// Returns the present factor of a region whose factor the program wants to move so. A `dry` run leaves no trace.
+    pub(crate) fn enter(&self, name: &str, wanted: &Arc<LossScale>, dry: bool) -> f32 {
         if dry {
-            let known = self.lock().by_name.get(&named.name).cloned();
-            return known.unwrap_or_else(first).factor();
+            let known = self.lock().by_name.get(name).cloned();
+            return known.map_or(wanted.scale(), |region| region.schedule.scale());
         }
-        (self.lock().by_name.entry(named.name.clone())).or_insert_with(first);
-        let open = |region: &mut MovingRegion| (region.open(named), region.factor());
-        let Some((said, factor)) = self.change(&named.name, open) else {
+        self.are_entered.store(true, Ordering::Relaxed);
+        (self.lock().by_name.entry(name.to_string()))
+            .or_insert_with(|| RegionState::first(wanted).into());
+        let enter =
+            |region: &mut RegionState| (region.enter(name, wanted), region.schedule.scale());
+        let Some((said, factor)) = self.change(name, enter) else {
             // Another thread has loaded a record meanwhile.
-            return named.schedule.scale();
+            return wanted.scale();
         };
         said.into_iter().for_each(|line| warn!("{line}"));
         factor
     }
 
-    /// Backs off the regions that are the cause of a skip. Whether the scale that all share may stay: each of them had a lower factor to go to.
+    /// Backs off the regions that are the cause of a skip. Returns whether the scale that all share may stay: each of them had a lower factor to go to.
     pub(crate) fn back_off(&self, names: &[Arc<str>]) -> bool {
         let mut all = !names.is_empty();
         for name in names {
-            let lowered = self.change(name, MovingRegion::back_off).flatten();
+            let lowered = self.change(name, RegionState::back_off).flatten();
             all &= lowered.is_some();
             if let Some([before, after]) = lowered {
                 info!(
@@ -50,14 +57,14 @@ impl SharedRegions {
         all
     }
 
-    /// Whether these regions, of which there is one, all have a lower factor to go to.
+    /// Says whether these regions, of which there is one, all have a lower factor to go to.
     pub(crate) fn can_back_off(&self, names: &[Arc<str>]) -> bool {
-        let region = |name| self.lock().by_name.get(name).cloned();
+        let region = |name: &Arc<str>| self.lock().by_name.get(&**name).cloned();
         let can = |name| region(name).is_some_and(|region| region.can_back_off());
         !names.is_empty() && names.iter().all(can)
     }
 
-    /// Ends an iteration: after a finite one the factors of the regions that were opened in it move. A region that is not shown what comes to it
+    /// Ends an iteration: after a finite one the factors of the regions that were entered in it move. A region that is not shown what comes to it
     /// takes gradients that are all zero for no evidence.
     pub(crate) fn end_iteration(&self, finite: Option<Evidence>) {
         let names: Vec<_> = {
@@ -82,15 +89,16 @@ impl SharedRegions {
         }
     }
 
-    /// Why a region refuses what a record has under its name, if one does. One that is not opened yet cannot be asked.
+    /// Finds out why a region refuses the state that a record has under its name, if one does. One that is not entered yet cannot be asked.
     pub(crate) fn check(&self, states: &BTreeMap<String, RegionState>) -> Result<(), String> {
         let known = self.lock().by_name.clone();
         for (name, state) in states {
-            if let Some(region) = known.get(name.as_str())
-                && let Some(named) = &region.settings
+            if let Some(region) = known.get(name)
+                && let Some(wanted) = &region.wanted
             {
-                region
-                    .resumed(&state.schedule, named)
+                let keeps_settings = region.keeps_settings;
+                LossScale::clone(wanted)
+                    .resumed(&state.schedule, keeps_settings)
                     .map_err(|reason| format!("region `{name}`: {reason}"))?;
             }
         }
@@ -98,10 +106,10 @@ impl SharedRegions {
     }
 
     /// Changes a region: again, if another thread has changed it meanwhile. None if it is gone.
-    fn change<T>(&self, name: &Arc<str>, change: impl Fn(&mut MovingRegion) -> T) -> Option<T> {
+    fn change<T>(&self, name: &str, change: impl Fn(&mut RegionState) -> T) -> Option<T> {
         loop {
             let before = self.lock().by_name.get(name).cloned()?;
-            let mut next = MovingRegion::clone(&before);
+            let mut next = RegionState::clone(&before);
             let result = change(&mut next);
             if let Some(now) = self.lock().by_name.get_mut(name)
                 && Arc::ptr_eq(now, &before)
@@ -115,14 +123,14 @@ impl SharedRegions {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Regions {
-    by_name: BTreeMap<Arc<str>, Arc<MovingRegion>>,
-    /// In which regions each parameter was read last, by its path. Several models may have one of that path.
+    by_name: BTreeMap<String, Arc<RegionState>>,
+    /// The regions in which each parameter was read last, by its path. Several models may have one of that path.
     readers: HashMap<Arc<str>, Readers>,
-    /// How many iterations have ended.
+    /// The number of iterations that have ended.
     iteration: u64,
 }
 
-/// Where parameters of one path were read, in an iteration: none stands for outside of all regions.
+/// The regions in which parameters of one path were read, in an iteration: none stands for outside of all regions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Readers {
     iteration: u64,
@@ -130,16 +138,14 @@ pub(crate) struct Readers {
 }
 
 impl Regions {
-    /// Whether the program has opened one. What a record has brought moves nothing before.
+    /// Says whether the program has entered one. Those that a record has brought move nothing before.
     pub(crate) fn were_opened(&self) -> bool {
-        (self.by_name.values()).any(|region| region.settings.is_some())
+        let mut regions = self.by_name.values();
+        regions.any(|region| region.wanted.is_some())
     }
 
-    /// A parameter is read, in a region or in none.
+    /// Notes that a parameter is read, in a region or in none.
     pub(crate) fn read_in(&mut self, region: Option<&Arc<str>>, path: &Arc<str>) {
-        if region.is_none() && self.readers.is_empty() {
-            return;
-        }
         self.add_readers(path.clone(), [region.cloned()]);
     }
 
@@ -152,7 +158,7 @@ impl Regions {
         readers.regions.extend(regions);
     }
 
-    /// Of the parameters that were read in this iteration.
+    /// Returns the readers of this iteration.
     pub(crate) fn readers_now(&self) -> HashMap<Arc<str>, Readers> {
         let is_now = |(_, readers): &(_, &Readers)| readers.iteration == self.iteration;
         let now = self.readers.iter().filter(is_now);
@@ -160,14 +166,14 @@ impl Regions {
             .collect()
     }
 
-    /// Reads of another, in this iteration.
+    /// Adds readers of another handle, in this iteration.
     pub(crate) fn join_readers(&mut self, others: HashMap<Arc<str>, Readers>) {
         for (path, others) in others {
             self.add_readers(path, others.regions);
         }
     }
 
-    /// The regions in which these parameters were read; none if one was read elsewhere.
+    /// Returns the regions in which these parameters were read; none if one was read elsewhere. For devices on which no gradient is measured at a border.
     pub(crate) fn of_parameters<'a>(
         &self,
         mut parameters: impl Iterator<Item = &'a str>,
@@ -184,42 +190,31 @@ impl Regions {
         regions.into_iter().flatten().collect()
     }
 
-    /// Whether any region moves by what comes to it.
-    pub(crate) fn need_measures(&self) -> bool {
-        let mut regions = self.by_name.values();
-        regions.any(|region| region.stored.schedule.needs_measures())
+    /// Says whether a region moves by the gradients that come to it.
+    pub(crate) fn needs_measures(&self, name: &str) -> bool {
+        (self.by_name.get(name)).is_some_and(|region| region.schedule.needs_measures())
     }
 
-    /// Whether a region moves by what comes to it.
-    pub(crate) fn needs_measures(&self, name: &Arc<str>) -> bool {
-        (self.by_name.get(name)).is_some_and(|region| region.stored.schedule.needs_measures())
-    }
-
-    pub(crate) fn see(&mut self, name: &Arc<str>, measures: Measures) {
+    /// Adds the measures of a gradient that has come to a region.
+    pub(crate) fn see(&mut self, name: &str, measures: Measures) {
         if let Some(region) = self.by_name.get_mut(name) {
-            let seen = &mut Arc::make_mut(region).stored.seen;
+            let seen = &mut Arc::make_mut(region).seen;
             *seen = Some(seen.map_or(measures, |seen| seen.and(measures)));
         }
     }
 
-    /// An open window is thrown away.
+    /// Forgets the measures of an open window, which is thrown away.
     pub(crate) fn forget_window(&mut self) {
-        (self.by_name.values_mut()).for_each(|region| Arc::make_mut(region).stored.seen = None);
+        (self.by_name.values_mut()).for_each(|region| Arc::make_mut(region).seen = None);
     }
 
-    /// What each of them multiplies gradients by, for a record, and whether the step that comes moves it.
+    /// Returns the states for a record.
     pub(crate) fn states(&self) -> BTreeMap<String, RegionState> {
-        let state = |(name, region): (&Arc<str>, &Arc<MovingRegion>)| {
-            let state = RegionState {
-                opened: region.opened,
-                ..region.stored.clone()
-            };
-            (name.to_string(), state)
-        };
+        let state = |(name, region): (&String, &Arc<RegionState>)| (name.clone(), region.stored());
         self.by_name.iter().map(state).collect()
     }
 
-    /// Those that another side has open are open here, too: also those of a record, which no scope has opened yet.
+    /// Marks the regions as entered that another side has entered: also those of a record, which no scope has entered yet.
     pub(crate) fn open_as(&mut self, other: &Self) {
         for (name, other) in other.by_name.iter().filter(|(_, region)| region.opened) {
             let region = self.by_name.entry(name.clone());
@@ -228,22 +223,26 @@ impl Regions {
         }
     }
 
-    /// Those that are open here are open in a record, too.
+    /// Marks the regions as entered in a record that are so here.
     pub(crate) fn open_in(&self, record: &mut BTreeMap<String, RegionState>) {
-        for (name, state) in self.states().into_iter().filter(|(_, state)| state.opened) {
-            record.entry(name).or_insert(state).opened = true;
+        for (name, region) in self.by_name.iter().filter(|(_, region)| region.opened) {
+            let state = record.entry(name.clone());
+            state.or_insert_with(|| region.stored()).opened = true;
         }
     }
 
-    /// Goes on from the regions of a record, or from none. Those before, to be dropped without the lock: their rules are.
+    /// Goes on from the regions of a record, or from none. Returns those before, to be dropped without the lock: their rules are.
     pub(crate) fn restore(
         &mut self,
         states: &BTreeMap<String, RegionState>,
-        with_settings: bool,
+        keeps_settings: bool,
     ) -> impl Sized + use<> {
         let region = |(name, state): (&String, &RegionState)| {
-            let region = MovingRegion::of(state, with_settings);
-            (name.as_str().into(), region.into())
+            let state = RegionState {
+                keeps_settings,
+                ..state.clone()
+            };
+            (name.clone(), Arc::new(state))
         };
         replace(&mut self.by_name, states.iter().map(region).collect())
     }
@@ -251,177 +250,142 @@ impl Regions {
     /// Uses the factors that another has reached.
     pub(crate) fn follow(&mut self, other: &Self) {
         for (name, other) in &other.by_name {
-            let stored = &other.stored;
             let region = self.by_name.entry(name.clone());
-            let region = region.or_insert_with(|| MovingRegion::of(stored, true).into());
-            let region = Arc::make_mut(region);
-            region.stored = stored.clone();
-            region.stored.seen = None;
+            let unknown = || RegionState {
+                keeps_settings: true,
+                ..RegionState::default()
+            };
+            let region = Arc::make_mut(region.or_insert_with(|| unknown().into()));
+            region.schedule = other.schedule.clone();
+            region.seen = None;
         }
     }
 
-    /// Starts all of them again. What a record has brought, and nothing has opened, is gone. Those before, as [`restore`](Self::restore).
+    /// Starts all of them again. Those that a record has brought, and that nothing has entered, are gone. Returns those before, as
+    /// [`restore`](Self::restore).
     pub(crate) fn restart(&mut self) -> impl Sized + use<> {
-        let settings = self
-            .by_name
-            .values()
-            .filter_map(|region| region.settings.as_ref());
-        let first = settings.map(|named| (named.name.clone(), MovingRegion::first(named).into()));
-        let first = first.collect();
+        let wanted = self.by_name.iter().filter_map(|(name, region)| {
+            let wanted = region.wanted.as_ref()?;
+            Some((name.clone(), Arc::new(RegionState::first(wanted))))
+        });
+        let first = wanted.collect();
         replace(&mut self.by_name, first)
     }
 
-    /// The regions that were opened since the last step; none of them again until it is opened again.
-    pub(crate) fn take_opened(&mut self) -> Vec<Arc<NamedRegion>> {
+    /// Takes the regions that were entered since the last step; none of them again until it is entered again.
+    pub(crate) fn take_opened(&mut self) -> Vec<(String, Arc<LossScale>)> {
         self.iteration += 1;
-        let opened = |region: &mut Arc<MovingRegion>| {
+        let opened = |(name, region): (&String, &mut Arc<RegionState>)| {
             let region = Arc::make_mut(region);
             let opened = take(&mut region.opened);
-            region.settings.clone().filter(|_| opened)
+            Some((name.clone(), region.wanted.clone().filter(|_| opened)?))
         };
-        self.by_name.values_mut().filter_map(opened).collect()
+        self.by_name.iter_mut().filter_map(opened).collect()
     }
 }
 
-/// What a record holds of a region.
+/// The state that a region has reached. A value, without tensors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RegionState {
     pub(crate) schedule: LossScale,
-    /// What has come to it in an open window.
+    /// The measures of the gradients that have come to it in an open window.
     #[serde(default, skip_serializing_if = "number::is_default")]
     pub(crate) seen: Option<Measures>,
-    /// Whether a pass has opened it since the last step: the next step moves it.
+    /// Set once a pass has entered it since the last step: the next step moves it.
     #[serde(default, skip_serializing_if = "number::is_default")]
     opened: bool,
+    /// The first factor that the program wants, and how it moves; none until it has entered a region that came from a record.
+    #[serde(skip)]
+    wanted: Option<Arc<LossScale>>,
+    /// Set where the settings of the record are to be kept.
+    #[serde(skip)]
+    keeps_settings: bool,
+    /// Set once the log has said that it is wanted in several ways, or by nobody.
+    #[serde(skip)]
+    warned: bool,
 }
 
 impl RegionState {
-    /// What no run can have stored, if there is something.
+    /// Makes the state of a region that the program has just entered.
+    fn first(wanted: &Arc<LossScale>) -> Self {
+        Self {
+            schedule: LossScale::clone(wanted),
+            wanted: Some(wanted.clone()),
+            ..Self::default()
+        }
+    }
+
+    /// Returns the part of it that records hold.
+    fn stored(&self) -> Self {
+        Self {
+            schedule: self.schedule.clone(),
+            seen: self.seen,
+            opened: self.opened,
+            ..Self::default()
+        }
+    }
+
+    /// Finds a state that no run can have stored.
     pub(crate) fn contradiction(&self) -> Option<String> {
         let factor = self.schedule.scale();
         let is_valid = factor.is_finite() && factor > 0.0;
         (!is_valid).then(|| format!("the factor of a region is {factor}"))
     }
-}
 
-/// A region whose factor moves. A value, without tensors.
-#[derive(Clone, Debug, Default)]
-struct MovingRegion {
-    stored: RegionState,
-    /// What the program wants; none until it has opened a region that came from a record.
-    settings: Option<Arc<NamedRegion>>,
-    /// Whether the settings of the record are to be kept.
-    keeps_settings: bool,
-    /// Of regions of one name with several settings, or of one that was not opened.
-    warned: bool,
-    /// Whether it was opened since the last step.
-    opened: bool,
-}
-
-impl MovingRegion {
-    /// One that a program has opened.
-    fn first(named: &Arc<NamedRegion>) -> Self {
-        Self {
-            stored: RegionState {
-                schedule: named.schedule.clone(),
-                ..RegionState::default()
-            },
-            settings: Some(named.clone()),
-            ..Self::default()
-        }
-    }
-
-    /// One that a record has brought, with its settings or without.
-    fn of(stored: &RegionState, keeps_settings: bool) -> Self {
-        let mut stored = stored.clone();
-        Self {
-            opened: std::mem::take(&mut stored.opened),
-            stored,
-            keeps_settings,
-            ..Self::default()
-        }
-    }
-
-    /// A program opens it with these settings: the first ones count, or those of the record. What the log is to say of it.
-    fn open(&mut self, named: &Arc<NamedRegion>) -> Option<String> {
+    /// Enters it with these settings: the first ones count, or those of the record. Returns a warning for the log.
+    fn enter(&mut self, name: &str, wanted: &Arc<LossScale>) -> Option<String> {
         self.opened = true;
-        match &self.settings {
-            None => self.adopt(named),
-            Some(settings) if settings == named || self.warned => None,
-            Some(_) => {
-                self.warned = true;
-                Some(format!(
-                    "region `{}` is opened with other settings than before, and keeps the first ones: give regions names of their own",
-                    named.name
-                ))
+        match &self.wanted {
+            Some(first) if are_same(first, wanted) || replace(&mut self.warned, true) => None,
+            Some(_) => Some(format!(
+                "region `{name}` is opened with other settings than before, and keeps the first ones: give regions names of their own"
+            )),
+            None => {
+                let is_other = !self.schedule.is_like(wanted) && !self.keeps_settings;
+                let resumed = LossScale::clone(wanted).resumed(&self.schedule, self.keeps_settings);
+                let said = match &resumed {
+                    Ok(_) => is_other.then(|| {
+                        format!(
+                            "region `{name}` was saved with other settings, and those of the program are used"
+                        )
+                    }),
+                    Err(reason) => Some(format!("region `{name}` starts fresh: {reason}")),
+                };
+                self.schedule = resumed.unwrap_or_else(|_| LossScale::clone(wanted));
+                (self.wanted, self.warned) = (Some(wanted.clone()), false);
+                said
             }
         }
     }
 
-    fn adopt(&mut self, named: &Arc<NamedRegion>) -> Option<String> {
-        let name = &named.name;
-        let is_other = !self.stored.schedule.is_like(&named.schedule) && !self.keeps_settings;
-        let resumed = self.resumed(&self.stored.schedule, named);
-        let said = match &resumed {
-            Ok(_) => is_other.then(|| {
-                format!(
-                    "region `{name}` was saved with other settings, and those of the program are used"
-                )
-            }),
-            Err(reason) => Some(format!("region `{name}` starts fresh: {reason}")),
-        };
-        self.stored.schedule = resumed.unwrap_or_else(|_| named.schedule.clone());
-        self.settings = Some(named.clone());
-        self.warned = false;
-        said
-    }
-
-    /// What a program that opens it with these settings makes of a stored schedule. The error says why its rule refuses it.
-    fn resumed(&self, stored: &LossScale, named: &NamedRegion) -> Result<LossScale, String> {
-        (named.schedule.clone()).resumed(stored, self.keeps_settings)
-    }
-
-    fn factor(&self) -> f32 {
-        self.stored.schedule.scale()
-    }
-
     fn can_back_off(&self) -> bool {
-        let schedule = &self.stored.schedule;
-        schedule.config().dynamic && !schedule.is_at_floor()
+        self.schedule.config().dynamic && !self.schedule.is_at_floor()
     }
 
-    /// Ends a step in which the gradient has overflowed here first. Its factors before and after; none if there was no lower one to go to.
+    /// Ends a step in which the gradient has overflowed here first. Returns its factors before and after; none if there was no lower one to go to.
     fn back_off(&mut self) -> Option<[String; 2]> {
-        self.forget();
+        (self.opened, self.seen) = (false, None);
         self.can_back_off()
             .then(|| self.advance(Evidence::Overflow))
     }
 
-    /// Ends an iteration: a finite one in which it was opened moves its factor. Its factors before and after, if they differ, and whether it has
-    /// come from a record and was not opened.
+    /// Ends an iteration: a finite one in which it was entered moves its factor. Returns its factors before and after, if they differ, and whether it
+    /// has come from a record and was not entered.
     fn end(&mut self, finite: Option<Evidence>) -> (Option<[String; 2]>, bool) {
-        let is_blind = !self.stored.schedule.needs_measures();
+        let is_blind = !self.schedule.needs_measures();
         let says = |seen: Evidence| !(is_blind && seen.is_all_zero());
-        let counts = self.opened && finite.is_some_and(says);
-        let seen = self.stored.seen;
+        let (opened, seen) = (take(&mut self.opened), self.seen.take());
+        let counts = opened && finite.is_some_and(says);
         let moved = counts.then(|| self.advance(Evidence::Finite(seen)));
-        let is_waiting = self.settings.is_none() && !self.opened;
+        let is_waiting = self.wanted.is_none() && !opened;
         let is_missed = is_waiting && !replace(&mut self.warned, true);
-        self.forget();
         (moved.filter(|[before, after]| before != after), is_missed)
     }
 
     fn advance(&mut self, seen: Evidence) -> [String; 2] {
-        let before = self.factor();
-        let schedule = &mut self.stored.schedule;
-        *schedule = schedule.clone().advance(seen);
-        [before, self.factor()].map(|factor| short(factor.into()))
-    }
-
-    /// Ends a step.
-    fn forget(&mut self) {
-        self.opened = false;
-        self.stored.seen = None;
+        let before = self.schedule.scale();
+        self.schedule = self.schedule.clone().advance(seen);
+        [before, self.schedule.scale()].map(|factor| short(factor.into()))
     }
 }

@@ -4,27 +4,27 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Gradients that come to scopes before a warning, where there was never an optimizer that could test them.
 const WITHOUT_OPTIMIZER: u64 = 16;
-/// How often parameters change before a warning, where there is one and it has tested none. Passes between may be of one window, however many.
+/// Changes of parameters before a warning, where there is one and it has tested none. Passes between may be of one window, however many.
 const WITHOUT_TEST: u64 = 128;
 /// The same, where some were tested: another optimizer may step meanwhile, as in meta-learning.
 const AFTER_TESTS: u64 = 1024;
 
-/// What has come since the last test.
+/// A count of the gradients that have come since the last test.
 #[derive(Debug, Default)]
 pub(crate) struct Untested {
-    /// Whether there was ever an optimizer.
+    /// Set once there was an optimizer.
     is_expected: AtomicBool,
-    /// Whether there was ever a test.
+    /// Set once there was a test.
     were_tested: AtomicBool,
     /// Gradients that came to scopes.
     arrivals: AtomicU64,
-    /// How often parameters have changed.
+    /// Counts how often parameters have changed.
     changes: AtomicU64,
     /// The newest output of a scope that gradients came to, by its number among all tensors that require gradients.
     output: AtomicU64,
     /// The same, when parameters had changed.
     output_then: AtomicU64,
-    /// Whether it was warned of.
+    /// Set once it was warned of.
     warned: AtomicBool,
 }
 
@@ -41,23 +41,10 @@ impl Untested {
         self.changes.store(0, Relaxed);
     }
 
-    /// A gradient came to a scope that has this output.
-    pub(crate) fn add_arrival(&self, output: u64) {
+    /// Counts a gradient that came to a scope with this output. Returns how many came, once they are too many.
+    pub(crate) fn add_arrival(&self, output: u64) -> Option<u64> {
         self.output.fetch_max(output, Relaxed);
-        self.arrivals.fetch_add(1, Relaxed);
-    }
-
-    /// A gradient came to a parameter: one that is newer than an output was changed after it.
-    pub(crate) fn add_parameter(&self, parameter: u64) {
-        if parameter > self.output_then.load(Relaxed) {
-            self.changes.fetch_add(1, Relaxed);
-            self.output_then.store(self.output.load(Relaxed), Relaxed);
-        }
-    }
-
-    /// How many gradients came, once they are too many.
-    pub(crate) fn too_many(&self) -> Option<u64> {
-        let arrivals = self.arrivals.load(Relaxed);
+        let arrivals = self.arrivals.fetch_add(1, Relaxed) + 1;
         let are_many = match (
             self.is_expected.load(Relaxed),
             self.were_tested.load(Relaxed),
@@ -67,5 +54,13 @@ impl Untested {
             (true, true) => self.changes.load(Relaxed) > AFTER_TESTS,
         };
         (are_many && !self.warned.swap(true, Relaxed)).then_some(arrivals)
+    }
+
+    /// A gradient came to a parameter: one that is newer than an output was changed after it.
+    pub(crate) fn add_parameter(&self, parameter: u64) {
+        if parameter > self.output_then.load(Relaxed) {
+            self.changes.fetch_add(1, Relaxed);
+            self.output_then.store(self.output.load(Relaxed), Relaxed);
+        }
     }
 }

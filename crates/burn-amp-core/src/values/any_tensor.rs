@@ -129,7 +129,7 @@ impl AnyTensor {
         factor: Factor,
         watch: Option<&Watch>,
     ) -> Self {
-        self.map(|tensor| watched_cast(tensor, dtype, factor, watch))
+        Self(watched_cast(self.0, dtype, factor, watch))
     }
 
     /// All values in one row; none if there are none.

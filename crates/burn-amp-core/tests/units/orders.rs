@@ -5,7 +5,7 @@ use shuttle::thread;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::scale::{finding::Finding, in_flight::Pending, live_scale::LiveScale, rescale};
+use crate::scale::{finding::Finding, in_flight::Pending, live_scale::LiveScale};
 use crate::scale::{loss_scale::GradScalerConfig, loss_scale::LossScale, loss_scale::SkipCause};
 use crate::scaler::ledger::{Ledger, Page};
 use crate::{journal::account::Account, journal::account::Purpose, lock::checked};
@@ -128,15 +128,13 @@ fn two_optimizers() {
 
 /// What a training does between two steps, and what leaves the scale as it is.
 fn look(live: &LiveScale) {
-    let region = rescale::Rescale::dynamic("region");
-    let rescale::RegionFactor::Moving(named) = region.0 else {
-        unreachable!("it moves");
-    };
+    let region = GradScalerConfig::new().with_init_scale(1.0);
+    let wanted = region.schedule().unwrap().into();
     for _ in 0..2 {
         let same = |schedule: LossScale| Ok::<_, Infallible>(schedule);
         let Ok([before, after]) = live.change(same);
         assert_eq!(before, after);
-        let factor = live.regions().enter(&named, false);
+        let factor = live.regions().enter("region", &wanted, false);
         assert!((0.25..=4.0).contains(&factor), "{factor}");
         assert!(live.on_device().is_none(), "a region was opened");
         live.resolve(false);

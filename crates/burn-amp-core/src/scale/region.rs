@@ -1,11 +1,50 @@
-//! What a region of a network multiplies its gradients by, beside the loss scale: [`Rescale`].
+//! The wishes of a program for a part of its forward pass: [`Region`], and [`Rescale`], which programs make.
 
 use std::sync::Arc;
 
 use crate::error::AmpError;
 use crate::scale::loss_scale::{GradScalerConfig, LossScale};
 
-/// What [`rescaled`](crate::rescaled) multiplies gradients by: a power of two that is fixed, or a factor that moves by a rule.
+/// A part of the forward pass as a program wants it; what it does not say is as around it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Region {
+    /// Its name, by which others may decide what happens in it, and under which its factor is kept.
+    pub(crate) name: Option<Arc<str>>,
+    /// Set where it is in f32, with plain parameters.
+    pub(crate) is_f32: bool,
+    /// The further multiple of its gradients.
+    pub(crate) factor: Factor,
+}
+
+/// The multiple of the gradients in a region, beside the loss scale.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Factor {
+    /// No such multiple.
+    #[default]
+    One,
+    /// A power of two.
+    Fixed(i32),
+    /// A factor that begins and moves so.
+    Moving(Arc<LossScale>),
+}
+
+/// Schedules compare what their rules remember, and a rule of a program may have settings that only its `Debug` shows.
+pub(super) fn are_same(one: &LossScale, other: &LossScale) -> bool {
+    let own = |of: &LossScale| (of.has_own_rule()).then(|| format!("{of:?}"));
+    one == other && own(one) == own(other)
+}
+
+impl PartialEq for Factor {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Moving(one), Self::Moving(other)) => are_same(one, other),
+            (Self::Fixed(one), Self::Fixed(other)) => one == other,
+            (one, other) => matches!((one, other), (Self::One, Self::One)),
+        }
+    }
+}
+
+/// The factor of [`rescaled`](crate::rescaled), which multiplies gradients: a power of two that is fixed, or a factor that moves by a rule.
 ///
 /// A [`power_of_two`](Self::power_of_two) stays as it is. The others have a name and a state. Regions with the same name share a state. It lives beside the
 /// loss scale of the [`MixedPrecision`](crate::MixedPrecision), moves with its steps, and is in its records. Name regions after what they are: a
@@ -22,27 +61,15 @@ use crate::scale::loss_scale::{GradScalerConfig, LossScale};
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rescale(pub(crate) RegionFactor);
+pub struct Rescale(pub(crate) Region);
 
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum RegionFactor {
-    Fixed(i32),
-    Moving(Arc<NamedRegion>),
-}
-
-/// A region whose factor moves.
-#[derive(Clone, Debug)]
-pub(crate) struct NamedRegion {
-    pub(crate) name: Arc<str>,
-    /// Its factor at the first step.
-    pub(crate) schedule: LossScale,
-}
-
-/// Schedules compare what their rules remember, and a rule of a program may have settings that only its `Debug` shows.
-impl PartialEq for NamedRegion {
-    fn eq(&self, other: &Self) -> bool {
-        let own = |of: &Self| (of.schedule.has_own_rule()).then(|| format!("{:?}", of.schedule));
-        self.name == other.name && self.schedule == other.schedule && own(self) == own(other)
+impl Region {
+    /// A region of this name that is as all around it.
+    pub fn named(name: impl Into<Arc<str>>) -> Self {
+        Self {
+            name: Some(name.into()),
+            ..Self::default()
+        }
     }
 }
 
@@ -50,7 +77,11 @@ impl Rescale {
     /// The factor 2^exponent, which stays as it is. An exponent below -126 or above 126 is refused by the scope in which the region opens, with
     /// [`AmpError::InvalidValue`].
     pub const fn power_of_two(exponent: i32) -> Self {
-        Self(RegionFactor::Fixed(exponent))
+        Self(Region {
+            name: None,
+            is_f32: false,
+            factor: Factor::Fixed(exponent),
+        })
     }
 
     /// A factor that moves by a schedule of its own, from 1: PyTorch's, or another by [`with_scaler`](Self::with_scaler). Layer by layer, that is FairScale's `LayerwiseGradientScaler`.
@@ -59,13 +90,14 @@ impl Rescale {
     /// settings are not [`enabled`](GradScalerConfig::enabled), it is 1.
     pub fn dynamic(name: impl Into<Arc<str>>) -> Self {
         let config = GradScalerConfig::new().with_init_scale(1.0);
-        Self(RegionFactor::Moving(Arc::new(NamedRegion {
-            name: name.into(),
-            schedule: config.schedule().expect("the defaults are valid"),
-        })))
+        let schedule = config.schedule().expect("the defaults are valid");
+        Self(Region {
+            factor: Factor::Moving(schedule.into()),
+            ..Region::named(name)
+        })
     }
 
-    /// Other settings, and the schedule that they name, in place of any rule before: AdaLoss, too, is gone then. Scales in them are factors of this region:
+    /// Takes other settings, and the schedule that they name, in place of any rule before: AdaLoss, too, is gone then. Scales in them are factors of this region:
     /// its `init_scale` is most often 1.
     ///
     /// `max_consecutive_skips` and `parameter_dtype_gradients` count in the settings of the [`MixedPrecision`](crate::MixedPrecision) alone. Without
@@ -79,7 +111,7 @@ impl Rescale {
         self.change_schedule("with_scaler", config.schedule()?)
     }
 
-    /// Another schedule, its settings and its [rule](crate::schedule::Rule) included. It is shown the gradients that come to this region, with
+    /// Takes another schedule, its settings and its [rule](crate::schedule::Rule) included. It is shown the gradients that come to this region, with
     /// the loss scale and the factors of regions that enclose it, but without its own. A record of a region that was not opened yet cannot be
     /// checked by the rule when it is loaded: a state that the rule refuses starts again then, with a warning.
     ///
@@ -100,14 +132,12 @@ impl Rescale {
             let value = format!("`{}`", schedule.rule_name());
             return Err(AmpError::refused("schedule", value, "another for a region"));
         }
-        match &mut self.0 {
-            RegionFactor::Moving(named) => Arc::make_mut(named).schedule = schedule,
-            RegionFactor::Fixed(exponent) => {
-                let value = format!("a setting of the factor 2^{exponent}");
-                let allowed = "a setting of a region that has a name";
-                return Err(AmpError::refused(field, value, allowed));
-            }
+        if let Factor::Fixed(exponent) = self.0.factor {
+            let value = format!("a setting of the factor 2^{exponent}");
+            let allowed = "a setting of a region that has a name";
+            return Err(AmpError::refused(field, value, allowed));
         }
+        self.0.factor = Factor::Moving(schedule.into());
         Ok(self)
     }
 }

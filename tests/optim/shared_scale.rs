@@ -2,6 +2,7 @@
 //! after another is in `tests/oracle`.
 
 use crate::support::*;
+use burn_amp_core::internal::Journal;
 
 /// Finite, and too large for f16 once it is multiplied by a scale of this file.
 const OVERFLOW: f32 = 1e9;
@@ -172,7 +173,7 @@ fn a_handle_shows_what_update_and_observe_have_done() {
             _ => scaler.update().unwrap(),
         };
         assert_eq!(amp.counters(), scaler.counters(), "{call}");
-        let (now, step) = amp.journal().step_after(read).unwrap();
+        let (now, step) = Journal::from(&amp).step_after(read).unwrap();
         assert_eq!(step.loss_scale, f64::from(amp.loss_scale()), "{call}");
         read = now;
     }

@@ -16,9 +16,11 @@ mod gradients;
 pub mod internal;
 mod journal;
 mod lock;
-/// Internal: for `burn-amp-report`.
+/// What the macros of this crate name.
 #[doc(hidden)]
-pub mod observe;
+pub mod macros {
+    pub use crate::{border::cast::Cast, warning::warn_at};
+}
 mod optimizer;
 mod optimizer_config;
 mod prepare;
@@ -33,10 +35,6 @@ pub mod schedule {
 mod update;
 mod values;
 
-pub use scaler::accumulation::{AccumulationConfig, AccumulationWindow};
-// What `cast_fields!` names.
-#[doc(hidden)]
-pub use border::cast::Cast;
 pub use border::cast::CastFloat;
 pub use border::mixed_precision::MixedPrecision;
 pub use border::scope::{Scope, autocast, in_f32, rescaled};
@@ -47,10 +45,6 @@ pub use gradients::status::GradientStatus;
 pub use gradients::unscale::{histogram, inspect};
 pub use gradients::{ScaledGradients, UnscaledGradients, sum_of_devices};
 pub use journal::step_counters::StepCounters;
-#[doc(hidden)]
-pub use lock::{Origin, log_line};
-#[doc(hidden)]
-pub use log;
 pub use optimizer::ScaledOptimizer;
 pub use optimizer::lr_scheduler::ScaledLrScheduler;
 pub use optimizer_config::ScaledOptimizerConfig;
@@ -58,9 +52,8 @@ pub use record::AmpRecord;
 pub use scale::loss_scale::{GradScalerConfig, LossScale, Schedule, StepOutcome};
 pub use scale::region::Rescale;
 pub use scaler::GradScaler;
+pub use scaler::accumulation::{AccumulationConfig, AccumulationWindow};
 pub use step::hook;
 pub use update::master_weights::MasterWeights;
 pub use update::module_optim::ModuleOptim;
 pub use values::{to_full, to_half};
-#[doc(hidden)]
-pub use warning::to_standard_error;

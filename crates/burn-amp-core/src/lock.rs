@@ -59,12 +59,11 @@ impl Drop for Held {
 }
 
 /// The place in the code that a line of the log comes from.
-#[doc(hidden)]
 #[derive(Clone, Copy)]
-pub struct Origin {
-    pub module: &'static str,
-    pub file: &'static str,
-    pub line: u32,
+pub(crate) struct Origin {
+    pub(crate) module: &'static str,
+    pub(crate) file: &'static str,
+    pub(crate) line: u32,
 }
 
 struct Line {
@@ -80,7 +79,7 @@ impl Line {
 }
 
 /// Writes a line to the log: now, or when this thread holds no lock.
-pub fn log_line(level: Level, origin: Origin, text: fmt::Arguments<'_>) {
+pub(crate) fn log_line(level: Level, origin: Origin, text: fmt::Arguments<'_>) {
     if level > log::max_level() {
         return;
     }

@@ -9,7 +9,7 @@ use crate::{
 };
 
 settings! {
-    /// What a [`ScaledOptimizer`] adds to an optimizer, in one Burn [`Config`](burn::config::Config) that is saved to and loaded from JSON: the precision, the loss
+    /// The settings that a [`ScaledOptimizer`] adds to an optimizer, in one Burn [`Config`](burn::config::Config) that is saved to and loaded from JSON: the precision, the loss
     /// scale, clipping, accumulation and averages. Hooks of other crates have settings of their own, and are given to
     /// [`with_hook`](ScaledOptimizer::with_hook) then.
     ///
@@ -49,13 +49,13 @@ settings! {
     #[derive(Clone, Debug, Serialize, Deserialize)]
     #[serde(default, deny_unknown_fields)]
     ScaledOptimizerConfig:
-    /// In what scopes compute; default f16. Of no effect where parameters are in half precision themselves.
+    /// The precision in which scopes compute; default f16. Of no effect where parameters are in half precision themselves.
     precision, with_precision: FloatDType = FloatDType::F16,
     /// The loss scale; default none: that of the precision, which is PyTorch's for f16, stays at 1 for bf16, and is off for f32.
     scaler, with_scaler: Option<GradScalerConfig> = None,
-    /// How the gradients of all parameters are clipped; default none.
+    /// The clipping of the gradients of all parameters; default none.
     clip, with_clip: Option<GradientClip> = None,
-    /// How those of some parameters are clipped instead; the last that matches counts.
+    /// The clipping of some parameters instead; the last that matches counts.
     clip_groups, with_clip_groups: Vec<(ParamGroup, GradientClip)> = Vec::new(),
     /// Micro-batches to a step; default none.
     accumulation, with_accumulation: Option<AccumulationConfig> = None,

@@ -51,8 +51,7 @@ use crate::{
 pub struct AmpRecord {
     /// Its name in messages.
     pub(crate) origin: String,
-    #[doc(hidden)]
-    pub optimizer: Option<Container>,
+    pub(crate) optimizer: Option<Container>,
     pub(crate) scaler: Option<ScalerState>,
     /// The state of a window, open or empty.
     pub(crate) window: Option<WindowState>,
@@ -71,8 +70,7 @@ impl AmpRecord {
     }
 
     /// An empty record with another name in messages.
-    #[doc(hidden)]
-    pub fn empty_of(origin: &str) -> Self {
+    pub(crate) fn empty_of(origin: &str) -> Self {
         Self {
             origin: origin.to_string(),
             optimizer: None,
@@ -125,8 +123,7 @@ impl AmpRecord {
     }
 
     /// Drops the states of hooks that are not here, and master weights.
-    #[doc(hidden)]
-    pub fn drop_rest(&mut self) {
+    pub(crate) fn drop_rest(&mut self) {
         for name in self.hooks() {
             warn!(
                 "{} holds the state of the hook `{name}`, which is not here: it is dropped",
@@ -265,8 +262,7 @@ impl AmpRecord {
     }
 
     /// The error for a record that lacks what is wanted: says what it holds instead.
-    #[doc(hidden)]
-    pub fn foreign(&self, lacks: &str) -> AmpError {
+    pub(crate) fn foreign(&self, lacks: &str) -> AmpError {
         let optimizer = self.optimizer.iter().map(|_| "the state of an optimizer");
         let owners = self.owners().map(|owner| format!("that of {owner}"));
         let parts: Vec<_> = optimizer.map(String::from).chain(owners).collect();

@@ -11,18 +11,18 @@ use std::sync::Arc;
 
 use crate::{gradients::Factors, scale::device_step::DeviceStep};
 
-/// How a module is updated: the learning rate, and what else an optimizer that makes one pass is given.
+/// The inputs of an update beside module and gradients: the learning rate, and what an optimizer that makes one pass is given.
 pub struct Update {
     /// The learning rate.
     pub lr: ModuleLearningRate,
-    /// What decides on the device whether parameters change; none if they do.
+    /// The step of the device that decides whether parameters change; none if they do.
     pub decides: Option<Arc<DeviceStep>>,
-    /// What gradients are multiplied by first; 1 for those that are not named.
+    /// The factors of gradients; 1 for those that are not named.
     pub factors: Factors,
 }
 
 impl Update {
-    /// Of a step that the host has decided.
+    /// An update that the host has decided.
     pub fn of(lr: ModuleLearningRate, factors: Factors) -> Self {
         Self {
             lr,
@@ -31,7 +31,7 @@ impl Update {
         }
     }
 
-    /// Of a step that the device decides.
+    /// An update that the device decides.
     pub(crate) fn decided_by(device_step: &Arc<DeviceStep>, lr: ModuleLearningRate) -> Self {
         Self {
             decides: Some(device_step.clone()),

@@ -1,15 +1,16 @@
 //! Lines of the log, and warnings that reach a program without a logger too.
 
+use log::Level;
 use std::{fmt, io::Write, sync::Once};
 
+use crate::lock::{Origin, log_line};
+
 /// `log::log!`, when the thread holds no lock of this crate.
-#[doc(hidden)]
-#[macro_export]
 macro_rules! say {
     ($level:expr, $($message:tt)*) => {
-        $crate::log_line(
+        $crate::lock::log_line(
             $level,
-            $crate::Origin {
+            $crate::lock::Origin {
                 module: module_path!(),
                 file: file!(),
                 line: line!(),
@@ -23,22 +24,27 @@ macro_rules! say {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! warn {
-    ($($message:tt)*) => {{
-        $crate::to_standard_error(format_args!($($message)*));
-        $crate::say!($crate::log::Level::Warn, $($message)*);
-    }};
+    ($($message:tt)*) => {
+        $crate::macros::warn_at(module_path!(), file!(), line!(), format_args!($($message)*))
+    };
 }
 
 macro_rules! info {
-    ($($message:tt)*) => { say!($crate::log::Level::Info, $($message)*) };
+    ($($message:tt)*) => { say!(log::Level::Info, $($message)*) };
 }
 
 macro_rules! debug {
-    ($($message:tt)*) => { say!($crate::log::Level::Debug, $($message)*) };
+    ($($message:tt)*) => { say!(log::Level::Debug, $($message)*) };
 }
 
-/// Once in a process, and only if no logger is installed.
-pub fn to_standard_error(message: fmt::Arguments<'_>) {
+/// Writes a warning to the log, as from that line of a program.
+pub fn warn_at(module: &'static str, file: &'static str, line: u32, message: fmt::Arguments<'_>) {
+    to_standard_error(message);
+    log_line(Level::Warn, Origin { module, file, line }, message);
+}
+
+/// Writes the first warning of a process, if no logger is installed.
+fn to_standard_error(message: fmt::Arguments<'_>) {
     static SAID: Once = Once::new();
     if log::max_level() == log::LevelFilter::Off {
         SAID.call_once(|| {

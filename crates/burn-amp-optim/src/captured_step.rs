@@ -15,13 +15,17 @@ use std::{marker::PhantomData, rc::Rc};
 use self::draws::Draws;
 pub use self::input::CaptureInput;
 use self::input::{Kind, addresses_of, copied_to, kinds_of};
-use burn_amp_core::internal::{InspectedStep, Rehearses, Stage, refused, replaced};
+use crate::PANICKED;
+use burn_amp_core::internal::{
+    fused::{InspectedStep, Rehearses, Stage},
+    replaced,
+};
 use burn_amp_core::{AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, StepError};
 
 /// Runs before a recording: fusing backends find their kernels in the first ones, and memory is there after them.
 const RUNS: usize = 3;
 
-/// What a recording costs: as much as so many steps. Beside those runs there are one that is thrown away, one before the recording, and that.
+/// The cost of a recording, in steps. Beside those runs there are one that is thrown away, one before the recording, and that.
 const COST: usize = RUNS + 3;
 
 /// Shapes of batches whose steps are kept. Each keeps the memory of its activations.
@@ -74,11 +78,11 @@ const MAX_WASTED: usize = 1;
 /// - **Where a device has no graphs** (Flex, CubeCL's `cpu`), and where a model is on several devices, the closure is called in each step, and all else is the same.
 /// - **One thread** makes all steps: this is not `Send`.
 pub struct CapturedStep<M, B, O, F> {
-    /// None while a step has it, and after one that has panicked.
+    /// The model; none while a step has it, and after one that has panicked.
     model: Option<M>,
     optim: ScaledOptimizer<O>,
     loss: F,
-    /// Where the steps are recorded; none where they cannot be.
+    /// The device that records the steps; none where it cannot.
     device: Option<Device>,
     /// The one used last at the end.
     captured: Vec<Captured>,
@@ -95,7 +99,7 @@ struct Captured {
     kind: Vec<Kind>,
     /// The tensors of a batch, where the recorded step reads them.
     inputs: Vec<BridgeTensor>,
-    /// Where the inputs were in the recording, and what else it reads: a replay finds them there.
+    /// The addresses of the inputs in the recording, and of what else it reads: a replay finds them there.
     input_addresses: Vec<Option<BufferAddress>>,
     stage_addresses: Vec<Option<BufferAddress>>,
     recorded: InspectedStep,
@@ -235,7 +239,7 @@ where
         self.optim.synchronize()
     }
 
-    /// How many shapes are recorded: 0 on a device without graphs.
+    /// The number of shapes that are recorded: 0 on a device without graphs.
     pub fn shapes(&self) -> usize {
         self.captured.len()
     }
@@ -455,8 +459,6 @@ where
     }
 }
 
-const PANICKED: &str = "an earlier step has panicked: resume from the last record";
-
 impl<M, B, O, F> std::fmt::Debug for CapturedStep<M, B, O, F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CapturedStep")
@@ -467,7 +469,12 @@ impl<M, B, O, F> std::fmt::Debug for CapturedStep<M, B, O, F> {
     }
 }
 
-/// What a device says of a closure that goes through the host.
+fn refused(reason: impl Into<String>) -> AmpError {
+    let reason = reason.into();
+    AmpError::CannotCapture { reason }
+}
+
+/// The error for a closure that goes through the host, with the words of the device.
 fn host_values(error: &str) -> String {
     format!(
         "the closure reads a tensor, or sends values of the host to the device, which a replay cannot repeat. Pass what changes in the batch, and \

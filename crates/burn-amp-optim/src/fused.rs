@@ -16,7 +16,7 @@ use std::marker::PhantomData;
 pub use self::pass::PASSES;
 use self::{rule::FusedConfig, single::Single};
 use burn_amp_core::internal::{
-    Factors, ParamTensors, Update, ids_with_gradient, masters_of, replaced,
+    ParamTensors, Update, fused::ids_with_gradient, masters_of, replaced,
 };
 use burn_amp_core::{AmpError, ModuleOptim};
 
@@ -73,9 +73,8 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 ///   `ModuleOptimizer` hands over parameters one by one, and each has a pass of its own.
 #[derive(Clone)]
 pub struct Fused<C> {
-    optim: ModuleOptimizer,
-    /// The first configuration that was refused. No step is made then.
-    refused: Option<AmpError>,
+    /// The error of the first configuration that was refused, if one was: no step is made then.
+    optim: Result<ModuleOptimizer, AmpError>,
     config: PhantomData<fn(C)>,
 }
 
@@ -88,8 +87,7 @@ impl<C: FusedConfig> Fused<C> {
     pub fn new(config: C) -> Self {
         // `ModuleOptimizer` begins with an optimizer of another kind; the group of all parameters comes behind it.
         let fused = Self {
-            optim: SgdConfig::new().init(),
-            refused: None,
+            optim: Ok(SgdConfig::new().init()),
             config: PhantomData,
         };
         fused.with_group(ParamGroup::all(), config)
@@ -100,15 +98,10 @@ impl<C: FusedConfig> Fused<C> {
     ///
     /// Settings are refused as those of [`new`](Self::new), where the first that was refused counts.
     pub fn with_group(mut self, group: ParamGroup, config: C) -> Self {
-        match config.settings() {
-            Ok((rule, clipping)) => {
-                let single = Single::<C>::new(&config, rule);
-                self.optim = self.optim.with_group(group, single, clipping);
-            }
-            Err(error) => {
-                self.refused.get_or_insert(error);
-            }
-        }
+        self.optim = self.optim.and_then(|optim| {
+            let (rule, clipping) = config.settings()?;
+            Ok(optim.with_group(group, Single::<C>::new(&config, rule), clipping))
+        });
         self
     }
 }
@@ -128,7 +121,7 @@ impl<C> Fused<C> {
         module: M,
         grads: GradientsParams,
     ) -> M {
-        self.update(Update::of(lr.into(), Factors::new()), module, grads)
+        self.update(Update::of(lr.into(), Default::default()), module, grads)
     }
 
     /// Burn's optimizer with this one's state. It steps parameters one by one, each in a pass of its own.
@@ -137,11 +130,11 @@ impl<C> Fused<C> {
     ///
     /// [`AmpError::InvalidValue`] for settings that [`new`](Self::new) refuses.
     pub fn into_inner(self) -> Result<ModuleOptimizer, AmpError> {
-        self.refused.map_or(Ok(self.optim), Err)
+        self.optim
     }
 
     fn checked(&self) -> Result<&ModuleOptimizer, AmpError> {
-        self.refused.clone().map_or(Ok(&self.optim), Err)
+        self.optim.as_ref().map_err(AmpError::clone)
     }
 }
 
@@ -181,8 +174,8 @@ impl<C> ModuleOptim for Fused<C> {
     }
 
     fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
-        self.checked()?;
-        ModuleOptim::load_record(&mut self.optim, record)
+        let optim = self.optim.as_mut().map_err(|error| error.clone())?;
+        ModuleOptim::load_record(optim, record)
     }
 
     fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
@@ -194,7 +187,7 @@ impl<C> ModuleOptim for Fused<C> {
     }
 
     fn masters(&self) -> ParamTensors {
-        masters_of(&self.optim)
+        self.optim.as_ref().map(masters_of).unwrap_or_default()
     }
 
     fn steps_on_device(&self) -> bool {
@@ -203,14 +196,15 @@ impl<C> ModuleOptim for Fused<C> {
 
     /// Its own clipping comes after that of others.
     fn takes_factors(&self) -> bool {
-        !self.optim.has_gradient_clipping()
+        (self.optim.as_ref()).is_ok_and(|optim| !optim.has_gradient_clipping())
     }
 
     fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
-        if let Some(error) = &self.refused {
-            panic!("{error}");
-        }
-        one_pass(&mut self.optim, update, module, grads)
+        let optim = self
+            .optim
+            .as_mut()
+            .unwrap_or_else(|error| panic!("{error}"));
+        one_pass(optim, update, module, grads)
     }
 }
 
@@ -238,7 +232,7 @@ mod tests {
     };
     use burn_amp_core::{
         EmaConfig, GradientClip, MixedPrecision, ScaledOptimizer,
-        internal::{EVENT_READS, READS},
+        internal::{EVENT_READS, READS, learner},
     };
     use std::{
         panic,
@@ -283,7 +277,7 @@ mod tests {
         let run = move || {
             let device = Device::default().autodiff();
             let amp = MixedPrecision::f16();
-            let marker: &Arc<()> = amp.extension().unwrap();
+            let marker: &Arc<()> = learner::state_of(&amp);
             sender.send(Arc::downgrade(marker)).unwrap();
             let adam = FusedAdam::new(AdamConfig::new());
             let (model, mut optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), adam);

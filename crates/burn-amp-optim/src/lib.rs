@@ -4,13 +4,15 @@
 
 mod captured_step;
 mod fused;
-/// What the other crates of the workspace need. It may change with any release.
+/// Names for the other crates of the workspace. They may change with any release.
 #[doc(hidden)]
 pub mod internal {
     #[cfg(any(test, feature = "counts"))]
     pub use crate::fused::PASSES;
     pub use crate::fused::one_pass;
 }
+
+const PANICKED: &str = "an earlier step has panicked: resume from the last record";
 
 pub use burn_amp_core::ModuleOptim;
 pub use captured_step::{CaptureInput, CapturedStep};

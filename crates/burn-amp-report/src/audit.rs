@@ -12,7 +12,7 @@ mod verdict;
 
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
-use burn_amp_core::{MixedPrecision, observe::Flat};
+use burn_amp_core::{MixedPrecision, internal::observe};
 // For the documentation.
 #[cfg(doc)]
 use burn_amp_core::AmpError;
@@ -56,7 +56,7 @@ pub fn audit<M: Module, const D: usize>(
     // The first is judged: that of the program.
     let mut formats = [FloatDType::F16, FloatDType::BF16];
     formats.sort_by_key(|dtype| *dtype != amp.dtype());
-    amp.check_devices(formats[0], model)?;
+    observe::check_devices(amp, formats[0], model)?;
     let mut bench = Bench {
         model,
         amp,
@@ -68,18 +68,18 @@ pub fn audit<M: Module, const D: usize>(
     Ok(bench.audit()?)
 }
 
-/// What an [`audit`] has found. `Display` is a text table.
+/// The findings of an [`audit`]. `Display` is a text table.
 #[derive(Clone, Debug, Serialize)]
 pub struct Audit {
     verdict: Verdict,
     /// The verdict in words.
     advice: String,
     device: String,
-    /// What else is to be known.
+    /// A remark on the verdict, if there is one.
     note: Option<&'static str>,
     /// The present loss scale.
     loss_scale: f64,
-    /// How often the loss was computed.
+    /// The number of times that the loss was computed.
     losses_computed: u32,
     runs: Vec<Run>,
     parameters: Vec<Parameter>,
@@ -97,7 +97,7 @@ struct Run {
     name: String,
     loss_scale: f64,
     loss: f64,
-    /// Whether no gradient is off.
+    /// Set where no gradient is off.
     is_right: bool,
 }
 
@@ -105,41 +105,41 @@ struct Run {
 struct Parameter {
     pub path: String,
     elements: u64,
-    /// In f32; none where a value is infinite or NaN.
+    /// The norm in f32; none where a value is infinite or NaN.
     norm: Option<f64>,
     max_abs: f64,
     zeros: u64,
-    /// Whether it is read in half precision.
+    /// Set where it is read in half precision.
     is_half: bool,
-    /// Of each run after the first.
+    /// The figures of each run after the first.
     figures: Vec<Figures>,
 }
 
 #[derive(Clone, Debug, Serialize)]
 struct Layer {
     name: String,
-    /// In half precision.
+    /// The dtype in half precision.
     dtype: String,
     value: Passed,
     gradient: Option<Passed>,
 }
 
-/// What passes a probe.
+/// The tensors that pass a probe.
 #[derive(Clone, Debug, Serialize)]
 struct Passed {
-    /// None where a value is infinite or NaN.
+    /// The norm; none where a value is infinite or NaN.
     norm: Option<f64>,
     max_abs: f64,
     figures: Vec<Figures>,
 }
 
-/// What another format would lose.
+/// Another format, and the values that it would lose.
 #[derive(Clone, Debug, Serialize)]
 struct Format {
     name: String,
     /// The share of the values that are not zero, from 0 to 1.
     lost: f64,
-    /// Whether it was tried, or counted by exponents.
+    /// Set where it was tried, and not only counted by exponents.
     is_measured: bool,
 }
 
@@ -164,7 +164,7 @@ struct Dump {
 const DUMPED: usize = 4096;
 
 impl Audit {
-    /// What is wrong, and what to do.
+    /// The verdict: what is wrong, and what to do.
     pub fn verdict(&self) -> &Verdict {
         &self.verdict
     }
@@ -208,7 +208,7 @@ struct Trial {
     dtype: FloatDType,
     loss_scale: f64,
     loss: f64,
-    gradients: Vec<Flat>,
+    gradients: Vec<observe::Flat>,
     visits: Vec<Visit>,
     read: BTreeSet<String>,
     max_abs: f64,

@@ -17,7 +17,7 @@ pub(crate) const COLORS: [RGBColor; 8] = [
     RGBColor(140, 86, 75),
     RGBColor(127, 127, 127),
 ];
-/// Of text and lines: the page shows through, and may be white or dark.
+/// The color of text and lines: the page shows through, and may be white or dark.
 const GREY: RGBColor = RGBColor(118, 118, 118);
 
 const WIDTH: u32 = 1040;
@@ -27,7 +27,7 @@ const LEGEND: u32 = 160;
 /// A line.
 pub(crate) struct Line {
     pub(crate) name: String,
-    /// Of [`COLORS`], which begin again behind the last.
+    /// A color of [`COLORS`], which begin again behind the last.
     pub(crate) color: usize,
     /// Drawn above the others, so that both are seen where one has the same values.
     pub(crate) is_dashed: bool,
@@ -62,7 +62,7 @@ impl Line {
     }
 }
 
-/// How the values of a chart are spread.
+/// The spread of the values of a chart.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Scale {
     Linear,
@@ -80,7 +80,7 @@ impl Scale {
         }
     }
 
-    /// What is left free above and below values that are spread so far.
+    /// The margin above and below values that are spread so far.
     fn room(self, spread: f64) -> f64 {
         match self {
             Self::Binary => 1.0,
@@ -88,7 +88,7 @@ impl Scale {
         }
     }
 
-    /// What stands at a place of the axis.
+    /// The text at a place of the axis.
     fn label(self, at: f64) -> String {
         match self {
             Self::Linear if at == 0.0 || (1e-3..1e6).contains(&at.abs()) => {
@@ -256,13 +256,13 @@ type Area<'a> = DrawingArea<Svg<'a>, Shift>;
 type Chart<'a, 'b> = ChartContext<'a, Svg<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 type Drawn<T = ()> = Result<T, DrawingAreaErrorKind<<Svg<'static> as DrawingBackend>::ErrorType>>;
 
-/// What stands around a picture.
+/// The texts around a picture.
 struct Axis<'a> {
     title: &'a str,
     across: Range<f64>,
     up: Range<f64>,
     label: &'a str,
-    /// What the other axis counts, where the title does not say it.
+    /// The quantity of the other axis, where the title does not say it.
     values: &'a str,
     format: &'a dyn Fn(&f64) -> String,
 }
@@ -316,7 +316,7 @@ fn whole(value: f64) -> Option<i64> {
     ((value - value.round()).abs() < 1e-6).then(|| value.round() as i64)
 }
 
-/// From the smallest to the largest, and never empty.
+/// The range from the smallest to the largest, never empty.
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (low, high) = values
         .filter(|value| value.is_finite())

@@ -1,7 +1,7 @@
 use burn_amp_core::AmpError;
 use thiserror::Error;
 
-/// What can go wrong in this crate.
+/// An error of this crate.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ReportError {
@@ -14,7 +14,7 @@ pub enum ReportError {
     File {
         /// The file or folder.
         path: String,
-        /// What the system said, or what does not fit.
+        /// The words of the system, or what does not fit.
         reason: String,
     },
 }

@@ -1,6 +1,6 @@
 //! Files of a report: what was there stays until the new one is whole.
 
-use burn_amp_core::observe::write_whole;
+use burn_amp_core::internal::observe::write_whole;
 use std::{fs, path::Path};
 
 use crate::error::ReportError;

@@ -5,7 +5,7 @@ mod ring;
 mod step;
 
 use burn_amp_core::MixedPrecision;
-use burn_amp_core::observe::{self, Observer, locked};
+use burn_amp_core::internal::observe::{self, Observer, locked};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -7,9 +7,9 @@ use std::{collections::HashMap, iter};
 /// The names of probes, in the order of the forward pass.
 #[derive(Default)]
 pub(crate) struct Names {
-    /// How often each came.
+    /// The number of times that each came.
     times: HashMap<String, u32>,
-    /// How many came.
+    /// The number of those that came.
     pub(crate) count: u32,
 }
 

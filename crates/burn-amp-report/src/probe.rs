@@ -13,7 +13,7 @@
 
 use burn::tensor::Tensor;
 use burn_amp_core::CastFloat;
-use burn_amp_core::observe::{self, Region};
+use burn_amp_core::internal::observe::{self, Region};
 use std::any::Any;
 
 use crate::{audit::Trace, flight::Ring};

@@ -90,7 +90,7 @@ fn render(runs: &[Logs]) -> String {
     page::render("run.html", context)
 }
 
-/// Which runs have logged that no step was skipped.
+/// The runs that have logged that no step was skipped.
 fn without_skips(runs: &[Logs]) -> Option<String> {
     let is_clean = |run: &&Logs| run.knows_skips && run.skips.is_empty() && !run.may_miss_skips;
     let clean = runs.iter().filter(is_clean);
@@ -102,7 +102,7 @@ fn without_skips(runs: &[Logs]) -> Option<String> {
     }
 }
 
-/// What cannot be read of a run, if there is something.
+/// Describes what cannot be read of a run, if there is something.
 fn unread(run: &Logs) -> Option<String> {
     let what = (!run.unread.is_empty()).then(|| run.unread.join(", "))?;
     let skips = if run.may_miss_skips {
@@ -158,7 +158,7 @@ fn unit(name: &str) -> &'static str {
     }
 }
 
-/// How the names of Burn's metrics begin that are in percent.
+/// The beginnings of the names of Burn's metrics that are in percent.
 const SHARES: [&str; 6] = [
     "Accuracy",
     "Top-K Accuracy",
@@ -168,7 +168,7 @@ const SHARES: [&str; 6] = [
     "CPU Usage",
 ];
 
-/// Whether all values are above zero, and some far above others.
+/// Tells whether all values are above zero, and some far above others.
 fn is_spread(lines: &[Line]) -> bool {
     let points = lines.iter().flat_map(|line| &line.points);
     let finite = points
@@ -180,7 +180,7 @@ fn is_spread(lines: &[Line]) -> bool {
     low > 0.0 && high > 20.0 * low
 }
 
-/// As many points as can be seen: the first of every so many, so that what is shown was measured.
+/// Thins points to as many as can be seen: the first of every so many, so that what is shown was measured.
 fn thinned(series: &Series) -> Vec<(f64, f64)> {
     let every = series.len().div_ceil(POINTS).max(1);
     series.iter().copied().step_by(every).collect()

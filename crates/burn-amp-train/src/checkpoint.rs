@@ -1,57 +1,71 @@
 //! How the record of a `Learner`'s checkpoint gets into the optimizer's record, and out of it.
 
-use burn::module::{Param, ParamGroup, ParamId};
+use burn::module::{Module, Param, ParamGroup, ParamId};
 use burn::optim::{
     DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, StateSink, StateSource,
 };
 use burn::tensor::kind::BridgeTensor;
 use burn::tensor::{DType, Device, Tensor};
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use super::steps::{Resumed, Shared};
-use burn_amp_core::internal::{Beside, SECTION, during, locked, or_panic};
+use super::steps::Shared;
+use burn_amp_core::internal::learner::{self, SECTION, placeholders};
+use burn_amp_core::internal::{during, locked, or_panic};
 use burn_amp_core::{AmpRecord, MixedPrecision};
+use burn_amp_pipeline::internal::trained;
 
-/// What the optimizer keeps for the parameter.
+/// The state of the parameter that no model has; and in a run whose optimizer steps on a thread, the state of each parameter.
 #[derive(Clone)]
 pub(super) enum Entry {
-    /// What the next checkpoint is to hold, as it is when that is taken. None while a step is made.
+    /// The steps of the run, which know what a checkpoint is to hold when it is taken. None while a step is made.
     Steps(Option<Shared>),
-    /// What a checkpoint has brought: none if it is that of a run without scaler.
+    /// The record of a checkpoint that was loaded: none if it is that of a run without scaler.
     Loaded(Option<Box<AmpRecord>>),
 }
 
-/// What was found in an optimizer.
-#[derive(Default)]
-pub(super) struct Exchanged {
-    /// None in one that has had no scaler yet.
-    pub(super) entry: Option<Entry>,
-    /// Whether a record was taken since the last time.
-    pub(super) was_recorded: bool,
+/// The record of a checkpoint that was loaded, until the first step goes on from it: a run that is at its end makes none.
+#[derive(Clone, Debug)]
+pub(super) struct Resumed {
+    pub(super) amp: MixedPrecision,
+    pub(super) record: Arc<Mutex<Option<AmpRecord>>>,
 }
+
+/// The entries that the next step of the parameter puts into the optimizer, and takes out of it.
+type Exchanged = (Option<Shared>, Option<Entry>);
 
 thread_local! {
-    /// What the next step of the parameter puts into the entry, and what it has found there. Burn's `step` takes and returns nothing of ours.
-    static EXCHANGED: Beside<(Option<Shared>, Exchanged)> = const { RefCell::new(None) };
+    /// A place for both: Burn's `step` takes and returns nothing of ours.
+    static EXCHANGED: RefCell<Option<Exchanged>> = const { RefCell::new(None) };
 }
 
-/// An optimizer that can carry a state.
-pub(super) fn attach(
-    optim: ModuleOptimizer,
-    amp: &MixedPrecision,
+/// An optimizer that can carry an entry.
+pub(super) fn attach(optim: ModuleOptimizer, resumed: &Resumed) -> ModuleOptimizer {
+    with_entries(optim, vec![SECTION.into()], resumed)
+}
+
+fn with_entries(optim: ModuleOptimizer, ids: Vec<ParamId>, resumed: &Resumed) -> ModuleOptimizer {
+    optim.with_group(ParamGroup::from_ids(ids), Carrier(resumed.clone()), None)
+}
+
+/// Puts entries in the place of the states of the learner's own optimizer, which a thread has from now on.
+pub(super) fn hand_over<M: Module>(
+    optim: &mut ModuleOptimizer,
+    model: &M,
+    steps: &Shared,
     resumed: &Resumed,
-) -> ModuleOptimizer {
-    let carrier = Carrier {
-        amp: amp.clone(),
-        resumed: resumed.clone(),
-        recorded: AtomicBool::new(false),
-    };
-    optim.with_group(ParamGroup::from_ids(vec![SECTION.into()]), carrier, None)
+) {
+    let trained = trained(model);
+    let ids = trained.iter().map(|parameter| parameter.id).collect();
+    *optim = with_entries(optim.clone(), ids, resumed);
+    // Burn makes states in a step alone.
+    let grads = placeholders(trained.iter().cloned());
+    let step = || optim.step(0.0, model.clone(), grads);
+    during(&EXCHANGED, (Some(steps.clone()), None), step);
 }
 
-/// Takes the state out, and puts in what the next checkpoint is to hold.
-pub(super) fn exchange(optim: &mut ModuleOptimizer, steps: Option<&Shared>) -> Exchanged {
+/// Takes the entry out, and puts in what the next checkpoint is to hold. There is none in an optimizer that has had no scaler yet.
+pub(super) fn exchange(optim: &mut ModuleOptimizer, steps: Option<&Shared>) -> Option<Entry> {
     let device = Device::flex();
     let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
     let id = ParamId::from(SECTION);
@@ -59,17 +73,12 @@ pub(super) fn exchange(optim: &mut ModuleOptimizer, steps: Option<&Shared>) -> E
     grads.register(id, one());
     let param = Tensor::from_inner(one()).require_grad();
     let step = || optim.step(0.0, Param::initialized(id, param), grads);
-    let (_, (_, found)) = during(&EXCHANGED, (steps.cloned(), Exchanged::default()), step);
+    let (_, (_, found)) = during(&EXCHANGED, (steps.cloned(), None), step);
     found
 }
 
-/// Carries a state through records; a loaded one sets the loss scale at once, for the first step of the resumed run.
-struct Carrier {
-    amp: MixedPrecision,
-    resumed: Resumed,
-    /// Whether a record was taken since the last step.
-    recorded: AtomicBool,
-}
+/// Carries entries through records. One that is loaded sets the loss scale at once, for the first step of the resumed run.
+struct Carrier(Resumed);
 
 impl DynOptimizer for Carrier {
     fn step_dyn(
@@ -80,12 +89,11 @@ impl DynOptimizer for Carrier {
         _grad: BridgeTensor,
         state: Option<DynState>,
     ) -> (BridgeTensor, Option<DynState>) {
-        let found = Exchanged {
-            entry: Some(state.map_or(Entry::Loaded(None), DynState::downcast)),
-            was_recorded: self.recorded.swap(false, Ordering::Relaxed),
-        };
-        let before = EXCHANGED.replace(Some((None, found)));
-        let steps = before.and_then(|(steps, _)| steps);
+        let steps = EXCHANGED.with_borrow_mut(|exchanged| {
+            let (steps, found) = exchanged.get_or_insert_default();
+            *found = Some(state.map_or(Entry::Loaded(None), DynState::downcast));
+            steps.clone()
+        });
         (tensor, Some(DynState::create(Entry::Steps(steps), rank)))
     }
 
@@ -93,14 +101,16 @@ impl DynOptimizer for Carrier {
         state
     }
 
-    fn state_flatten(&self, _prefix: &str, state: &DynState, out: &mut StateSink) {
+    fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
         let record = match state.downcast_ref::<Entry>() {
+            Entry::Steps(Some(steps)) if prefix != SECTION.to_string() => {
+                return steps.lock().flatten_of_thread(prefix, out);
+            }
             Entry::Steps(steps) => steps.as_ref().map(|steps| steps.lock().record()),
             Entry::Loaded(record) => record.as_deref().cloned(),
         };
         if let Some(record) = record {
-            self.recorded.store(true, Ordering::Relaxed);
-            (record.flatten(out)).unwrap_or_else(|error| {
+            learner::write(record, out).unwrap_or_else(|error| {
                 panic!("the loss scaler's state cannot be written: {error}")
             });
         }
@@ -109,17 +119,20 @@ impl DynOptimizer for Carrier {
     fn state_unflatten(
         &self,
         rank: usize,
-        _prefix: &str,
+        prefix: &str,
         src: &mut StateSource,
         _device: &Device,
     ) -> Option<DynState> {
+        if prefix != SECTION.to_string() {
+            // A run whose optimizer steps on a thread, which refuses the record with the next step.
+            return None;
+        }
         // Burn has no errors here.
-        let origin = "the loss scaler's state in the optimizer's record";
-        let state = AmpRecord::unflatten(src, origin).unwrap_or_else(|error| {
+        let state = learner::read(src).unwrap_or_else(|error| {
             panic!("{error}; `Resume::check` makes this an error that names the file")
         })?;
-        or_panic(state.resume_scale(&self.amp, "the checkpoint"));
-        *locked(&self.resumed) = Some(state.clone());
+        or_panic(learner::set_scale(&self.0.amp, &state));
+        *locked(&self.0.record) = Some(state.clone());
         Some(DynState::create(Entry::Loaded(Some(Box::new(state))), rank))
     }
 }

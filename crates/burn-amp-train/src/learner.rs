@@ -3,11 +3,13 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLrScheduler, optim::ModuleOptimizer, tensor::DType,
 };
 
-use std::any::type_name;
+use std::{any::type_name, sync::Arc};
 
-use super::stepper::{Kind, OptimizerThread};
-use super::{Scaled, checkpoint, steps::Steps};
-use burn_amp_core::internal::{OptimizerState, ParamTensors, Parameter, StepOptions, parameters};
+use super::Scaled;
+use super::checkpoint::{self, Resumed};
+use super::steps::{Kind, Steps};
+use burn_amp_core::internal::learner::{OptimizerState, set_running};
+use burn_amp_core::internal::{ParamTensors, Parameter, StepOptions, parameters};
 use burn_amp_core::{
     AmpError, Ema, GradScaler, MasterWeights, MixedPrecision, ModuleOptim, ScaledOptimizer,
 };
@@ -22,7 +24,7 @@ pub(super) fn learner<M: LearnerModel>(
     lr_scheduler: ModuleLrScheduler,
 ) -> Result<Learner<Scaled<M>>, AmpError> {
     check_plain::<M>()?;
-    amp.check_devices(amp.dtype(), &model)?;
+    (model.devices().iter()).try_for_each(|device| amp.check_device(device))?;
     let LearnerOptimizer(parts) = optim;
     let parts = parts?;
     let parameters = parameters(&model);
@@ -37,7 +39,7 @@ pub(super) fn learner<M: LearnerModel>(
     let mut scaler = parts.scaler.unwrap_or_else(|| amp.into());
     let is_pipelined = parts.kind.thread.is_some();
     check_options(amp, &scaler, &parts.options, is_pipelined)?;
-    amp.set_in_learner(true);
+    set_running(amp, true);
     if parts.kind.fused || is_pipelined {
         log::info!(
             "the optimizer steps all parameters itself, and does not call the model's own `TrainStep::optimize`, if there is one; a fused \
@@ -48,9 +50,20 @@ pub(super) fn learner<M: LearnerModel>(
     // Burn clones the model: only its forks, for workers, count as optimizers of their own.
     scaler.leave();
     scaler.show_loaded();
-    let steps = Steps::new(parts.kind, scaler, parts.options, parts.masters);
-    let model = Scaled::new(model, amp.clone(), steps);
-    let mut optim = checkpoint::attach(parts.optim, amp, &model.steps.resumed);
+    let resumed = Resumed {
+        amp: amp.clone(),
+        record: Arc::default(),
+    };
+    let steps = Steps::new(parts.kind, scaler, parts.options, parts.masters, resumed);
+    let model = Scaled {
+        inner: model,
+        trained: None,
+        amp: amp.clone(),
+        steps,
+        failed: false,
+        reloaded: false,
+    };
+    let mut optim = checkpoint::attach(parts.optim, &model.steps.resumed);
     checkpoint::exchange(&mut optim, Some(&model.steps.shared));
     Ok(Learner::new(model, optim, lr_scheduler))
 }
@@ -77,7 +90,7 @@ fn check_options(
     options: &StepOptions,
     is_pipelined: bool,
 ) -> Result<(), AmpError> {
-    if !scaler.precision().is_some_and(|other| other.is(amp)) {
+    if scaler.precision() != Some(amp) {
         let allowed = "Burn's own, or `ScaledOptimizer::new(optim, &amp)` with the `MixedPrecision` of the learner";
         let value = "a `ScaledOptimizer` with another scale";
         return Err(AmpError::refused("optim", value, allowed));
@@ -100,15 +113,15 @@ fn not_pipelined(field: &'static str) -> AmpError {
     AmpError::refused(field, "set", allowed)
 }
 
-/// What [`LearnerExt::learner`](crate::LearnerExt::learner) takes: Burn's `ModuleOptimizer`, a [`Fused`](burn_amp_optim::Fused) optimizer, a [`MasterWeights`](burn_amp_core::MasterWeights) (for parameters that are bf16
+/// An optimizer for [`LearnerExt::learner`](crate::LearnerExt::learner): Burn's `ModuleOptimizer`, a [`Fused`](burn_amp_optim::Fused) optimizer, a [`MasterWeights`](burn_amp_core::MasterWeights) (for parameters that are bf16
 /// themselves), a [`ScaledOptimizer`] around any of them, or a [`PipelinedOptimizer`].
 pub struct LearnerOptimizer(Result<Parts, AmpError>);
 
-/// What an optimizer consists of.
+/// The parts of an optimizer.
 struct Parts {
     optim: ModuleOptimizer,
     kind: Kind,
-    /// None of an optimizer without one.
+    /// The scaler; none of an optimizer without one.
     scaler: Option<GradScaler>,
     options: StepOptions,
     /// A state that was loaded, and compared with no model yet.
@@ -170,10 +183,7 @@ impl Parts {
         parts.scaler = parts.scaler.filter(is_scaled);
         // Its masters take f32 gradients, whatever the optimizer takes.
         parts.kind.mixed = true;
-        parts.kind.thread = Some(OptimizerThread {
-            host: pipeline.host,
-            synchronous: pipeline.synchronous,
-        });
+        parts.kind.thread = Some((pipeline.host, pipeline.synchronous));
         Ok(parts)
     }
 }

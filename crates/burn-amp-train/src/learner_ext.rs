@@ -1,16 +1,16 @@
 use burn::train::{Interrupter, Learner, LearnerModel, LearningResult, SupervisedTraining};
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLrScheduler, module::Module, tensor::Tensor};
-use burn_amp_core::{AmpError, GradientStatus, MixedPrecision, StepError};
+use burn_amp_core::{
+    AmpError, GradientStatus, MixedPrecision, StepError, internal::learner::set_running,
+};
+use std::borrow::Borrow;
 
 use crate::learner::{self, LearnerOptimizer};
 use crate::metric::{Kind, ScalerMetric};
 use crate::{Scaled, run};
 
-/// What a [`MixedPrecision`] does in Burn's `Learner`. Bring it into scope with `use burn_amp::train::LearnerExt`.
-pub trait LearnerExt {
-    #[doc(hidden)]
-    fn handle(&self) -> &MixedPrecision;
-
+/// The methods of a [`MixedPrecision`] for Burn's `Learner`. Bring it into scope with `use burn_amp::train::LearnerExt`.
+pub trait LearnerExt: Borrow<MixedPrecision> {
     /// Trains a model in this precision in Burn's `Learner`: [`learner`](Self::learner), [`training`](Self::training), the run, and
     /// [`run_result`](Self::run_result), in one call.
     ///
@@ -155,9 +155,9 @@ pub trait LearnerExt {
         optim: impl Into<LearnerOptimizer>,
         lr_scheduler: impl Into<ModuleLrScheduler>,
     ) -> Result<Learner<Scaled<M>>, AmpError> {
-        let learner = learner::learner(self.handle(), model, optim.into(), lr_scheduler.into())?;
+        let learner = learner::learner(self.borrow(), model, optim.into(), lr_scheduler.into())?;
         // Of a run before this one, whose interrupter the next one may ask first.
-        run::forget_failure(self.handle());
+        run::forget_failure(self.borrow());
         Ok(learner)
     }
 
@@ -172,9 +172,10 @@ pub trait LearnerExt {
         model: &M,
         loss: impl FnMut(&M) -> Tensor<D>,
     ) -> Result<GradientStatus, AmpError> {
-        let was_in_learner = self.handle().set_in_learner(true);
-        let status = self.handle().check(model, loss);
-        self.handle().set_in_learner(was_in_learner);
+        let amp = self.borrow();
+        let was_running = set_running(amp, true);
+        let status = amp.check(model, loss);
+        set_running(amp, was_running);
         status
     }
 
@@ -186,14 +187,15 @@ pub trait LearnerExt {
     ///
     /// `training` is any `SupervisedTraining`, configured in full or in part.
     fn training<M: LearnerModel>(&self, training: SupervisedTraining<M>) -> SupervisedTraining<M> {
-        self.handle().set_in_learner(true);
-        run::forget_failure(self.handle());
-        run::state(self.handle()).interrupter = Some(training.interrupter());
-        let training = match self.handle().is_scaled() {
+        let amp = self.borrow();
+        set_running(amp, true);
+        run::forget_failure(amp);
+        run::state(amp).interrupter = Some(training.interrupter());
+        let training = match amp.is_scaled() {
             true => training.metric_train_numeric(self.loss_scale_metric()),
             false => training,
         };
-        match self.handle().is_tested() {
+        match amp.is_tested() {
             true => training
                 .metric_train_numeric(self.skipped_steps_metric())
                 .metric_train_numeric(self.gradient_norm_metric())
@@ -214,8 +216,8 @@ pub trait LearnerExt {
     /// [`training`](Self::training), and when a model that has not failed takes a step: a new model, or one on which
     /// [`Module::train`](burn::module::Module::train) was called.
     fn run_result(&self) -> Result<(), AmpError> {
-        self.handle().set_in_learner(false);
-        run::state(self.handle()).error.clone().map_or(Ok(()), Err)
+        set_running(self.borrow(), false);
+        run::state(self.borrow()).error.clone().map_or(Ok(()), Err)
     }
 
     /// The handle through which a run that fails is ended: that of the training given to [`training`](Self::training), or
@@ -224,7 +226,7 @@ pub trait LearnerExt {
     /// Burn's `LearningResult::error` then says why, as the failure of a worker (the nearest of Burn's errors);
     /// [`run_result`](Self::run_result) has the error itself.
     fn interrupter(&self) -> Interrupter {
-        let mut state = run::state(self.handle());
+        let mut state = run::state(self.borrow());
         state.interrupter.get_or_insert_default().clone()
     }
 
@@ -235,18 +237,18 @@ pub trait LearnerExt {
     ///
     /// The error itself, if `interrupter` was never called, so that there is no run to end.
     fn fail_run(&self, error: AmpError) -> Result<(), AmpError> {
-        run::fail(self.handle(), error)
+        run::fail(self.borrow(), error)
     }
 
     /// The loss scale after each step. An epoch's value is that at its end, not a mean.
     fn loss_scale_metric(&self) -> ScalerMetric {
-        ScalerMetric::new(self.handle(), Kind::LossScale, "Loss Scale")
+        ScalerMetric::new(self.borrow(), Kind::LossScale, "Loss Scale")
     }
 
     /// The share of the epoch's steps so far that were skipped, or rejected by a hook, in percent. A single
     /// step is 0 or 100.
     fn skipped_steps_metric(&self) -> ScalerMetric {
-        ScalerMetric::new(self.handle(), Kind::SkippedSteps, "Skipped Steps")
+        ScalerMetric::new(self.borrow(), Kind::SkippedSteps, "Skipped Steps")
     }
 
     /// The L2 norm of all unscaled gradients before clipping.
@@ -254,7 +256,7 @@ pub trait LearnerExt {
     /// An epoch's value is the mean over its steps, skipped ones left out. "N/A" with a disabled scaler that does not clip: it
     /// measures nothing.
     fn gradient_norm_metric(&self) -> ScalerMetric {
-        ScalerMetric::new(self.handle(), Kind::GradientNorm, "Gradient Norm")
+        ScalerMetric::new(self.borrow(), Kind::GradientNorm, "Gradient Norm")
     }
 
     /// The share of gradient values that are exactly zero, in percent.
@@ -262,12 +264,8 @@ pub trait LearnerExt {
     /// Underflow shows here: compare with the same run in f32, since ReLU and sparse inputs have zeros of their own. An epoch's
     /// value is the mean over its steps. "N/A" with a disabled scaler.
     fn zero_gradients_metric(&self) -> ScalerMetric {
-        ScalerMetric::new(self.handle(), Kind::ZeroGradients, "Zero Gradients")
+        ScalerMetric::new(self.borrow(), Kind::ZeroGradients, "Zero Gradients")
     }
 }
 
-impl LearnerExt for MixedPrecision {
-    fn handle(&self) -> &MixedPrecision {
-        self
-    }
-}
+impl LearnerExt for MixedPrecision {}

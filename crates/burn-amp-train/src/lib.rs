@@ -11,7 +11,6 @@ mod module;
 mod resume;
 mod run;
 mod scaled;
-mod stepper;
 mod steps;
 
 pub use learner::LearnerOptimizer;

@@ -6,7 +6,7 @@ use burn::train::metric::{
 };
 use std::sync::Arc;
 
-use burn_amp_core::{MixedPrecision, StepOutcome, internal::StepEntry};
+use burn_amp_core::{MixedPrecision, StepOutcome, internal::Journal};
 
 /// A metric of the loss scale or of the gradients, for `SupervisedTraining::metric_train_numeric`.
 ///
@@ -15,13 +15,14 @@ use burn_amp_core::{MixedPrecision, StepOutcome, internal::StepEntry};
 pub struct ScalerMetric {
     kind: Kind,
     name: MetricName,
-    amp: MixedPrecision,
-    /// Burn updates metrics in a thread of their own, later than the step: they take the steps one by one.
+    journal: Journal,
+    /// The number of the last step that it has taken: Burn updates metrics in a thread of their own, later than the step, and so it takes them
+    /// one by one.
     seen: u64,
     /// The last loss scale.
     scale: f64,
     mean: NumericMetricState,
-    /// Whether there is a value, and one of the epoch, to be shown.
+    /// Tells whether there is a value, and one of the epoch, to be shown.
     known: (bool, bool),
 }
 
@@ -35,11 +36,12 @@ pub(super) enum Kind {
 
 impl ScalerMetric {
     pub(super) fn new(amp: &MixedPrecision, kind: Kind, name: &str) -> Self {
+        let journal = Journal::from(amp);
         Self {
             kind,
             name: Arc::new(name.to_string()),
-            amp: amp.clone(),
-            seen: amp.journal().steps(),
+            seen: journal.steps(),
+            journal,
             scale: amp.loss_scale().into(),
             mean: NumericMetricState::new(),
             known: (false, false),
@@ -50,34 +52,32 @@ impl ScalerMetric {
         matches!(self.kind, Kind::SkippedSteps | Kind::ZeroGradients).then_some("%")
     }
 
-    /// What the next step was like; none if no step was made since the last call, as inside an accumulation window.
-    fn next(&mut self) -> Option<StepEntry> {
-        let (number, reading) = self.amp.journal().step_after(self.seen)?;
+    /// The value of the next step; none if no step was made since the last call, as inside an accumulation window, and where the mean leaves it out.
+    fn next(&mut self) -> Option<f64> {
+        let (number, step) = self.journal.step_after(self.seen)?;
         self.seen = number;
-        Some(reading)
-    }
-
-    /// The value of a step; none leaves it out of the mean.
-    fn value_of(&self, reading: &StepEntry) -> Option<f64> {
+        let outcome = step.outcome;
         match self.kind {
-            Kind::LossScale => Some(reading.loss_scale),
+            Kind::LossScale => Some(step.loss_scale),
             Kind::SkippedSteps => {
                 let skips = [StepOutcome::Skipped, StepOutcome::Guarded];
-                (reading.outcome).map(|outcome| if skips.contains(&outcome) { 100.0 } else { 0.0 })
+                outcome.map(|outcome| if skips.contains(&outcome) { 100.0 } else { 0.0 })
             }
-            Kind::GradientNorm => {
-                let stepped = reading.outcome == Some(StepOutcome::Stepped);
-                reading.norm.filter(|_| stepped)
-            }
-            Kind::ZeroGradients => reading.zero_share.map(|share| 100.0 * share),
+            Kind::GradientNorm => step.norm.filter(|_| outcome == Some(StepOutcome::Stepped)),
+            Kind::ZeroGradients => step.zero_share.map(|share| 100.0 * share),
         }
     }
 
-    fn entry(&self, known: bool, number: NumericEntry, of_epoch: bool) -> SerializedEntry {
+    /// The log entry of the last step, or of the epoch.
+    fn entry(&self, known: bool, of_epoch: bool) -> SerializedEntry {
         if !known {
             return SerializedEntry::not_available(self.unit());
         }
         if self.kind == Kind::LossScale {
+            let number = match of_epoch {
+                true => NumericEntry::Final(self.scale),
+                false => NumericEntry::Value(self.scale),
+            };
             return SerializedEntry::new(format!("{}", self.scale), number.serialize());
         }
         let format = FormatOptions::new(self.name()).precision(3);
@@ -128,28 +128,25 @@ impl Metric for ScalerMetric {
     ) -> Result<SerializedEntry, TensorReadError> {
         // An item of a validation has no learning rate. Those of reinforcement learning have no iteration either.
         let in_validation = metadata.lr.is_none() && metadata.iteration.is_some();
-        let reading = match in_validation {
-            true => None,
-            false => self.next(),
-        };
-        let value = reading.and_then(|reading| self.value_of(&reading));
-        if let Some(value) = value {
-            match self.kind {
-                Kind::LossScale => self.scale = value,
-                _ => self.mean.update(value, 1),
+        let value = (!in_validation).then(|| self.next()).flatten();
+        self.known.0 = match (self.kind, value) {
+            (Kind::LossScale, value) => {
+                // Between two steps, that of the last one.
+                self.scale = value.unwrap_or(self.scale);
+                !in_validation
             }
-        }
-        self.known.0 = match self.kind {
-            // Between two steps, that of the last one.
-            Kind::LossScale => !in_validation,
-            _ => value.is_some(),
+            (_, Some(value)) => {
+                self.mean.update(value, 1);
+                true
+            }
+            (_, None) => false,
         };
         self.known.1 |= self.known.0;
-        Ok(self.entry(self.known.0, NumericEntry::Value(self.scale), false))
+        Ok(self.entry(self.known.0, false))
     }
 
     fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {
-        Ok(self.entry(self.known.1, self.final_value(), true))
+        Ok(self.entry(self.known.1, true))
     }
 
     fn clear(&mut self) {

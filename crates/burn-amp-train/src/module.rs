@@ -6,7 +6,7 @@ use burn::tensor::Device;
 
 use std::mem::take;
 
-use super::{Scaled, run, stepper::Kind};
+use super::{Scaled, run};
 
 impl<M: Module + 'static> Module for Scaled<M> {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
@@ -23,21 +23,17 @@ impl<M: Module + 'static> Module for Scaled<M> {
         self.inner.collect_devices(devices)
     }
 
-    /// As the model's. Each fork counts as an optimizer of its own: that of a worker of `ddp` steps by itself.
-    fn fork(self, device: &Device) -> Self {
-        let mut fork = match self.steps.kind {
-            // Steps in flight are those of the one that is forked. A thread stays one update behind.
-            Kind {
-                fused: true,
-                thread: None,
-                ..
-            } => self.resolved(),
-            _ => self,
-        };
-        fork.inner = fork.inner.fork(device);
-        fork.trained = fork.trained.map(|trained| trained.fork(device));
-        fork.steps = fork.steps.fork();
-        fork
+    /// Forks the model. Each fork counts as an optimizer of its own: that of a worker of `ddp` steps by itself.
+    fn fork(mut self, device: &Device) -> Self {
+        // Steps in flight are those of the one that is forked. A thread stays one update behind.
+        if self.steps.kind.thread.is_none() {
+            self.steps.shared.lock().optim.resolve();
+            self.steps.update();
+        }
+        self.inner = self.inner.fork(device);
+        self.trained = self.trained.map(|trained| trained.fork(device));
+        self.steps = self.steps.fork();
+        self
     }
 
     fn to_device(mut self, device: &Device) -> Self {
@@ -46,18 +42,16 @@ impl<M: Module + 'static> Module for Scaled<M> {
         self
     }
 
-    /// As the model's, with the weights that were trained. One whose run has failed takes steps again.
+    /// Gives the model's own, with the weights that were trained. One whose run has failed takes steps again.
     fn train(mut self) -> Self {
         self.inner = self.trained.take().unwrap_or(self.inner).train();
-        if take(&mut self.failed)
-            && let Some(amp) = self.scaler().precision()
-        {
-            run::reset(amp);
+        if take(&mut self.failed) {
+            run::reset(&self.amp);
         }
         self
     }
 
-    /// As the model's, with the averages of the weights if
+    /// Gives the model's own, with the averages of the weights if
     /// [`EmaConfig::validation`](burn_amp_core::EmaConfig::validation) asks for them.
     fn valid(&self) -> Self {
         let mut valid = self.clone().newest();
@@ -88,7 +82,7 @@ impl<M: Module + 'static> Module for Scaled<M> {
     /// Takes over the model's own record. The scaler stays; one whose run has failed takes steps again.
     fn try_load_record(mut self, record: ModuleRecord) -> Result<Self, RecordError> {
         self.inner = self.inner.try_load_record(record)?;
-        self.reloaded = self.steps.shared.lock().has_thread();
+        self.reloaded = self.steps.shared.lock().thread.is_some();
         self.trained = None;
         self.failed = false;
         Ok(self)

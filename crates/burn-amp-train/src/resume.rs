@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
-use burn_amp_core::{AmpError, AmpRecord};
+use burn_amp_core::{AmpError, AmpRecord, internal::learner::take_optimizer};
 
 /// A checkpoint that was read and found complete, to resume from.
 ///
@@ -62,7 +62,7 @@ impl Resume {
         head(file("model"), ModuleRecord::load)?;
         head(file("scheduler"), LrSchedulerRecord::load)?;
         let mut record = AmpRecord::load(file("optim"))?;
-        record.optimizer = None;
+        take_optimizer(&mut record);
         let state = record.counters().is_some().then_some(record);
         Ok(Self { epoch, state })
     }

@@ -2,12 +2,13 @@
 
 use burn::train::train::WorkerFailure;
 use burn::train::{Interrupter, TrainingError};
+use std::ops::DerefMut;
 use std::sync::Mutex;
 
-use burn_amp_core::internal::{Guard, locked};
+use burn_amp_core::internal::{learner, locked};
 use burn_amp_core::{AmpError, MixedPrecision};
 
-/// What clones of one `MixedPrecision` know of its training.
+/// The state of a training, which clones of one `MixedPrecision` share.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) error: Option<AmpError>,
@@ -48,7 +49,6 @@ pub(super) fn reset(amp: &MixedPrecision) {
     interrupter.into_iter().for_each(|one| one.reset());
 }
 
-pub(super) fn state(amp: &MixedPrecision) -> Guard<'_, State> {
-    let state = amp.extension::<Mutex<State>>();
-    locked(state.expect("nothing else is kept there"))
+pub(super) fn state(amp: &MixedPrecision) -> impl DerefMut<Target = State> {
+    locked(learner::state_of::<Mutex<State>>(amp))
 }

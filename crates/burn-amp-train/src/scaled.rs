@@ -1,13 +1,13 @@
 use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
 use burn::train::{InferenceStep, TrainOutput, TrainStep};
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, tensor::Device};
-use std::{any::Any, ops::Deref};
+use std::{any::Any, mem::take, ops::Deref};
 
 use super::checkpoint::{self, Entry};
-use super::{run, steps::Steps};
-use burn_amp_core::internal::{
-    Parameter, SCOPED, by_device, locked, or_panic, parameters, widened,
-};
+use super::run;
+use super::steps::{Kind, Steps};
+use burn_amp_core::internal::learner::{by_device, in_model, is_unused};
+use burn_amp_core::internal::{Parameter, locked, or_panic, parameters, widened};
 use burn_amp_core::{
     AmpError, Ema, GradScaler, MixedPrecision, StepError, hook::Hook, sum_of_devices,
 };
@@ -32,12 +32,12 @@ pub struct Scaled<M> {
     pub(super) inner: M,
     /// The weights that were trained, where `inner` has their averages.
     pub(super) trained: Option<M>,
-    amp: MixedPrecision,
+    pub(super) amp: MixedPrecision,
     /// The optimizer, which clones share.
     pub(super) steps: Steps,
-    /// Whether the last step has ended the run.
+    /// Set where the last step has ended the run.
     pub(super) failed: bool,
-    /// Whether it has parameters that were loaded since the last step, and a thread does not have.
+    /// Set where it has parameters that were loaded since the last step, and a thread does not have.
     pub(super) reloaded: bool,
 }
 
@@ -49,17 +49,6 @@ impl<M> Scaled<M> {
         };
         self.failed = true;
         or_panic(run::fail(&self.amp, error));
-    }
-
-    pub(super) fn new(inner: M, amp: MixedPrecision, steps: Steps) -> Self {
-        Self {
-            inner,
-            trained: None,
-            amp,
-            steps,
-            failed: false,
-            reloaded: false,
-        }
     }
 
     /// The model as it was trained, where validation has put averages in its place.
@@ -107,16 +96,10 @@ impl<M: Module> Scaled<M> {
 }
 
 impl<M: Module + 'static> Scaled<M> {
-    /// With the outcomes of all steps. The next one returns what was wrong.
-    pub(super) fn resolved(mut self) -> Self {
-        self.steps.shared.lock().optim.resolve();
-        self.steps.update();
-        self
-    }
-
-    /// With the newest parameters, of an optimizer on a thread of its own, and the outcomes of all steps. A failure ends the run.
+    /// Waits for the newest parameters of an optimizer on a thread of its own, and for the outcomes of all steps. A failure ends the run.
     pub(super) fn newest(mut self) -> Self {
-        if self.reloaded || !self.steps.are_late() {
+        let Kind { fused, thread, .. } = &self.steps.kind;
+        if self.reloaded || !(*fused || thread.is_some()) {
             return self;
         }
         let (inner, result) = StepError::split(self.steps.shared.lock().newest(self.inner));
@@ -145,12 +128,13 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         }
         self.failed = false;
         let found = checkpoint::exchange(optim, None);
+        let is_held = take(&mut self.steps.shared.lock().was_recorded) && is_read_late(&self.inner);
         // With a thread, the learner's own has nothing but handles, which hold this.
         let own = || self.steps.kind.thread.is_none().then(|| optim.clone());
-        let checkpointed = (found.was_recorded && is_read_late(&self.inner))
-            .then(|| Box::new((self.inner.clone(), own())) as Box<dyn Any + Send>);
-        *locked(&self.steps.resumed) = None;
-        match found.entry {
+        let checkpointed =
+            is_held.then(|| Box::new((self.inner.clone(), own())) as Box<dyn Any + Send>);
+        *locked(&self.steps.resumed.record) = None;
+        match found {
             // It counts as an optimizer no longer, if this is a fork.
             Some(Entry::Steps(steps)) => drop(steps),
             Some(Entry::Loaded(state)) => {
@@ -160,15 +144,17 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
                 }
             }
             None => {
-                *optim = checkpoint::attach(optim.clone(), &amp, &self.steps.resumed);
-                self.steps = self.steps.of_another();
+                *optim = checkpoint::attach(optim.clone(), &self.steps.resumed);
+                // Of another optimizer, whose kind is not known.
+                self.steps.kind.fused = false;
+                self.steps = self.steps.detached();
             }
         }
         let optimize = |inner, optim: &mut _, lr, grads| {
-            let inner = amp.in_model(|| optimize(inner, optim, lr, grads));
+            let inner = in_model(&amp, || optimize(inner, optim, lr, grads));
             attached(inner, &amp)
         };
-        let is_reloaded = std::mem::take(&mut self.reloaded);
+        let is_reloaded = take(&mut self.reloaded);
         let stepped = (self.steps).step(optim, lr, self.inner, grads, is_reloaded, optimize);
         let (inner, result) = StepError::split(stepped);
         self.inner = inner;
@@ -195,11 +181,11 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
         let state = (!self.reloaded).then(|| self.steps.shared.lock());
         let newest = state.and_then(|state| state.current(&self.inner));
         let inner = newest.as_ref().unwrap_or(&self.inner);
-        let mut output = self.amp.in_model(|| TrainStep::step(inner, batch));
+        let mut output = in_model(&self.amp, || TrainStep::step(inner, batch));
         if self.steps.kind.mixed {
             // Burn's accumulation would sum them in half precision.
             output.grads = widened(output.grads, &self.inner);
-        } else if self.amp.is_unused() {
+        } else if is_unused(&self.amp) {
             // Where no interrupter is set, `run_result` has it.
             let _ = run::fail(&self.amp, AmpError::NoScope);
         }
@@ -230,7 +216,7 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
         self.advance(optim, lr_module, grads, M::optimize)
     }
 
-    /// As [`optimize`](Self::optimize), with gradients of several devices: summed in f32, then tested, so that an
+    /// Does the same as [`optimize`](Self::optimize) with gradients of several devices: summed in f32, then tested, so that an
     /// overflow on one device skips the step for all. The model's own `optimize_multi` gets the sums.
     fn optimize_multi(
         self,
@@ -252,7 +238,7 @@ impl<M: InferenceStep> InferenceStep for Scaled<M> {
     type Output = M::Output;
 
     fn step(&self, item: M::Input) -> M::Output {
-        self.amp.in_model(|| self.inner.step(item))
+        in_model(&self.amp, || self.inner.step(item))
     }
 }
 
@@ -278,19 +264,15 @@ impl<M: std::fmt::Display> std::fmt::Display for Scaled<M> {
     }
 }
 
-/// Whether a checkpoint may read the model's values when the next step has written them: on all devices but Flex, to which a copy would cost as
+/// Tells whether a checkpoint may read the model's values when the next step has written them: on all devices but Flex, to which a copy would cost as
 /// much memory as model and optimizer take.
 fn is_read_late<M: Module>(model: &M) -> bool {
-    let devices = model.devices().into_iter();
-    devices
-        .map(Device::inner)
-        .any(|device| device != Device::flex())
+    (model.devices().into_iter()).any(|device| device.inner() != Device::flex())
 }
 
 /// The model with its reparameterization: a model's own `optimize` may lose that of a parameter, because `Param::map` does.
 fn attached<M: Module>(model: M, amp: &MixedPrecision) -> M {
-    let is_attached = |parameter: &Parameter| parameter.attached.as_deref() == Some(SCOPED);
-    match parameters(&model).iter().all(is_attached) {
+    match parameters(&model).iter().all(Parameter::is_scoped) {
         true => model,
         // Those that have it keep theirs.
         false => model.apply_reparameterization(amp.clone()),

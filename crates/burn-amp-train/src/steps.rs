@@ -1,24 +1,74 @@
 //! The optimizer of a run, which the clones of its model share: on the host, on the device, or on a thread of its own.
 
-use burn::module::{Module, ParamGroup};
-use burn::optim::{
-    DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, SgdConfig, StateSink,
-    StateSource,
-};
-use burn::tensor::Device;
-use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, tensor::kind::BridgeTensor};
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::Module;
+use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig, StateSink};
+use burn::tensor::{DType, Device};
 use std::any::Any;
 use std::mem::{swap, take};
+use std::ops::DerefMut;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
-use super::stepper::{Kind, Stepper};
-use burn_amp_core::internal::{
-    Container, Guard, ParamTensors, StepOptions, Update, locked, placeholders,
+use super::checkpoint::{self, Resumed};
+use burn_amp_core::internal::learner::{self, Container};
+use burn_amp_core::internal::{ParamTensors, StepOptions, Update, locked, masters_of};
+use burn_amp_core::{
+    AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledOptimizer, StepError, records_of,
 };
-use burn_amp_core::{AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledOptimizer, StepError};
-use burn_amp_pipeline::PipelinedOptimizer;
-use burn_amp_pipeline::internal::{put, trained};
+use burn_amp_optim::internal::one_pass;
+use burn_amp_pipeline::{PipelinedOptimizer, internal::put};
+
+/// The kind of optimizer that a `ModuleOptimizer` was made of, which Burn's type does not say.
+#[derive(Clone, Debug)]
+pub(super) struct Kind {
+    /// Set where it combines half-precision parameters with f32 gradients.
+    pub(super) mixed: bool,
+    /// Set where it steps all parameters by itself, in one pass. Otherwise the model's own `optimize` calls it.
+    pub(super) fused: bool,
+    /// The thread of its own on which it steps, if it does: the device of its masters, and whether each step waits for it.
+    pub(super) thread: Option<(Device, bool)>,
+}
+
+/// Burn's optimizer, and of what kind it is.
+pub(super) struct Stepper {
+    pub(super) optim: ModuleOptimizer,
+    pub(super) kind: Kind,
+}
+
+impl ModuleOptim for Stepper {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        self.optim.step(lr, module, grads)
+    }
+
+    fn accepts(&self, parameter: DType, gradient: DType) -> bool {
+        self.kind.mixed || parameter == gradient
+    }
+
+    records_of!(self => self.optim);
+
+    fn masters(&self) -> ParamTensors {
+        match self.kind.mixed {
+            true => masters_of(&self.optim),
+            false => ParamTensors::default(),
+        }
+    }
+
+    fn steps_on_device(&self) -> bool {
+        self.kind.fused
+    }
+
+    fn takes_factors(&self) -> bool {
+        self.kind.fused && !self.optim.has_gradient_clipping()
+    }
+
+    fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
+        match self.kind.fused {
+            true => one_pass(&mut self.optim, update, module, grads),
+            false => self.step(update.lr, module, grads),
+        }
+    }
+}
 
 /// The optimizer of a run, with its scaler and its options, as a model knows it. Clones of the model share it.
 ///
@@ -26,33 +76,32 @@ use burn_amp_pipeline::internal::{put, trained};
 #[derive(Clone, Debug)]
 pub(super) struct Steps {
     pub(super) kind: Kind,
-    /// As the steps had left it that the model knows.
+    /// The scaler as the steps had left it that the model knows.
     pub(super) scaler: GradScaler,
-    /// As above: clipping, a guard and averages; no window, since Burn accumulates.
+    /// The options of then: clipping, a guard and averages; no window, since Burn accumulates.
     pub(super) options: StepOptions,
     pub(super) shared: Shared,
     pub(super) resumed: Resumed,
 }
 
-/// What a checkpoint has brought, until the first step goes on from it: a run that is at its end makes none.
-pub(super) type Resumed = Arc<Mutex<Option<AmpRecord>>>;
-
-/// What the clones of a model share, and a checkpoint asks.
+/// The state that the clones of a model share, and a checkpoint asks.
 #[derive(Clone)]
 pub(super) struct Shared(Arc<Mutex<State>>);
 
 pub(super) struct State {
-    /// Where a thread steps, as it was before that has started.
+    /// The optimizer; where a thread steps, as it was before that has started.
     pub(super) optim: ScaledOptimizer<Stepper>,
-    /// On a thread of its own, from the first step on.
-    thread: Option<PipelinedOptimizer<Stepper>>,
+    /// The optimizer on a thread of its own, from the first step on.
+    pub(super) thread: Option<PipelinedOptimizer<Stepper>>,
     /// Masters of a record, for a thread to begin with.
     masters: ParamTensors,
-    /// Whether parameters of a thread were received between two steps: the learner's own model does not have them yet.
+    /// Set where parameters of a thread were received between two steps: the learner's own model does not have them yet.
     is_ahead: bool,
     /// The optimizer's state on a thread, for a checkpoint that is being taken.
     stored_optimizer: Option<Container>,
-    /// What the last checkpoint was taken of, until the step after the next one. Burn writes checkpoints on another thread, and CubeCL reads
+    /// Set where a record was taken since the last step.
+    pub(super) was_recorded: bool,
+    /// The model and the optimizer of the last checkpoint, until the step after the next one. Burn writes checkpoints on another thread, and CubeCL reads
     /// their values there: memory that is held is not written by a step in place, and under fusion that step is made late.
     pub(super) checkpointed: Option<Box<dyn Any + Send>>,
 }
@@ -63,6 +112,7 @@ impl Steps {
         scaler: GradScaler,
         options: StepOptions,
         masters: ParamTensors,
+        resumed: Resumed,
     ) -> Self {
         // The learner lends its optimizer for each step.
         let stepper = Stepper {
@@ -75,6 +125,7 @@ impl Steps {
             masters,
             is_ahead: false,
             stored_optimizer: None,
+            was_recorded: false,
             checkpointed: None,
         };
         Self {
@@ -82,70 +133,48 @@ impl Steps {
             scaler,
             options,
             shared: Shared(Arc::new(Mutex::new(state))),
-            resumed: Resumed::default(),
+            resumed,
         }
     }
 
     /// The same, shared with nobody.
-    fn detached(self) -> Self {
+    pub(super) fn detached(self) -> Self {
         let masters = self.shared.lock().masters.clone();
-        Self {
-            resumed: self.resumed,
-            ..Self::new(self.kind, self.scaler, self.options, masters)
-        }
+        Self::new(self.kind, self.scaler, self.options, masters, self.resumed)
     }
 
-    /// Those of another device, which count as an optimizer of their own. A thread that has started steps for all.
+    /// Makes those of another device, which count as an optimizer of their own. A thread that has started steps for all.
     pub(super) fn fork(mut self) -> Self {
-        if self.shared.lock().has_thread() {
+        if self.shared.lock().thread.is_some() {
             return self;
         }
         self.scaler.join();
         self.detached()
     }
 
-    /// Those of a copy for validation, which makes none and holds no thread.
+    /// Makes those of a copy for validation, which makes none and holds no thread.
     pub(super) fn for_validation(mut self) -> Self {
         self.scaler.leave();
-        let resumed = locked(&self.resumed).clone();
+        let resumed = locked(&self.resumed.record).clone();
         if let Some(record) = resumed
             && let Err(error) = self.restore(Some(record))
         {
             burn_amp_core::warn!("{error}");
         }
-        self.resumed = Resumed::default();
+        self.resumed.record = Arc::default();
         self.kind.thread = None;
         self.detached()
     }
 
-    /// Those of another optimizer, whose kind is not known.
-    pub(super) fn of_another(mut self) -> Self {
-        self.kind.fused = false;
-        self.detached()
-    }
-
-    /// Goes on from what a checkpoint has brought: none where it is that of a run without scaler. The loss scale is in place: it was set when
-    /// the checkpoint was read.
+    /// Goes on from the record of a checkpoint; none where it is that of a run without scaler.
     pub(super) fn restore(&mut self, stored: Option<AmpRecord>) -> Result<(), AmpError> {
-        if self.shared.lock().has_thread() {
+        if self.shared.lock().thread.is_some() {
             let allowed = "called before its first step";
             let value = "called in the middle of a pipelined run";
             return Err(AmpError::refused("load_optim", value, allowed));
         }
-        let mut stored = stored.unwrap_or_else(|| AmpRecord::empty_of("the checkpoint"));
-        self.options.hooks = self.options.hooks.restored(&mut stored)?;
-        let masters = match self.kind.thread {
-            Some(_) => take(&mut stored.masters),
-            None => ParamTensors::default(),
-        };
-        stored.drop_rest();
-        if !self.scaler.take_counters(&mut stored) {
-            burn_amp_core::warn!(
-                "the checkpoint is that of a run without a loss scaler: the scaler starts fresh, at loss scale {}",
-                f64::from(self.scaler.loss_scale())
-            );
-        }
-        self.scaler.show_loaded();
+        let (scaler, options) = (&mut self.scaler, &mut self.options);
+        let masters = learner::restore(stored, scaler, options, self.kind.thread.is_some())?;
         *self = self.clone().detached();
         self.shared.lock().masters = masters;
         Ok(())
@@ -165,7 +194,7 @@ impl Steps {
         let current = (!is_reloaded).then(|| state.current(&model)).flatten();
         let model = current.unwrap_or(model);
         (state.is_ahead, state.stored_optimizer) = (false, None);
-        let started = state.start(optim, &self.shared, &model, is_reloaded);
+        let started = state.start(optim, self, &model, is_reloaded);
         let model = StepError::join(model, started)?;
         if let Some(thread) = &mut state.thread {
             return thread.try_step(lr, model, grads);
@@ -183,12 +212,7 @@ impl Steps {
         stepped.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Whether steps may have outcomes that the model does not know yet.
-    pub(super) fn are_late(&self) -> bool {
-        self.kind.fused || self.kind.thread.is_some()
-    }
-
-    /// After steps: what is known of them.
+    /// Takes over what is known of the steps.
     pub(super) fn update(&mut self) {
         let State { optim, thread, .. } = &*self.shared.lock();
         let scaler = thread.as_ref().map(|thread| &thread.scaler);
@@ -198,12 +222,12 @@ impl Steps {
 }
 
 impl State {
-    /// Before a step: starts the thread, if one is to step. The learner's own optimizer, with which it begins, has nothing but handles from then
+    /// Starts the thread before a step, if one is to step. The learner's own optimizer, with which it begins, has nothing but handles from then
     /// on. A thread that has started takes over parameters that were loaded.
     fn start<M: Module + 'static>(
         &mut self,
         own: &mut ModuleOptimizer,
-        shared: &Shared,
+        steps: &Steps,
         model: &M,
         is_reloaded: bool,
     ) -> Result<(), AmpError> {
@@ -211,18 +235,18 @@ impl State {
             let reloaded = is_reloaded.then(|| thread.reload(model));
             return reloaded.unwrap_or(Ok(()));
         }
-        let kind = self.optim.optimizer_in_flight().kind.clone();
-        let Some(place) = kind.thread.clone() else {
+        let kind = steps.kind.clone();
+        let Some((host, synchronous)) = kind.thread.clone() else {
             return Ok(());
         };
         let optim = own.clone();
         let (scaler, options) = (self.optim.scaler().clone(), self.optim.options.clone());
         let optim = ScaledOptimizer::from_parts(Stepper { optim, kind }, scaler, options);
-        let thread = PipelinedOptimizer::new(optim, place.host)?;
-        let mut thread = thread.with_synchronous(place.synchronous);
+        let thread = PipelinedOptimizer::new(optim, host)?;
+        let mut thread = thread.with_synchronous(synchronous);
         thread.stored = take(&mut self.masters);
         self.thread = Some(thread);
-        put_handles(own, shared, model);
+        checkpoint::hand_over(own, model, &steps.shared, &steps.resumed);
         Ok(())
     }
 
@@ -249,33 +273,33 @@ impl State {
         Some(put(model.clone(), thread.trained.as_ref()?))
     }
 
-    /// Whether a thread has started, which steps by itself.
-    pub(super) fn has_thread(&self) -> bool {
-        self.thread.is_some()
-    }
-
-    /// What the next checkpoint is to hold: all steps are known then. The next one returns what was wrong.
+    /// The record for the next checkpoint: all steps are known then. The next one returns what was wrong.
     pub(super) fn record(&mut self) -> AmpRecord {
+        self.was_recorded = true;
         let Some(thread) = &mut self.thread else {
             self.optim.resolve();
             return self.optim.options.record_with(self.optim.scaler());
         };
         let mut record = thread.to_record();
-        self.stored_optimizer = record.optimizer.take();
+        self.stored_optimizer = learner::take_optimizer(&mut record);
         record
     }
 
-    /// The optimizer's state on the thread, of the record that was taken last.
-    fn stored_optimizer(&mut self) -> Option<&mut Container> {
+    /// Adds the state that a parameter has on the thread: of one record for all parameters.
+    pub(super) fn flatten_of_thread(&mut self, id: &str, out: &mut StateSink) {
         if self.stored_optimizer.is_none() {
             self.record();
         }
-        self.stored_optimizer.as_mut()
+        let Some(container) = &mut self.stored_optimizer else {
+            panic!("the optimizer's thread has ended: there is no state to be stored");
+        };
+        (container.take_of(id).flatten(out))
+            .unwrap_or_else(|error| panic!("the optimizer's state cannot be read: {error}"));
     }
 }
 
 impl Shared {
-    pub(super) fn lock(&self) -> Guard<'_, State> {
+    pub(super) fn lock(&self) -> impl DerefMut<Target = State> {
         // A step that has panicked has lost the model, and the run.
         locked(&self.0)
     }
@@ -284,62 +308,6 @@ impl Shared {
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Shared")
-    }
-}
-
-/// Puts handles in the place of the states of the learner's own optimizer, which a thread has from now on.
-fn put_handles<M: Module>(shell: &mut ModuleOptimizer, shared: &Shared, model: &M) {
-    let trained = trained(model);
-    let group = ParamGroup::from_ids(trained.iter().map(|parameter| parameter.id).collect());
-    *shell = (shell.clone()).with_group(group, Handles(shared.clone()), None);
-    // Burn makes states in a step alone.
-    let grads = placeholders(trained.iter().cloned());
-    let _ = shell.step(ModuleLearningRate::from(0.0), model.clone(), grads);
-}
-
-/// In the learner's own optimizer, in the place of the one that steps: finds the states where they are when a record is taken.
-struct Handles(Shared);
-
-/// The state of a parameter is on the other thread.
-#[derive(Clone)]
-struct Handle;
-
-impl DynOptimizer for Handles {
-    fn step_dyn(
-        &self,
-        rank: usize,
-        _lr: LearningRate,
-        tensor: BridgeTensor,
-        _grad: BridgeTensor,
-        _state: Option<DynState>,
-    ) -> (BridgeTensor, Option<DynState>) {
-        (tensor, Some(DynState::create(Handle, rank)))
-    }
-
-    fn to_device_dyn(&self, state: DynState, _device: &Device) -> DynState {
-        state
-    }
-
-    fn state_flatten(&self, prefix: &str, _state: &DynState, out: &mut StateSink) {
-        let state = &mut *self.0.lock();
-        let Some(container) = state.stored_optimizer() else {
-            panic!("the optimizer's thread has ended: there is no state to be stored");
-        };
-        (container.take_of(prefix).flatten(out))
-            .unwrap_or_else(|error| panic!("the optimizer's state cannot be read: {error}"));
-    }
-
-    fn state_unflatten(
-        &self,
-        _rank: usize,
-        _prefix: &str,
-        _src: &mut StateSource,
-        _device: &Device,
-    ) -> Option<DynState> {
-        burn_amp_core::warn!(
-            "an optimizer's record was loaded in the middle of a pipelined run, and is not used: load it before the first step"
-        );
-        None
     }
 }
 
@@ -448,7 +416,7 @@ mod tests {
         }
     }
 
-    /// On the thread of a pipeline, too.
+    /// The thread of a pipeline makes one pass, too.
     #[test]
     fn a_pipeline_makes_one_pass() {
         let device = Device::flex().autodiff();

@@ -46,7 +46,7 @@ pub trait CastFloat {
 macro_rules! cast_fields {
     ($name:ident $(<const $rank:ident: usize>)? { $($field:ident),* $(,)? }) => {
         impl $(<const $rank: usize>)? $crate::CastFloat for $name $(<$rank>)? {
-            fn cast_float(mut self, cast: &$crate::Cast<'_>) -> Self {
+            fn cast_float(mut self, cast: &$crate::macros::Cast<'_>) -> Self {
                 $(self.$field = $crate::CastFloat::cast_float(self.$field, cast);)*
                 self
             }

@@ -265,8 +265,11 @@ impl MixedPrecision {
     }
 
     /// Checks all devices of a model as [`check_device`](Self::check_device), for another dtype.
-    #[doc(hidden)]
-    pub fn check_devices<M: Module>(&self, dtype: FloatDType, model: &M) -> Result<(), AmpError> {
+    pub(crate) fn check_devices<M: Module>(
+        &self,
+        dtype: FloatDType,
+        model: &M,
+    ) -> Result<(), AmpError> {
         let mut devices = model.devices().into_iter();
         devices.try_for_each(|device| self.check_device_in(dtype, &device))
     }
@@ -282,8 +285,7 @@ impl MixedPrecision {
     }
 
     /// Says whether both are clones of one handle.
-    #[doc(hidden)]
-    pub fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
@@ -309,8 +311,7 @@ impl MixedPrecision {
     }
 
     /// Says whether a bare `autocast` opens scopes, in a `Learner`. Returns what was so before.
-    #[doc(hidden)]
-    pub fn set_in_learner(&self, is_in_learner: bool) -> bool {
+    pub(crate) fn set_in_learner(&self, is_in_learner: bool) -> bool {
         (self.shared.in_learner).swap(is_in_learner, Ordering::Relaxed)
     }
 
@@ -319,20 +320,18 @@ impl MixedPrecision {
     }
 
     /// Says whether it is one of half precision that nothing has computed in so far.
-    #[doc(hidden)]
-    pub fn is_unused(&self) -> bool {
+    pub(crate) fn is_unused(&self) -> bool {
         is_half(self.dtype().into()) && self.live().opened() == 0
     }
 
-    /// Says whether gradients are multiplied inside a scope.
-    #[doc(hidden)]
+    /// Says whether gradients are multiplied inside a scope: not in f32, not with a scaler that is turned off, and not in bf16 as long as its scale
+    /// stays at 1.
     pub fn is_scaled(&self) -> bool {
         let is_idle = || self.dtype() == FloatDType::BF16 && self.live().is_idle();
         self.shared.enabled && self.shared.dtype != FloatDType::F32 && !is_idle()
     }
 
-    /// Says whether optimizers test gradients, and skip steps.
-    #[doc(hidden)]
+    /// Says whether optimizers test gradients, and skip steps: not in f32, and not with a scaler that is turned off.
     pub fn is_tested(&self) -> bool {
         self.shared.enabled
     }
@@ -346,16 +345,21 @@ impl MixedPrecision {
         locked(&self.shared.observer)
     }
 
-    #[doc(hidden)]
-    pub fn journal(&self) -> &Journal {
+    pub(crate) fn journal(&self) -> &Journal {
         &self.shared.journal
     }
 
     /// A value that another crate of the workspace keeps for all clones of the handle: of one type alone.
-    #[doc(hidden)]
-    pub fn extension<T: Any + Default + Send + Sync>(&self) -> Option<&T> {
+    pub(crate) fn extension<T: Any + Default + Send + Sync>(&self) -> Option<&T> {
         let extension = self.shared.extension.get_or_init(|| Box::new(T::default()));
         extension.downcast_ref()
+    }
+}
+
+/// Handles are equal if they are clones of one.
+impl PartialEq for MixedPrecision {
+    fn eq(&self, other: &Self) -> bool {
+        self.is(other)
     }
 }
 

@@ -315,8 +315,7 @@ impl MixedPrecision {
     }
 
     /// Runs a model in which a bare [`autocast`] opens scopes of this handle.
-    #[doc(hidden)]
-    pub fn in_model<R>(&self, work: impl FnOnce() -> R) -> R {
+    pub(crate) fn in_model<R>(&self, work: impl FnOnce() -> R) -> R {
         let frame = Frame {
             open: None,
             amp: Some(self.clone()),

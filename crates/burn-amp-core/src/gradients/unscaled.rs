@@ -78,8 +78,7 @@ impl UnscaledGradients {
     }
 
     /// The parameters whose gradients overflow, and how many of their values are not finite.
-    #[doc(hidden)]
-    pub fn overflow_counts(&self) -> impl Iterator<Item = (&str, u64)> {
+    pub(crate) fn overflow_counts(&self) -> impl Iterator<Item = (&str, u64)> {
         let measured = self.measured_each().filter(|_| !self.is_changed);
         let counts = measured.map(|(entry, one)| (entry.path.as_str(), one.non_finite));
         counts.filter(|(_, count)| *count > 0)

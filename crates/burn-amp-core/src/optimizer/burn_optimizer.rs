@@ -13,12 +13,17 @@ use burn_pack::Scalar;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::{collections::BTreeMap, sync::Arc, sync::Mutex};
 
+use crate::update::Update;
 use crate::update::module_optim::{ModuleOptim, ORIGIN, foreign};
 use crate::{error::AmpError, lock::locked, record::Container, record::names_of};
 
 impl ModuleOptim for ModuleOptimizer {
     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
         ModuleOptimizer::step(self, lr, module, grads)
+    }
+
+    fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
+        ModuleOptimizer::step(self, update.lr, module, grads)
     }
 
     fn to_record(&self) -> Result<OptimizerRecord, AmpError> {

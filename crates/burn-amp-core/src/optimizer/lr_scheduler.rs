@@ -53,10 +53,10 @@ use crate::{
 #[derive(Clone)]
 pub struct ScaledLrScheduler {
     scheduler: ModuleLrScheduler,
-    /// As it was before its last step.
+    /// The scheduler as it was before its last step.
     before: ModuleLrScheduler,
     journal: Journal,
-    /// Where the journal ended before the last step of this; none before the first.
+    /// The end of the journal before the last step of this; none before the first.
     read: Option<Cursor>,
 }
 
@@ -110,13 +110,13 @@ impl ScaledLrScheduler {
         }
     }
 
-    /// Whether the optimizer was called since the last step of this, and has not stepped. Where nothing was recorded, it was not called.
+    /// Tells whether the optimizer was called since the last step of this, and has not stepped. Where nothing was recorded, it was not called.
     fn is_held(&self) -> bool {
         (self.read).is_some_and(|read| self.journal.is_held_since(read))
     }
 }
 
-/// For Burn's `ModuleLrScheduler` and its `Learner`: the base learning rate alone.
+/// Gives Burn's `ModuleLrScheduler` and its `Learner` the base learning rate alone.
 ///
 /// # Panics
 ///

@@ -111,8 +111,7 @@ impl AmpRecord {
     /// # Errors
     ///
     /// [`AmpError::DamagedRecord`] if a rule of the program refuses what is stored under its name.
-    #[doc(hidden)]
-    pub fn resume_scale(&self, amp: &MixedPrecision, origin: &str) -> Result<(), AmpError> {
+    pub(crate) fn resume_scale(&self, amp: &MixedPrecision, origin: &str) -> Result<(), AmpError> {
         let scaler = self.scaler.as_ref();
         scaler.map_or(Ok(()), |state| state.resume(amp.live(), origin))
     }
@@ -120,8 +119,7 @@ impl AmpRecord {
 
 impl GradScaler {
     /// Takes the counters of a record, where the schedule is in place already. Counts from zero, and returns false, if the record has none.
-    #[doc(hidden)]
-    pub fn take_counters(&mut self, record: &mut AmpRecord) -> bool {
+    pub(crate) fn take_counters(&mut self, record: &mut AmpRecord) -> bool {
         let stored = record.scaler.take();
         let had_some = stored.is_some();
         match stored {

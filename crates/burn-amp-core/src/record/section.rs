@@ -161,15 +161,14 @@ impl Container {
 }
 
 /// A record in a `Learner`'s checkpoint: a section alone.
-#[doc(hidden)]
 impl AmpRecord {
     /// Writes the record as the state of [`SECTION`]. Waits for the device.
-    pub fn flatten(self, out: &mut StateSink) -> Result<(), AmpError> {
+    pub(crate) fn flatten(self, out: &mut StateSink) -> Result<(), AmpError> {
         self.into_container()?.flatten(out)
     }
 
     /// Reads what [`flatten`](Self::flatten) has written; none in the checkpoint of a run without this crate.
-    pub fn unflatten(src: &mut StateSource, origin: &str) -> Result<Option<Self>, AmpError> {
+    pub(crate) fn unflatten(src: &mut StateSource, origin: &str) -> Result<Option<Self>, AmpError> {
         let section = SECTION.to_string();
         let Some(index) = src.take_tensor(&section, INDEX) else {
             return Ok(None);

@@ -48,7 +48,7 @@ impl MasterWeights {
     /// Keeps f32 masters for one of Burn's optimizers: what `AdamConfig::build` returns.
     pub fn new<O: Optimizer>(optim: O) -> Self {
         Self {
-            optim: ModuleOptimizer::from(Masters::new(optim, true)),
+            optim: ModuleOptimizer::from(Masters(optim)),
         }
     }
 
@@ -60,8 +60,7 @@ impl MasterWeights {
         optim: O,
         grad_clipping: Option<GradientClipping>,
     ) -> Self {
-        let optim = Masters::new(optim, true);
-        self.optim = self.optim.with_group(group, optim, grad_clipping);
+        self.optim = (self.optim).with_group(group, Masters(optim), grad_clipping);
         self
     }
 

@@ -9,12 +9,12 @@ use std::cell::RefCell;
 use crate::beside_burn::{Beside, during};
 use crate::values::{AnyTensor, ParamTensor, ParamTensors, is_half};
 
-/// What masters, and states beside them, are called in a record.
+/// The names of masters, and of states beside them, in a record.
 const MASTER: &str = "master";
 const INNER: &str = "inner";
 
 thread_local! {
-    /// Where records are to leave the masters.
+    /// The place where records leave the masters, if somebody asks for them.
     static MASTERS: Beside<ParamTensors> = const { RefCell::new(None) };
 }
 
@@ -24,18 +24,16 @@ pub fn masters_of(optim: &ModuleOptimizer) -> ParamTensors {
     masters
 }
 
-/// What an optimizer keeps of a parameter: a state, and the master if the parameter is in half precision.
+/// The state of a parameter in an optimizer, and the master if the parameter is in half precision.
 ///
-/// In a record the master is called `master`, and the state stands in `inner`: if it is `wrapped`. Otherwise it stands where Burn's optimizers
-/// have it.
+/// In a record the master is called `master`, and the state stands in `inner` beside it. Without a master it stands where Burn's optimizers have
+/// it.
 #[derive(Clone, Default)]
 pub struct WithMaster<S> {
     /// The f32 copy of a half-precision parameter.
     pub master: Option<ParamTensor>,
     /// The state of the optimizer.
     pub state: S,
-    /// Whether a record has the state under a name of its own.
-    pub wrapped: bool,
 }
 
 impl<S> WithMaster<S> {
@@ -50,7 +48,7 @@ impl<S> WithMaster<S> {
         })
     }
 
-    /// As [`RecordState::state_flatten`]; `flatten` does it for the state.
+    /// Does what [`RecordState::state_flatten`] does; `flatten` does it for the state.
     pub fn flatten(
         &self,
         prefix: &str,
@@ -60,12 +58,12 @@ impl<S> WithMaster<S> {
         if self.shows_master(prefix) {
             return;
         }
-        if let Some(master) = &self.master {
-            out.push_tensor(prefix, MASTER, master.to_data());
-        }
-        match self.wrapped {
-            true => flatten(&self.state, &join_path(prefix, INNER), out),
-            false => flatten(&self.state, prefix, out),
+        match &self.master {
+            Some(master) => {
+                out.push_tensor(prefix, MASTER, master.to_data());
+                flatten(&self.state, &join_path(prefix, INNER), out);
+            }
+            None => flatten(&self.state, prefix, out),
         }
         // CubeCL reads when the values are looked at, and on the CPU where they lie: the next step, in place, would be in the record.
         for (_, data) in &mut out.tensors {
@@ -74,7 +72,7 @@ impl<S> WithMaster<S> {
         }
     }
 
-    /// As [`RecordState::state_unflatten`]; `unflatten` does it for the state.
+    /// Does what [`RecordState::state_unflatten`] does; `unflatten` does it for the state.
     pub fn unflatten(
         prefix: &str,
         src: &mut StateSource,
@@ -85,34 +83,18 @@ impl<S> WithMaster<S> {
         if (master.as_ref()).is_some_and(|data| data.dtype() != DType::F32) {
             return None;
         }
-        let inner = join_path(prefix, INNER);
-        // Not asked where there is a master: the source looks through the states of all parameters for that.
-        let wrapped = master.is_some() || src.has_under(&inner);
-        Some(Self {
-            state: unflatten(if wrapped { &inner } else { prefix }, src)?,
-            master: master.map(ParamTensor::from),
-            wrapped,
-        })
+        let state = match &master {
+            Some(_) => unflatten(&join_path(prefix, INNER), src)?,
+            None => unflatten(prefix, src)?,
+        };
+        let master = master.map(ParamTensor::from);
+        Some(Self { master, state })
     }
 }
 
 /// The optimizer of single parameters inside: steps masters in the place of half-precision parameters.
 #[derive(Clone)]
-pub struct Masters<O> {
-    optim: O,
-    /// Whether states of other parameters are `wrapped` in a record too.
-    wraps_all: bool,
-}
-
-impl<O> Masters<O> {
-    /// Around an optimizer. `wraps_all` is for states without a master, too.
-    pub fn new(optim: O, wraps_all: bool) -> Self {
-        Self { optim, wraps_all }
-    }
-}
-
-/// There may be a master without a state.
-pub type BurnsState<O, const D: usize> = WithMaster<Option<<O as Optimizer>::State<D>>>;
+pub struct Masters<O>(pub O);
 
 impl<S: RecordState> RecordState for WithMaster<Option<S>> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
@@ -131,7 +113,8 @@ impl<S: RecordState> RecordState for WithMaster<Option<S>> {
 }
 
 impl<O: Optimizer> Optimizer for Masters<O> {
-    type State<const D: usize> = BurnsState<O, D>;
+    /// There may be a master without a state.
+    type State<const D: usize> = WithMaster<Option<O::State<D>>>;
 
     fn step<const D: usize>(
         &self,
@@ -144,15 +127,11 @@ impl<O: Optimizer> Optimizer for Masters<O> {
         let tensor = wide(AnyTensor::with_graph(tensor), kept.master, &grad.device());
         let grad = AnyTensor::with_graph(grad).cast(tensor.dtype());
         let (tensor, grad) = (tensor.into_handle(), grad.into_handle());
-        let (tensor, state) = self.optim.step(lr, tensor, grad, kept.state);
+        let (tensor, state) = self.0.step(lr, tensor, grad, kept.state);
         let tensor = AnyTensor::with_graph(tensor);
         let master = is_half(dtype).then(|| tensor.clone().into());
         let is_kept = master.is_some() || state.is_some();
-        let kept = WithMaster {
-            wrapped: master.is_some() || self.wraps_all,
-            master,
-            state,
-        };
+        let kept = WithMaster { master, state };
         (tensor.cast(dtype).into_handle(), is_kept.then_some(kept))
     }
 
@@ -165,7 +144,7 @@ impl<O: Optimizer> Optimizer for Masters<O> {
     }
 }
 
-/// What is stepped in the place of a parameter: its master, if it is in half precision.
+/// The tensor that is stepped in the place of a parameter: its master, if it is in half precision.
 fn wide(tensor: AnyTensor, master: Option<ParamTensor>, device: &Device) -> AnyTensor {
     let dtype = tensor.dtype();
     if !is_half(dtype) {
@@ -185,7 +164,7 @@ fn wide(tensor: AnyTensor, master: Option<ParamTensor>, device: &Device) -> AnyT
 
 #[cfg(test)]
 mod tests {
-    use burn::optim::{Sgd, SgdConfig};
+    use burn::optim::SgdConfig;
 
     use super::*;
 
@@ -195,9 +174,9 @@ mod tests {
         let device = Device::flex();
         let mut source = StateSource::default();
         source.insert_tensor("master".into(), TensorData::from([[2.0f32]]));
-        let kept = BurnsState::<Sgd, 1>::state_unflatten("", &mut source, &device);
+        let kept = WithMaster::state_unflatten("", &mut source, &device);
         let one = |dtype| Tensor::<1>::ones([1], (&device, dtype));
-        let masters = Masters::new(SgdConfig::new().build(), true);
+        let masters = Masters(SgdConfig::new().build());
         let (stepped, _) = masters.step(0.5, one(DType::F16), one(DType::F32), Some(kept.unwrap()));
         assert_eq!(stepped.into_scalar::<f32>(), 0.5);
     }

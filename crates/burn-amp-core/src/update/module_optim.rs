@@ -44,7 +44,7 @@ pub trait ModuleOptim {
     /// Never called on a step that is skipped.
     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M;
 
-    /// Whether a parameter of one dtype can be stepped with a gradient of another.
+    /// Tells whether a parameter of one dtype can be stepped with a gradient of another.
     ///
     /// By default only if they are the same, as with all of Burn's optimizers. Where it is false, the step is
     /// refused with [`AmpError::HalfPrecisionParameter`].
@@ -75,7 +75,7 @@ pub trait ModuleOptim {
         ))
     }
 
-    /// Whether [`load_record`](Self::load_record) would take a state of this optimizer again. Asked before a state is saved whose
+    /// Tells whether [`load_record`](Self::load_record) would take a state of this optimizer again. Called before a state is saved whose
     /// tensors are not all f32, because Burn would round them. By default it would.
     ///
     /// # Errors
@@ -85,8 +85,11 @@ pub trait ModuleOptim {
         Ok(())
     }
 
-    /// What is wrong with its settings, if anything: asked before each step, and before a state is loaded.
-    #[doc(hidden)]
+    /// Refuses settings that are out of their range. Called before each step, and before a state is loaded. By default it refuses none.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] for the first setting that is refused.
     fn check_settings(&self) -> Result<(), AmpError> {
         Ok(())
     }
@@ -97,19 +100,19 @@ pub trait ModuleOptim {
         ParamTensors::default()
     }
 
-    /// Whether the device can decide that a step is skipped.
+    /// Tells whether the device can decide that a step is skipped.
     #[doc(hidden)]
     fn steps_on_device(&self) -> bool {
         false
     }
 
-    /// Whether it multiplies gradients as it updates, so that clipping by a norm is fused into the update.
+    /// Tells whether it multiplies gradients as it updates, so that clipping by a norm is fused into the update.
     #[doc(hidden)]
     fn takes_factors(&self) -> bool {
         false
     }
 
-    /// As [`step`](Self::step), for an optimizer that takes more than a learning rate: a decision of the device where it
+    /// Makes the step of an optimizer that takes more than a learning rate: a decision of the device where it
     /// [`steps_on_device`](Self::steps_on_device), factors where it [`takes_factors`](Self::takes_factors).
     #[doc(hidden)]
     fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {

@@ -43,6 +43,11 @@ impl Parameter {
         self.is_trained
     }
 
+    /// Tells whether a `MixedPrecision` is attached to it.
+    pub fn is_scoped(&self) -> bool {
+        self.attached.as_deref() == Some(SCOPED)
+    }
+
     /// Its value, without autodiff; of an applied step, the f32 master of a half-precision parameter whose optimizer keeps one. A handle to the
     /// same memory, which does not wait for the device.
     ///

@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-#[doc(hidden)]
+/// Writes one number.
 pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     Number(*value).serialize(serializer)
 }
 
-#[doc(hidden)]
+/// Reads one number.
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Number::deserialize(deserializer)?.0)
 }
@@ -89,7 +89,7 @@ pub mod list {
     use super::{Deserialize, Deserializer, Number, Serializer};
     use std::collections::VecDeque;
 
-    #[doc(hidden)]
+    /// Writes a list of numbers.
     pub fn serialize<S: Serializer>(
         values: &VecDeque<f64>,
         serializer: S,
@@ -97,7 +97,7 @@ pub mod list {
         serializer.collect_seq(values.iter().copied().map(Number))
     }
 
-    #[doc(hidden)]
+    /// Reads a list of numbers.
     pub fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<VecDeque<f64>, D::Error> {

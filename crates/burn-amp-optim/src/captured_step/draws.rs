@@ -1,9 +1,7 @@
 //! Whether random numbers were drawn on a device.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use std::sync::Mutex;
-
-use burn_amp_core::internal::{Guard, locked};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// All devices of a backend share one generator of random numbers: two threads must not look at it at once.
 static GENERATOR: Mutex<()> = Mutex::new(());
@@ -12,7 +10,7 @@ static GENERATOR: Mutex<()> = Mutex::new(());
 pub(super) struct Draws {
     device: Device,
     /// Held until it has said so.
-    _generator: Guard<'static, ()>,
+    _generator: MutexGuard<'static, ()>,
     seeds: [u64; 2],
     expected: Vec<f32>,
 }
@@ -21,7 +19,7 @@ impl Draws {
     pub(super) fn new(device: &Device) -> Self {
         let mut draws = Self {
             device: device.clone(),
-            _generator: locked(&GENERATOR),
+            _generator: GENERATOR.lock().unwrap_or_else(PoisonError::into_inner),
             seeds: [0; 2],
             expected: Vec::new(),
         };

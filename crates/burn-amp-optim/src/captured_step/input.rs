@@ -6,7 +6,7 @@ use burn_amp_core::walk_arrays_and_tuples;
 use burn_amp_kernels::BufferAddress;
 use std::vec;
 
-/// What a batch consists of: steps are recorded for one such list.
+/// A part of a batch: steps are recorded for one such list.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::large_enum_variant)] // A `Device` is large where backends are many; lists are rare.
 pub(super) enum Kind {
@@ -16,16 +16,15 @@ pub(super) enum Kind {
         device: Device,
         tracked: bool,
     },
-    /// As many values follow.
+    /// A list, of as many values as follow.
     List(usize),
 }
 
 /// Goes from one tensor of a batch to the next: says of what kind they are, and copies them if it is to.
-#[doc(hidden)]
 #[derive(Default)]
 pub struct Walk {
     kinds: Vec<Kind>,
-    /// Where copies go, one after the other; to new memory if there are none left. None where it copies nothing.
+    /// The places of copies, one after the other, and new memory if there are none left. None where it copies nothing.
     places: Option<vec::IntoIter<BridgeTensor>>,
     copied: Vec<BridgeTensor>,
 }

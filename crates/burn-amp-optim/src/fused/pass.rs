@@ -8,18 +8,17 @@ use std::sync::{Arc, Mutex};
 use std::{cell::RefCell, mem::take};
 
 use super::state::{Slot, Tensors, Time};
-use burn_amp_core::internal::{
-    AnyTensor, Beside, DeviceStep, ParamTensor, Rehearsal, Rehearses, WithMaster, during, locked,
-};
+use burn_amp_core::internal::fused::{DeviceStep, Rehearsal, Rehearses, WithMaster};
+use burn_amp_core::internal::{AnyTensor, ParamTensor, during, locked};
 
 thread_local! {
     /// The pass of the module that is being stepped.
-    static OPEN: Beside<Pass> = const { RefCell::new(None) };
+    static OPEN: RefCell<Option<Pass>> = const { RefCell::new(None) };
 }
 
 #[cfg(any(test, feature = "counts"))]
 thread_local! {
-    /// How many passes this thread has made.
+    /// The number of passes that this thread has made.
     pub static PASSES: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
@@ -27,10 +26,11 @@ thread_local! {
 pub(super) struct Job {
     pub(super) rule: UpdateRule,
     pub(super) row: UpdateRow,
-    /// Steps up to this one, as far as the host knows.
+    /// The steps before this one, as far as the host knows; with this one, once it is in a pass.
     pub(super) time: Time,
+    /// Set where there is no state yet.
+    pub(super) fresh: bool,
     pub(super) device: Device,
-    pub(super) idle: Arc<Idle>,
     pub(super) has_master: bool,
     /// Gradient, parameter, its master if it has one, states: handles, until they are in the list of a pass.
     pub(super) tensors: Vec<Tensor<1>>,
@@ -48,26 +48,21 @@ impl Job {
                 time: self.time,
                 tensors: kept.take(self.rule.states()).collect(),
             },
-            wrapped: self.has_master,
         });
         parameter.expect("the kernel gives back what it was given")
     }
 }
 
-/// What decides the steps that the host has decided, one for each device: sent once.
-#[derive(Default)]
-pub(super) struct Idle(Mutex<Vec<(Device, DeviceScale)>>);
-
-impl Idle {
-    fn on(&self, device: &Device) -> DeviceScale {
-        let mut sent = locked(&self.0);
-        if let Some((_, scale)) = sent.iter().find(|(other, _)| other == device) {
-            return scale.clone();
-        }
-        let scale = ScaleState::default().upload(device);
-        sent.push((device.clone(), scale.clone()));
-        scale
+/// The scale by which a device takes each step, for those that the host has decided. It is sent to a device once.
+fn taken_on(device: &Device) -> DeviceScale {
+    static SENT: Mutex<Vec<(Device, DeviceScale)>> = Mutex::new(Vec::new());
+    let mut sent = locked(&SENT);
+    if let Some((_, scale)) = sent.iter().find(|(other, _)| other == device) {
+        return scale.clone();
     }
+    let scale = ScaleState::default().upload(device);
+    sent.push((device.clone(), scale.clone()));
+    scale
 }
 
 /// A parameter after its step; none if it was stepped by itself.
@@ -78,23 +73,23 @@ pub(super) type Stepped = Option<AnyTensor>;
 pub(super) struct Pass {
     groups: Vec<Group>,
     len: usize,
-    /// What decides it on the device.
+    /// The step of the device that decides it; none where the host has decided.
     decides: Option<Arc<DeviceStep>>,
-    /// What gradients are multiplied by, in their order, where the host decides.
+    /// The factors of the gradients, in their order, where the host decides.
     factors: Vec<f32>,
 }
 
-/// Those of one rule and device; there is at least one.
+/// The steps of one rule and device, at least one.
 #[derive(Default)]
 struct Group {
     list: TensorList,
     jobs: Vec<Job>,
-    /// Where each one's gradient stands among all.
+    /// The positions of their gradients among all.
     gradients: Vec<u32>,
 }
 
 impl Pass {
-    /// What the next gradient is multiplied by.
+    /// The factor of the next gradient.
     fn factor(&self) -> f32 {
         self.factors.get(self.len).copied().unwrap_or(1.0)
     }
@@ -115,6 +110,8 @@ impl Pass {
     }
 
     fn push(&mut self, mut job: Job) {
+        job.time = self.time(take(&mut job.time), job.fresh);
+        job.row.fresh = job.time.fresh.into();
         job.row.scale = self.factor();
         // A replay has gradients of its own.
         let skipped = usize::from(self.rehearses() == Some(Rehearses::Replay));
@@ -144,11 +141,7 @@ impl Pass {
                     let (scale, clip) = (&decides.scale, decides.clip.as_ref());
                     group.step(scale, clip, call, rehearsal.as_mut())
                 }
-                None => {
-                    let Job { idle, device, .. } = &group.jobs[0];
-                    let idle = idle.on(device);
-                    group.step(&idle, None, call, None)
-                }
+                None => group.step(&taken_on(&group.jobs[0].device), None, call, None),
             };
             #[cfg(any(test, feature = "counts"))]
             PASSES.set(PASSES.get() + 1);
@@ -162,7 +155,7 @@ impl Pass {
 }
 
 impl Group {
-    /// What comes of its parameters, their masters and states.
+    /// Steps its parameters. Gives them, their masters and states.
     fn step(
         &mut self,
         decides: &DeviceScale,
@@ -195,40 +188,33 @@ impl Group {
     }
 }
 
-/// Makes a step with all others of the pass that is open, or at once. Gives the parameter, or what has its shape and takes no memory until the
-/// step is made. Its slot is full then.
-pub(super) fn step(job: Job) -> Tensor<1> {
-    if OPEN.with_borrow(Option::is_none) {
-        let (_, mut stepped) = collected(None, Vec::new(), || step(job));
-        let parameter = stepped.pop().flatten();
-        return parameter.expect("it was in the pass").into_handle();
+/// Steps one parameter in the pass that is open; where none is, in one of its own.
+pub(super) fn in_pass<S>(step: impl FnOnce() -> (Tensor<1>, S)) -> (Tensor<1>, S) {
+    if OPEN.with_borrow(Option::is_some) {
+        return step();
     }
+    let ((tensor, state), mut stepped) = collected(None, Vec::new(), step);
+    let stepped = stepped.pop().flatten();
+    (stepped.map_or(tensor, AnyTensor::into_handle), state)
+}
+
+fn open<R>(change: impl FnOnce(&mut Pass) -> R) -> R {
+    OPEN.with_borrow_mut(|open| change(open.as_mut().expect("`in_pass` has opened one")))
+}
+
+/// Adds a step to the pass. Gives what has the parameter's shape and takes no memory until the pass is made; the slot is full then.
+pub(super) fn step(job: Job) -> Tensor<1> {
     let placeholder = job.tensors[0].clone();
-    OPEN.with_borrow_mut(|open| {
-        if let Some(pass) = open {
-            pass.push(job);
-        }
-    });
+    open(|pass| pass.push(job));
     placeholder
 }
 
 /// Notes that a parameter is stepped by itself. Gives what its gradient is multiplied by first.
 pub(super) fn skip() -> f32 {
-    OPEN.with_borrow_mut(|open| match open {
-        Some(pass) => {
-            let factor = pass.factor();
-            pass.len += 1;
-            factor
-        }
-        None => 1.0,
-    })
-}
-
-/// The time after the step that is being made.
-pub(super) fn time(before: Time, fresh: bool) -> Time {
-    OPEN.with_borrow(|open| match open {
-        Some(pass) => pass.time(before, fresh),
-        None => before.next(None, fresh),
+    open(|pass| {
+        let factor = pass.factor();
+        pass.len += 1;
+        factor
     })
 }
 

@@ -16,22 +16,18 @@ use burn_amp_core::{AmpError, internal::in_range};
 /// The configuration of an optimizer whose step is one pass.
 pub trait FusedConfig: Config + Clone + Send + Sync + 'static {
     /// Burn's optimizer, which steps where there are no kernels.
-    #[doc(hidden)]
     type Optim: Optimizer;
 
-    #[doc(hidden)]
     fn optimizer(&self) -> Self::Optim;
 
-    /// That optimizer's state, of handles to the tensors that the rule names.
-    #[doc(hidden)]
+    /// Makes that optimizer's state of handles to the tensors that the rule names.
     fn state(time: usize, tensors: Vec<Tensor<1>>) -> Option<<Self::Optim as Optimizer>::State<1>>;
 
-    /// Its settings, checked.
-    #[doc(hidden)]
+    /// Checks the settings.
     fn settings(&self) -> Result<Settings, AmpError>;
 }
 
-/// What a step needs to know of a configuration.
+/// An update rule, and the clipping of each gradient before it.
 pub type Settings = (Rule, Option<GradientClipping>);
 
 impl FusedConfig for SgdConfig {
@@ -47,19 +43,21 @@ impl FusedConfig for SgdConfig {
     }
 
     fn settings(&self) -> Result<Settings, AmpError> {
-        let fields = Fields::of(self, &["weight_decay", "momentum", "gradient_clipping"])?;
+        let fields = Fields::of(self);
         let mut row = UpdateRow {
             decay: fields.penalty()?,
             ..UpdateRow::default()
         };
-        let momentum = fields.part("momentum", &["momentum", "dampening", "nesterov"])?;
+        let momentum = fields.part("momentum")?;
+        let mut nesterov = false;
         if let Some(part) = &momentum {
+            nesterov = part.flag("nesterov")?;
             row.beta_1 = part.at_least_0("momentum")?;
             row.factor_1 = (1.0 - part.number("dampening", .., "")?) as f32;
         }
         let kernel = UpdateRule::Sgd {
             momentum: momentum.is_some(),
-            nesterov: momentum.is_some_and(|part| part.flag("nesterov")),
+            nesterov,
         };
         let clipping = fields.clipping("gradient_clipping")?;
         Ok((Rule { kernel, row }, clipping))
@@ -78,11 +76,9 @@ impl FusedConfig for AdamConfig {
     }
 
     fn settings(&self) -> Result<Settings, AmpError> {
-        let fields = Fields::of_moments(self, &["amsgrad"])?;
-        let kernel = UpdateRule::Adam {
-            amsgrad: fields.flag("amsgrad"),
-        };
-        fields.moments(kernel, fields.penalty()?)
+        let fields = Fields::of(self);
+        let amsgrad = fields.flag("amsgrad")?;
+        fields.moments(UpdateRule::Adam { amsgrad }, fields.penalty()?)
     }
 }
 
@@ -98,10 +94,10 @@ impl FusedConfig for AdamWConfig {
     }
 
     fn settings(&self) -> Result<Settings, AmpError> {
-        let fields = Fields::of_moments(self, &["amsgrad", "cautious_weight_decay"])?;
+        let fields = Fields::of(self);
         let kernel = UpdateRule::AdamW {
-            amsgrad: fields.flag("amsgrad"),
-            cautious: fields.flag("cautious_weight_decay"),
+            amsgrad: fields.flag("amsgrad")?,
+            cautious: fields.flag("cautious_weight_decay")?,
         };
         fields.moments(kernel, fields.at_least_0("weight_decay")?)
     }
@@ -118,12 +114,12 @@ fn moments(time: usize, tensors: Vec<Tensor<1>>) -> Option<AdaptiveMomentumState
 #[derive(Clone)]
 pub struct Rule {
     pub(super) kernel: UpdateRule,
-    /// What is the same in each step; `decay` as it is configured.
+    /// The numbers that are the same in each step; `decay` as it is configured.
     row: UpdateRow,
 }
 
 impl Rule {
-    /// What the state's tensors are called in a record.
+    /// The names of the state's tensors in a record.
     pub(super) fn names(&self) -> &'static [&'static str] {
         const VELOCITY: [&str; 1] = ["momentum.velocity"];
         const MOMENTS: [&str; 3] = [
@@ -137,7 +133,7 @@ impl Rule {
         }
     }
 
-    /// What the number of steps is called in a record, where it is counted.
+    /// The name of the number of steps in a record, where it is counted.
     pub(super) fn counter(&self) -> Option<&'static str> {
         let counts = !matches!(self.kernel, UpdateRule::Sgd { .. });
         counts.then_some("momentum.time")
@@ -145,7 +141,7 @@ impl Rule {
 
     /// The numbers of a step, in Burn's own roundings, but for those that depend on the time: see
     /// [`DeviceScale::send`](burn_amp_kernels::DeviceScale::send).
-    pub(super) fn row(&self, lr: LearningRate, fresh: bool) -> UpdateRow {
+    pub(super) fn row(&self, lr: LearningRate) -> UpdateRow {
         let rate = lr * f64::from(self.row.decay);
         let decay = match self.kernel {
             UpdateRule::AdamW { cautious: true, .. } => rate as f32,
@@ -156,62 +152,39 @@ impl Rule {
             taken: 1.0,
             scale: 1.0,
             lr: lr as f32,
-            fresh: fresh.into(),
             decay,
             ..self.row
         }
     }
 }
 
-/// A configuration as it would be saved: Burn's fields are private. It has all those that are asked for.
+/// A configuration as it would be saved: Burn's fields are private. A field that is not there is refused: in another Burn it has another name, and
+/// would be turned off here.
 #[derive(Debug)]
 struct Fields(Value);
 
 impl Fields {
-    fn of(config: &impl Config, fields: &[&'static str]) -> Result<Self, AmpError> {
+    fn of(config: &impl Config) -> Self {
         // Plain data without maps or foreign types: there is no way for it to fail.
-        Self::with(
-            serde_json::to_value(config).expect("a configuration is plain data"),
-            fields,
-        )
+        Self(serde_json::to_value(config).expect("a configuration is plain data"))
     }
 
-    fn of_moments(config: &impl Config, more: &[&'static str]) -> Result<Self, AmpError> {
-        let both = [
-            "beta_1",
-            "beta_2",
-            "epsilon",
-            "weight_decay",
-            "grad_clipping",
-        ];
-        Self::of(config, &[&both, more].concat())
-    }
-
-    /// Refuses a configuration of another Burn, in which a field has another name: what is not found would be turned off.
-    fn with(value: Value, fields: &[&'static str]) -> Result<Self, AmpError> {
-        match fields.iter().find(|field| value.get(field).is_none()) {
-            None => Ok(Self(value)),
-            Some(field) => {
-                let allowed = "in it: this fused optimizer was written for Burn 0.22. Use Burn's own optimizer";
-                Err(AmpError::refused(
-                    field,
-                    "not a field of Burn's configuration",
-                    allowed,
-                ))
-            }
-        }
+    fn get(&self, field: &'static str) -> Result<&Value, AmpError> {
+        self.0.get(field).ok_or_else(|| {
+            let allowed =
+                "in it: this fused optimizer was written for Burn 0.22. Use Burn's own optimizer";
+            AmpError::refused(field, "not a field of Burn's configuration", allowed)
+        })
     }
 
     /// An option of several fields; none if it is off.
-    fn part(&self, field: &str, fields: &[&'static str]) -> Result<Option<Self>, AmpError> {
-        match &self.0[field] {
-            Value::Null => Ok(None),
-            part => Self::with(part.clone(), fields).map(Some),
-        }
+    fn part(&self, field: &'static str) -> Result<Option<Self>, AmpError> {
+        let part = self.get(field)?;
+        Ok((!part.is_null()).then(|| Self(part.clone())))
     }
 
-    fn flag(&self, field: &str) -> bool {
-        self.0[field] == Value::Bool(true)
+    fn flag(&self, field: &'static str) -> Result<bool, AmpError> {
+        Ok(*self.get(field)? == Value::Bool(true))
     }
 
     fn number(
@@ -222,7 +195,7 @@ impl Fields {
     ) -> Result<f64, AmpError> {
         // JSON has no infinities and no NaN.
         let not_finite = || AmpError::refused(field, "infinite or NaN", "a finite number");
-        let number = self.0[field].as_f64().ok_or_else(not_finite)?;
+        let number = self.get(field)?.as_f64().ok_or_else(not_finite)?;
         in_range(field, number, range.contains(&number), allowed)?;
         Ok(number)
     }
@@ -233,7 +206,7 @@ impl Fields {
 
     /// The decay that is added to the gradient.
     fn penalty(&self) -> Result<f32, AmpError> {
-        let part = self.part("weight_decay", &["penalty"])?;
+        let part = self.part("weight_decay")?;
         part.map_or(Ok(0.0), |part| part.at_least_0("penalty"))
     }
 
@@ -254,11 +227,10 @@ impl Fields {
     }
 
     fn clipping(&self, field: &'static str) -> Result<Option<GradientClipping>, AmpError> {
-        let Some(clipping) = self.part(field, &[])? else {
+        let Some(clipping) = self.part(field)? else {
             return Ok(None);
         };
         let by_value = clipping.0.get("Value").is_some();
-        let clipping = Self::with(clipping.0, if by_value { &[] } else { &["Norm"] })?;
         let threshold = clipping.number(if by_value { "Value" } else { "Norm" }, .., "")?;
         in_range(field, threshold, threshold > 0.0, "a threshold above 0")?;
         let threshold = threshold as f32;
@@ -273,14 +245,18 @@ impl Fields {
 mod tests {
     use super::*;
 
-    /// As another version of Burn may write it: what is not found is not taken for off.
+    /// Another version of Burn may write it so: what is not found is not taken for off.
     #[test]
     fn a_field_with_another_name_is_refused() {
         let momentum = burn::optim::momentum::MomentumConfig::new();
         let config = SgdConfig::new().with_momentum(Some(momentum));
         let value = serde_json::to_value(config).unwrap();
-        let fields = ["momentum", "gradient_clipping"];
-        assert!(Fields::with(value.clone(), &fields).is_ok());
+        let read = |value: Value| {
+            let fields = Fields(value);
+            let nesterov = fields.part("momentum")?.unwrap().flag("nesterov")?;
+            fields.clipping("gradient_clipping").map(|_| nesterov)
+        };
+        assert!(!read(value.clone()).unwrap());
         for (path, name) in [("", "gradient_clipping"), ("/momentum", "nesterov")] {
             let mut renamed = value.clone();
             let part = renamed
@@ -289,9 +265,7 @@ mod tests {
                 .unwrap();
             let taken = part.remove(name).unwrap();
             part.insert(format!("new_{name}"), taken);
-            let read = Fields::with(renamed, &fields);
-            let read = read.and_then(|fields| fields.part("momentum", &["dampening", "nesterov"]));
-            let refused = read.unwrap_err().to_string();
+            let refused = read(renamed).unwrap_err().to_string();
             assert!(
                 refused.contains(&format!("`{name}` is not a field")),
                 "{refused}"

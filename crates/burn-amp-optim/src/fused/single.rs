@@ -5,12 +5,12 @@ use burn::optim::{DynOptimizer, DynState, LearningRate, Optimizer, StateSink, St
 use burn::tensor::kind::BridgeTensor;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_amp_kernels::can_update;
-use std::sync::Arc;
 
-use super::pass::{self, Idle, Job};
+use super::pass::{self, Job};
 use super::rule::{FusedConfig, Rule};
 use super::state::{Slot, State, Tensors, unflatten};
-use burn_amp_core::internal::{AnyTensor, Masters, WithMaster, is_half, working_dtype};
+use burn_amp_core::internal::fused::{Masters, WithMaster};
+use burn_amp_core::internal::{AnyTensor, is_half, working_dtype};
 
 /// Steps one parameter, by the rule of a configuration.
 ///
@@ -18,15 +18,13 @@ use burn_amp_core::internal::{AnyTensor, Masters, WithMaster, is_half, working_d
 pub(super) struct Single<C: FusedConfig> {
     burns: Masters<C::Optim>,
     rule: Rule,
-    idle: Arc<Idle>,
 }
 
 impl<C: FusedConfig> Single<C> {
     pub(super) fn new(config: &C, rule: Rule) -> Self {
         Self {
-            burns: Masters::new(config.optimizer(), false),
+            burns: Masters(config.optimizer()),
             rule,
-            idle: Arc::default(),
         }
     }
 
@@ -42,7 +40,7 @@ impl<C: FusedConfig> Single<C> {
             return self.step_by_burn(lr, tensor, grad, state);
         }
         let kept = state.and_then(|state| state.into_tensors(&self.rule, tensor.rank()));
-        let job = job(&self.rule, &self.idle, lr, tensor, grad, kept);
+        let job = job(&self.rule, lr, tensor, grad, kept);
         let slot = job.slot.clone();
         (pass::step(job), Some(State::Tensors(slot)))
     }
@@ -72,7 +70,6 @@ impl<C: FusedConfig> Single<C> {
 /// A step for the kernels. Its slot is filled in when the pass is made.
 fn job(
     rule: &Rule,
-    idle: &Arc<Idle>,
     lr: LearningRate,
     tensor: Tensor<1>,
     grad: Tensor<1>,
@@ -80,8 +77,6 @@ fn job(
 ) -> Job {
     let (device, has_master) = (grad.device(), is_half(tensor.dtype()));
     let WithMaster { master, state, .. } = kept.unwrap_or_default();
-    let fresh = state.tensors.is_empty() || state.time.is_fresh();
-    let time = pass::time(state.time, fresh);
     // The kernel compares it with the parameter. A parameter that has become wider leaves its master behind.
     let master = has_master.then(|| {
         let known = master.and_then(|master| master.live(&device));
@@ -90,6 +85,7 @@ fn job(
             AnyTensor::into_handle,
         )
     });
+    let fresh = state.tensors.is_empty() || state.time.is_fresh();
     let mut tensors = vec![grad, tensor];
     tensors.extend(master);
     let mut known = state.tensors.into_iter();
@@ -104,10 +100,10 @@ fn job(
     }
     Job {
         rule: rule.kernel,
-        row: rule.row(lr, time.fresh),
-        time,
+        row: rule.row(lr),
+        time: state.time,
+        fresh,
         device,
-        idle: idle.clone(),
         has_master,
         tensors,
         slot: Slot::default(),
@@ -124,7 +120,8 @@ impl<C: FusedConfig> DynOptimizer for Single<C> {
         state: Option<DynState>,
     ) -> (BridgeTensor, Option<DynState>) {
         let [tensor, grad] = [tensor, grad].map(Tensor::from_bridge);
-        let (tensor, state) = self.step(lr, tensor, grad, state.map(DynState::downcast));
+        let state = state.map(DynState::downcast);
+        let (tensor, state) = pass::in_pass(|| self.step(lr, tensor, grad, state));
         let state = state.map(|state| DynState::create(state, rank));
         (tensor.into_bridge(), state)
     }
@@ -191,7 +188,7 @@ mod tests {
             let mut state = None;
             let mut places = Vec::new();
             for _ in 0..4 {
-                (tensor, state) = single.step(0.1, tensor, grad(), state);
+                (tensor, state) = pass::in_pass(|| single.step(0.1, tensor, grad(), state));
                 places.push(addresses(state.as_ref().unwrap()));
             }
             assert_eq!(places[0].len(), count);
@@ -199,7 +196,7 @@ mod tests {
             assert_eq!(places.len(), 1, "{dtype:?}");
 
             let held = state.clone();
-            let (_, state) = single.step(0.1, tensor, grad(), state);
+            let (_, state) = pass::in_pass(|| single.step(0.1, tensor, grad(), state));
             let (now, held) = (addresses(&state.unwrap()), addresses(&held.unwrap()));
             assert_eq!(held, places[0]);
             assert!(now.iter().all(|place| !held.contains(place)));
@@ -212,7 +209,7 @@ mod tests {
         format!("{:?}", (sink.tensors, sink.scalars))
     }
 
-    /// Where there is no kernel, Burn's own optimizer steps: on Flex to the same bits, also from the other's state.
+    /// Burn's own optimizer steps where there is no kernel: on Flex to the same bits, also from the other's state.
     fn same_without_a_kernel<C: FusedConfig>(config: C) {
         let single = Single::new(&config, config.settings().unwrap().0);
         let values = |factor: f32| {
@@ -225,8 +222,10 @@ mod tests {
             let (mut burns, mut state, mut burns_state) = (fused.clone(), None, None);
             for step in 1..7 {
                 let grad = values(step as f32);
-                (fused, state) = single.step(0.01, fused, grad.clone(), state);
-                (burns, burns_state) = single.step_by_burn(0.01, burns, grad, burns_state);
+                let of_burn = grad.clone();
+                (fused, state) = pass::in_pass(|| single.step(0.01, fused, grad, state));
+                (burns, burns_state) =
+                    pass::in_pass(|| single.step_by_burn(0.01, burns, of_burn, burns_state));
                 assert_eq!(fused.to_data(), burns.to_data(), "step {step}");
                 let [one, other] = [&state, &burns_state].map(|state| state.as_ref().unwrap());
                 assert_eq!(record(&single, one), record(&single, other), "step {step}");

@@ -6,38 +6,43 @@ use burn_pack::Scalar;
 use std::sync::{Arc, OnceLock};
 
 use super::rule::{FusedConfig, Rule};
-use burn_amp_core::internal::{BurnsState, FRESH, ParamTensor, Run, WithMaster};
+use crate::PANICKED;
+use burn_amp_core::internal::ParamTensor;
+use burn_amp_core::internal::fused::{FRESH, Masters, Run, WithMaster};
+
+/// The state of Burn's optimizer, with a master.
+pub(super) type BurnsState<O> = <Masters<O> as Optimizer>::State<1>;
 
 /// The state of a parameter of any rank.
 #[derive(Clone)]
 pub(super) enum State<O: Optimizer> {
-    /// As kernels take it, or as it was loaded.
+    /// The state as kernels take it, or as it was loaded.
     Tensors(Slot),
-    /// That of Burn's optimizer, which has stepped handles where there is no kernel, and its dtype.
-    Burns(FloatDType, Box<BurnsState<O, 1>>),
+    /// The state of Burn's optimizer, which has stepped handles where there is no kernel, and its dtype.
+    Burns(FloatDType, Box<BurnsState<O>>),
 }
 
-/// What kernels keep, beside the master.
+/// The state that kernels keep, beside the master.
 #[derive(Clone, Default)]
 pub(super) struct Tensors {
     pub(super) time: Time,
-    /// As the rule names them; none before the first step.
+    /// The tensors that the rule names; none before the first step.
     pub(super) tensors: Vec<ParamTensor>,
 }
 
-/// How many steps were taken.
+/// The number of steps that were taken.
 #[derive(Clone, Default)]
 pub(super) struct Time {
-    /// Those that the device was given; some of them may have been skipped.
+    /// The steps that the device was given; some of them may have been skipped.
     pub(super) given: usize,
     /// The run of the last step, and how many of it this has made.
     run: Option<(Arc<Run>, usize)>,
-    /// Whether there is no state yet if all of them were.
+    /// Set where there is no state yet if all of them were.
     pub(super) fresh: bool,
 }
 
 impl Time {
-    /// Those that were taken, as soon as all are resolved.
+    /// The steps that were taken, as soon as all are resolved.
     fn taken(&self) -> usize {
         let run = self.run.as_ref();
         let skips = run.map_or(0, |(run, steps)| run.skips(*steps));
@@ -48,7 +53,7 @@ impl Time {
         self.fresh && self.taken() == 0
     }
 
-    /// Without one step more.
+    /// The same time, of a step that is only recorded.
     pub(super) fn unchanged(self, fresh: bool) -> Self {
         Self {
             given: self.taken(),
@@ -57,7 +62,7 @@ impl Time {
         }
     }
 
-    /// With one step more, in a run or in none.
+    /// The time after one step more, in a run or in none.
     pub(super) fn next(self, run: Option<Arc<Run>>, fresh: bool) -> Self {
         match (self.run.as_ref(), run) {
             (Some((known, steps)), Some(run)) if Arc::ptr_eq(known, &run) => Self {
@@ -78,8 +83,6 @@ impl Time {
 #[derive(Clone, Default)]
 pub(super) struct Slot(Arc<OnceLock<WithMaster<Tensors>>>);
 
-const HALFWAY: &str = "an earlier step has panicked: resume from the last record";
-
 impl Slot {
     /// Does nothing where it is full.
     pub(super) fn fill(&self, kept: WithMaster<Tensors>) {
@@ -91,43 +94,61 @@ impl Slot {
     }
 
     pub(super) fn get(&self) -> &WithMaster<Tensors> {
-        self.0.get().expect(HALFWAY)
+        self.0.get().expect(PANICKED)
     }
 
     pub(super) fn take(self) -> WithMaster<Tensors> {
         let kept = Arc::unwrap_or_clone(self.0).into_inner();
-        kept.expect(HALFWAY)
+        kept.expect(PANICKED)
     }
 }
 
 impl<O: Optimizer> State<O> {
     pub(super) fn flatten(&self, rule: &Rule, prefix: &str, out: &mut StateSink) {
-        match self {
-            Self::Burns(_, kept) => kept.state_flatten(prefix, out),
-            Self::Tensors(slot) => flatten(slot.get(), rule, prefix, out),
+        let kept = match self {
+            Self::Burns(_, kept) => return kept.state_flatten(prefix, out),
+            Self::Tensors(slot) => slot.get(),
+        };
+        if kept.state.time.is_fresh() {
+            if !kept.shows_master(prefix) {
+                out.push_scalar(prefix, FRESH, Scalar::from(1u64));
+            }
+            return;
         }
+        kept.flatten(prefix, out, |state, prefix, out| {
+            if let Some(counter) = rule.counter() {
+                out.push_scalar(prefix, counter, Scalar::from(state.time.taken()));
+            }
+            for (name, tensor) in rule.names().iter().zip(&state.tensors) {
+                out.push_tensor(prefix, name, tensor.to_data());
+            }
+        });
     }
 
-    /// As kernels take it, but as it was loaded if it was Burn's: Burn shows it to records alone. That waits for the device.
+    /// Gives the state as kernels take it, by a record if it was Burn's, which Burn shows to records alone. That waits for the device.
     pub(super) fn into_tensors(self, rule: &Rule, rank: usize) -> Option<WithMaster<Tensors>> {
         match self {
             Self::Tensors(slot) => Some(slot.take()),
             Self::Burns(_, kept) => {
                 let mut sink = StateSink::default();
                 kept.state_flatten("", &mut sink);
-                read_back(sink, rule, rank)
+                let mut source = StateSource::new(sink.scalars.into_iter().collect());
+                for (name, data) in sink.tensors {
+                    source.insert_tensor(name, data);
+                }
+                unflatten(rule, rank, "", &mut source)
             }
         }
     }
 
-    /// As Burn's optimizer takes it, in `dtype` and on `device`; none if there is none yet.
+    /// Gives the state as Burn's optimizer takes it, in `dtype` and on `device`; none if there is none yet.
     pub(super) fn into_burns<C: FusedConfig<Optim = O>>(
         self,
         rule: &Rule,
         rank: usize,
         dtype: FloatDType,
         device: &Device,
-    ) -> Option<BurnsState<O, 1>> {
+    ) -> Option<BurnsState<O>> {
         let kept = self.into_tensors(rule, rank)?;
         let on = |tensor: ParamTensor| {
             let tensor = tensor.live(device)?.cast_to(dtype, device);
@@ -142,37 +163,11 @@ impl<O: Optimizer> State<O> {
         Some(WithMaster {
             master: kept.master,
             state,
-            wrapped: kept.wrapped,
         })
     }
 }
 
-fn flatten(kept: &WithMaster<Tensors>, rule: &Rule, prefix: &str, out: &mut StateSink) {
-    if kept.state.time.is_fresh() {
-        if !kept.shows_master(prefix) {
-            out.push_scalar(prefix, FRESH, Scalar::from(1u64));
-        }
-        return;
-    }
-    kept.flatten(prefix, out, |state, prefix, out| {
-        if let Some(counter) = rule.counter() {
-            out.push_scalar(prefix, counter, Scalar::from(state.time.taken()));
-        }
-        for (name, tensor) in rule.names().iter().zip(&state.tensors) {
-            out.push_tensor(prefix, name, tensor.to_data());
-        }
-    });
-}
-
-fn read_back(sink: StateSink, rule: &Rule, rank: usize) -> Option<WithMaster<Tensors>> {
-    let mut source = StateSource::new(sink.scalars.into_iter().collect());
-    for (name, data) in sink.tensors {
-        source.insert_tensor(name, data);
-    }
-    unflatten(rule, rank, "", &mut source)
-}
-
-/// None if a tensor or the counter is missing, or cannot be of this rule: Burn's loader then leaves it, and ours refuses the record.
+/// Reads a state; none if a tensor or the counter is missing, or cannot be of this rule: Burn's loader then leaves it, and ours refuses the record.
 pub(super) fn unflatten(
     rule: &Rule,
     rank: usize,

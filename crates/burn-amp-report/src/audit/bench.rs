@@ -2,7 +2,7 @@
 
 use burn::tensor::{FloatDType, Tensor};
 use burn::{module::Module, optim::GradientsParams};
-use burn_amp_core::observe::{self, DryRun, measure};
+use burn_amp_core::internal::observe::{self, DryRun, measure};
 use burn_amp_core::{AmpError, MixedPrecision};
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) struct Bench<'a, M, F> {
     pub(super) formats: [FloatDType; 2],
     pub(super) loss: F,
     pub(super) losses_computed: u32,
-    /// What else is to be known.
+    /// A remark on the result, if there is one.
     pub(super) note: Option<&'static str>,
 }
 
@@ -80,7 +80,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             (half, present),
             (half, present * BINADES),
         ];
-        if self.amp.check_devices(other, self.model).is_ok() {
+        if observe::check_devices(self.amp, other, self.model).is_ok() {
             let ideal = reference.ideal_scale();
             let ideal = ideal.filter(|_| other == FloatDType::F16);
             specs.push((other, ideal.unwrap_or(1.0)));

@@ -1,14 +1,14 @@
 //! Tensors of two runs beside each other, measured on the device.
 
 use burn::tensor::{FloatDType, Tensor};
-use burn_amp_core::{AmpError, observe};
+use burn_amp_core::{AmpError, internal::observe};
 use burn_amp_kernels::TensorStatus;
 use serde::Serialize;
 
-/// What was found in a tensor, against the same in f32.
+/// The difference of a tensor to the same in f32.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Figures {
-    /// Of the angle to f32; none where one of them is zero or not finite.
+    /// The cosine of the angle to f32; none where one of them is zero or not finite.
     pub(crate) cosine: Option<f64>,
     /// The norm over that in f32.
     pub(crate) norm_ratio: Option<f64>,
@@ -16,7 +16,7 @@ pub(crate) struct Figures {
     pub(crate) lost: f64,
     /// Infinities and NaN that are finite in f32.
     pub(crate) non_finite: u64,
-    /// How often the largest value can be doubled before it overflows; none where it is zero or in f32.
+    /// The number of times that the largest value can be doubled before it overflows; none where it is zero or in f32.
     pub(crate) headroom: Option<f64>,
     /// The norm of the difference over that in f32.
     pub(crate) error: Option<f64>,
@@ -32,7 +32,7 @@ pub(crate) struct Pair<'a> {
     /// Multiplied by `scale`, in `dtype`.
     pub(crate) values: &'a Tensor<1>,
     pub(crate) scale: f64,
-    /// In which overflow is looked for; none for f32.
+    /// The format in which overflow is looked for; none for f32.
     pub(crate) half: Option<FloatDType>,
     pub(crate) expected: &'a Tensor<1>,
 }
@@ -54,7 +54,7 @@ pub(crate) fn compare(
     Ok(figures.collect())
 }
 
-/// How often a magnitude can be doubled before it overflows; none for zero.
+/// The number of times that a magnitude can be doubled before it overflows; none for zero.
 pub(crate) fn headroom(dtype: FloatDType, max_abs: f64) -> Option<f64> {
     let largest = match dtype {
         FloatDType::BF16 => 2f64.powi(128),
@@ -106,7 +106,7 @@ impl Pair<'_> {
     }
 }
 
-/// That of the finite values alone would pass for a small one.
+/// The norm of the finite values alone would pass for a small one.
 pub(crate) fn finite_norm(status: &TensorStatus) -> Option<f64> {
     (status.non_finite == 0).then_some(status.norm)
 }

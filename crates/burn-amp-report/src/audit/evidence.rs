@@ -1,28 +1,28 @@
 //! Why no loss scale helps, and what tells range and rounding from a fault of the backend.
 
 use burn::tensor::FloatDType;
-use burn_amp_core::{AmpError, observe::measure};
+use burn_amp_core::{AmpError, internal::observe::measure};
 
 use super::compare::{Figures, Pair, compare, rms};
 use super::reference::Reference;
 use super::show::{passed, value};
 use super::{Compared, Verdict};
 
-/// From this many units in the last place on, a value of the forward pass is another one. A healthy network is off by a few.
+/// The units in the last place from which on a value of the forward pass is another one. A healthy network is off by a few.
 const LOST_DIGITS: f64 = 64.0;
-/// Up to this relative difference, gradients in both half precisions are the same.
+/// The relative difference up to which gradients in both half precisions are the same.
 const SAME: f64 = 0.25;
 
 const AMPLIFIED: &str = "What leaves `autocast` is that of f32 but for rounding, and the loss amplifies it, as where nearly equal values are \
                          subtracted and divided by a small number: compute what the loss subtracts without `autocast`.";
 
-/// Of a run that is right as far as its gradients are.
+/// The note on a run that is right as far as its gradients are.
 const FORWARD_IS_OFF: &str = "The forward pass differs from that in f32 by more than its last digits, which no loss scale mends: see the loss and the probes.";
 
-/// Where the forward pass of a run is not that in f32.
+/// The places where the forward pass of a run is not that in f32.
 #[derive(Default)]
 struct Forward {
-    /// Whether a probe, or what leaves `autocast`, is off.
+    /// Tells whether a probe, or what leaves `autocast`, is off.
     is_off: bool,
     /// The first probe that is, and the first with values that are infinite or NaN.
     off: Option<String>,
@@ -67,14 +67,14 @@ fn lost_digits(run: &Compared) -> f64 {
     LOST_DIGITS * unit
 }
 
-/// Whether the loss is another one, if only by digits that were lost.
+/// Tells whether the loss is another one, if only by digits that were lost.
 fn is_loss_off(reference: &Reference, run: &Compared) -> bool {
     let (loss, expected) = (run.trial.loss, reference.trial.loss);
     let limit = lost_digits(run) * expected.abs().max(1e-6);
     !loss.is_finite() || (loss - expected).abs() > limit.max(3.0 * reference.noise.loss)
 }
 
-/// What to know of a run whose gradients are right, or would be at another scale.
+/// Remarks on a run whose gradients are right, or would be at another scale.
 pub(super) fn of_forward(
     reference: &Reference,
     run: &Compared,
@@ -83,7 +83,7 @@ pub(super) fn of_forward(
     Ok(is_off.then_some(FORWARD_IS_OFF))
 }
 
-/// Why no scale helps, and what else is to be known. `best` is the run at the scale that is most likely to.
+/// Explains why no scale helps, and what else is to be known. `best` is the run at the scale that is most likely to.
 pub(super) fn explain(
     reference: &Reference,
     runs: &[Compared],
@@ -115,7 +115,7 @@ pub(super) fn explain(
     Ok((verdict, None))
 }
 
-/// Whether the other half precision, whose forward pass is right too, gives the same wrong gradients. One format has the range of f32, the
+/// Tells whether the other half precision, whose forward pass is right too, gives the same wrong gradients. One format has the range of f32, the
 /// other more digits: so neither explains it. Zeros are the same whatever has lost them, and count where a layer was found that loses them.
 fn agrees(
     reference: &Reference,

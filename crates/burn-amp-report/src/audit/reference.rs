@@ -1,18 +1,18 @@
 //! The run in f32, and when another one is off.
 
 use burn::tensor::FloatDType;
-use burn_amp_core::{AmpError, observe};
+use burn_amp_core::{AmpError, internal::observe};
 use burn_amp_kernels::TensorStatus;
 use std::{cmp::Ordering, collections::HashMap};
 
 use super::compare::{Figures, Pair, compare, headroom, rms};
 use super::{Compared, Trial};
 
-/// From this share of lost values on, a gradient is said to underflow.
+/// The share of lost values from which on a gradient is said to underflow.
 pub(super) const LOST: f64 = 0.25;
-/// From this relative difference on, a gradient is off. A cosine of 0.87, or a norm that is half as large again.
+/// The relative difference from which on a gradient is off. A cosine of 0.87, or a norm that is half as large again.
 pub(super) const OFF: f64 = 0.5;
-/// What is smaller than this share of all gradients' root mean square is rounding, unless it moves with the scale: the exact gradient of an
+/// The share of all gradients' root mean square below which a gradient is rounding, unless it moves with the scale: the exact gradient of an
 /// attention's key bias is zero.
 const NOISE: f64 = 0.02;
 /// And this is rounding in f32.
@@ -26,7 +26,7 @@ pub(super) struct Reference {
     pub(super) statuses: Vec<TensorStatus>,
     /// The root mean square over all gradients.
     pub(super) rms: f64,
-    /// How far another run in f32 is off, with other random numbers.
+    /// The errors of another run in f32, with other random numbers.
     pub(super) noise: Noise,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Noise {
 }
 
 impl Noise {
-    /// From where on a difference means something.
+    /// The difference from which on it means something.
     pub(super) fn limit(of: &HashMap<usize, f64>, index: usize) -> f64 {
         OFF.max(3.0 * of.get(&index).copied().unwrap_or(0.0))
     }
@@ -105,7 +105,7 @@ impl Reference {
         (largest > 0.0).then(|| exponent.clamp(-24.0, 126.0).exp2())
     }
 
-    /// Whether a gradient is off. `more` is the same at a higher scale.
+    /// Tells whether a gradient is off. `more` is the same at a higher scale.
     pub(super) fn is_off(&self, index: usize, figures: &Figures, more: Option<&Figures>) -> bool {
         let status = &self.statuses[index];
         if figures.non_finite > 0 {
@@ -148,7 +148,7 @@ impl Reference {
         self.is_finite() && !self.is_forward_off(compared) && self.off(compared, more).is_empty()
     }
 
-    /// Whether the loss is another one.
+    /// Tells whether the loss is another one.
     pub(super) fn is_forward_off(&self, compared: &Compared) -> bool {
         let (loss, expected) = (compared.trial.loss, self.trial.loss);
         let limit = (0.25 * expected.abs().max(1e-6)).max(3.0 * self.noise.loss);

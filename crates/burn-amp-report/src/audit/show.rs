@@ -1,7 +1,7 @@
 //! The figures that an audit shows.
 
 use burn::tensor::{DType, Tensor};
-use burn_amp_core::{AmpError, observe};
+use burn_amp_core::{AmpError, internal::observe};
 use burn_amp_kernels::{ExponentHistogram, TensorStatus};
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub(super) fn gradient(visit: &Visit) -> Option<(&Tensor<1>, f64)> {
     Some((visit.gradient.as_ref()?, visit.scale))
 }
 
-/// What passed the probes of a run, against the same in f32, by the number of the visit.
+/// The tensors that passed the probes of a run, against the same in f32, by the number of the visit.
 pub(super) fn passed(
     reference: &Reference,
     run: &Compared,
@@ -49,7 +49,7 @@ pub(super) fn passed(
     Ok(indices.into_iter().zip(figures).collect())
 }
 
-/// What all runs have shown at the probes.
+/// The figures of all runs at the probes.
 pub(super) fn layers(reference: &Reference, runs: &[Compared]) -> Result<Vec<Layer>, AmpError> {
     let visits = &reference.trial.visits;
     let shown = |of: Of| -> Result<Vec<Option<Passed>>, AmpError> {
@@ -193,7 +193,7 @@ pub(super) fn count(
     observe::count(scaled)
 }
 
-/// What narrow formats lose: those of 16 bits were tried; the others are counted, each parameter with a scale of its own that brings its largest
+/// Counts what narrow formats lose: those of 16 bits were tried; the others are counted, each parameter with a scale of its own that brings its largest
 /// gradient to the top.
 pub(super) fn formats(reference: &Reference, runs: &[Compared]) -> Result<Vec<Format>, AmpError> {
     let statuses = &reference.statuses;

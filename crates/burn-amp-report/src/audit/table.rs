@@ -22,7 +22,7 @@ fn cells(figures: &Figures) -> String {
 
 const HEAD: &str = " cosine   ratio    lost inf/NaN headroom";
 
-/// How wide a column of names is.
+/// The width of a column of names.
 fn width<'a>(names: impl Iterator<Item = &'a String>) -> usize {
     names.map(String::len).fold(24, usize::max)
 }

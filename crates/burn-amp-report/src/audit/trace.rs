@@ -1,7 +1,7 @@
 //! What passes the probes of one run of an audit.
 
 use burn::tensor::{DType, Gradients, Tensor};
-use burn_amp_core::observe::{Observer, locked, scale_here};
+use burn_amp_core::internal::observe::{Observer, locked, scale_here};
 use std::sync::Mutex;
 
 use crate::place::Names;
@@ -9,7 +9,7 @@ use crate::place::Names;
 /// Keeps tensors and their gradients.
 #[derive(Default)]
 pub(crate) struct Trace {
-    /// Whether tensors are kept; else only the names.
+    /// Set where tensors are kept; else only the names are.
     pub(super) keeps: bool,
     pub(super) visits: Mutex<Visits>,
 }
@@ -24,14 +24,14 @@ pub(super) struct Visits {
 pub(crate) struct Visit {
     /// The name, with a number from the second time on.
     pub(crate) name: String,
-    /// As it was given.
+    /// The name as it was given.
     pub(crate) layer: String,
-    /// Whether the audit can run it in f32.
+    /// Set where the audit can run it in f32.
     pub(crate) is_layer: bool,
-    /// Whether it is no probe, but leaves `autocast`.
+    /// Set where it is no probe, but leaves `autocast`.
     pub(crate) is_output: bool,
     pub(crate) dtype: DType,
-    /// What its gradient is multiplied by.
+    /// The factor of its gradient.
     pub(crate) scale: f64,
     pub(crate) shape: Vec<usize>,
     /// Flat, without a graph.

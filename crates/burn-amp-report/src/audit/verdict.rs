@@ -3,7 +3,7 @@ use std::fmt;
 
 use crate::page::power;
 
-/// What an [`audit`](crate::audit()) has found. `Display` says what to do.
+/// The finding of an [`audit`](crate::audit()). `Display` says what to do.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -25,7 +25,7 @@ pub enum Verdict {
         lower_to: Option<f64>,
         /// The parameters whose gradients are off, the worst first.
         parameters: Vec<String>,
-        /// As of `Underflow`.
+        /// The same as in `Underflow`.
         in_f32: Vec<String>,
     },
     /// Values of the forward pass, or the loss, are not those of f32: they leave the range of the half precision, or lose their digits in it. No
@@ -33,7 +33,7 @@ pub enum Verdict {
     ForwardOverflow {
         /// The first probe at which it shows; none where nothing is probed before it.
         at: Option<String>,
-        /// As of `Underflow`.
+        /// The same as in `Underflow`.
         in_f32: Vec<String>,
     },
     /// Gradients are finite and wrong at every scale although the forward pass is right, and they are the same in f16 and in bf16. Range would
@@ -41,7 +41,7 @@ pub enum Verdict {
     Backend {
         /// The parameters that are off the most.
         parameters: Vec<String>,
-        /// As of `Underflow`: layers to run in f32 until it is fixed.
+        /// Layers to run in f32 until it is fixed.
         in_f32: Vec<String>,
     },
     /// Loss or gradients are infinite or NaN in f32 too: half precision is not the cause.
@@ -66,7 +66,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Whether nothing has to be done for half precision.
+    /// Tells whether nothing has to be done for half precision.
     pub fn is_fine(&self) -> bool {
         matches!(self, Self::Fine)
     }
@@ -81,7 +81,7 @@ fn names(names: &[String]) -> String {
     }
 }
 
-/// What to do where no scale helps.
+/// The advice where no scale helps.
 fn island(in_f32: &[String]) -> String {
     match in_f32.is_empty() {
         true => {
@@ -92,14 +92,14 @@ fn island(in_f32: &[String]) -> String {
     }
 }
 
-/// What to do where a loss scale helps, or else where none does.
+/// The advice where a loss scale helps, or else where none does.
 fn moved(how: &str, scale: Option<f64>, none: String) -> String {
     scale.map_or(none, |scale| {
         format!("{how} the loss scale to {}.", power(scale))
     })
 }
 
-/// Where values begin that are not finite in f32 either.
+/// The place where values begin that are not finite in f32 either.
 fn beginning(parameter: Option<&str>, at: Option<&str>) -> String {
     match (parameter, at) {
         (Some(parameter), _) => format!("Parameter `{parameter}` is infinite or NaN itself."),

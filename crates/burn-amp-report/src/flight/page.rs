@@ -14,7 +14,7 @@ const LINES: usize = 8;
 #[derive(Serialize)]
 pub(super) struct Flight<'a> {
     step: u64,
-    /// Why it was written.
+    /// The reason for which it was written.
     why: String,
     first: Option<First>,
     advice: String,

@@ -1,7 +1,7 @@
 //! The last steps, on the device until they are asked for.
 
 use burn::tensor::Tensor;
-use burn_amp_core::observe::{self, Observer, Stepped, locked, scale_here};
+use burn_amp_core::internal::observe::{self, Observer, Stepped, locked, scale_here};
 use burn_amp_core::{StepOutcome, UnscaledGradients};
 use burn_amp_kernels::{Watch, watched_cast};
 use std::fs::{File, OpenOptions};
@@ -20,10 +20,10 @@ pub(super) const STEPS: usize = 21;
 /// Tensors that are remembered of one step: of graphs that nobody steps on, the oldest are forgotten.
 const MAX_PASSED: usize = 4096;
 
-/// What a recorder keeps.
+/// The last steps, as a recorder keeps them.
 pub(crate) struct Ring {
     pub(super) folder: PathBuf,
-    /// What passes the probes between two steps, shared with the graphs.
+    /// The tensors that pass the probes between two steps, shared with the graphs.
     passed: Arc<Mutex<VecDeque<Passed>>>,
     pub(super) state: Mutex<State>,
 }
@@ -34,14 +34,14 @@ pub(super) struct State {
     count: u64,
     /// The optimizers that have made the last step, which is that of all in an iteration, while others may still take part.
     open: Vec<u64>,
-    /// How often gradients are counted by exponent; 0 for never.
+    /// The number of steps from one count of gradients by exponent to the next; 0 for never.
     pub(super) count_every: u32,
     /// Probes of the step that is under way.
     names: Names,
-    /// What is known of the step that is under way.
+    /// The step that is under way, as far as it is known.
     pub(super) next: Host,
     log: File,
-    /// Whether the last line was not written in full: the next one begins anew.
+    /// Set where the last line was not written in full: the next one begins anew.
     is_cut: bool,
     last: Instant,
     pub(super) written: Vec<PathBuf>,
@@ -129,7 +129,7 @@ impl Observer for Ring {
     fn tested(&self, grads: &UnscaledGradients, loss_scale: f32) {
         let mut state = locked(&self.state);
         state.next.loss_scale = Some(loss_scale.into());
-        let overflows = grads.overflow_counts().map(|(parameter, values)| Overflow {
+        let overflows = observe::overflow_counts(grads).map(|(parameter, values)| Overflow {
             parameter: parameter.to_string(),
             values,
         });
@@ -236,7 +236,7 @@ impl State {
         self.open.clear();
     }
 
-    /// Why the last steps are to be written, if they are. A row of skips, or of others, is written once.
+    /// The reason to write the last steps, if there is one. A row of skips, or of others, is written once.
     fn why(&self) -> Option<String> {
         let mut steps = self.steps.iter().rev();
         let (last, before, earlier) = (steps.next()?, steps.next(), steps.next());

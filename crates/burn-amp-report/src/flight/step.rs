@@ -8,7 +8,7 @@ use crate::error::ReportError;
 
 #[cfg(test)]
 thread_local! {
-    /// How often this thread has waited for a device.
+    /// The number of times that this thread has waited for a device.
     pub(super) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
@@ -17,7 +17,7 @@ pub(super) struct Passed {
     pub(super) name: String,
     /// The place on the way forward.
     pub(super) order: u32,
-    /// What gradients are multiplied by there.
+    /// The factor of gradients there.
     pub(super) scale: f64,
     pub(super) dtype: String,
     pub(super) event: UnreadEvent,
@@ -35,9 +35,9 @@ pub(crate) struct Overflow {
 pub(super) struct Step {
     #[serde(flatten)]
     pub(super) host: Host,
-    /// What was read of the probes, in the order of the way forward.
+    /// The readings of the probes, in the order of the forward pass.
     pub(super) probes: Vec<Probed>,
-    /// What is on the device still.
+    /// The readings that are on the device still.
     #[serde(skip)]
     pub(super) passed: Vec<Passed>,
 }
@@ -47,9 +47,9 @@ pub(super) struct Step {
 pub(crate) struct Host {
     pub(crate) step: u64,
     pub(crate) outcome: String,
-    /// That its gradients were multiplied by.
+    /// The loss scale by which its gradients were multiplied.
     pub(crate) loss_scale: Option<f64>,
-    /// How many gradient values were measured.
+    /// The number of gradient values that were measured.
     #[serde(skip)]
     pub(super) elements: u64,
     pub(crate) norm: Option<f64>,
@@ -61,18 +61,18 @@ pub(crate) struct Host {
     pub(crate) notes: BTreeMap<String, Option<f64>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) overflows: Vec<Overflow>,
-    /// Where the loss is the cause: whether the model's output was finite.
+    /// Tells whether the model's output was finite, where the loss is the cause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) blamed_loss: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
-    /// By exponent, of those that occur; unscaled.
+    /// The number of unscaled gradients by exponent, of those that occur.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) exponents: Vec<(i32, u64)>,
 }
 
 impl Host {
-    /// As the metric of a `Learner` counts them: for an overflow, or because a hook rejected it.
+    /// Tells whether it is a skip as the metric of a `Learner` counts them: for an overflow, or because a hook rejected it.
     pub(crate) fn is_skipped(&self) -> bool {
         matches!(self.outcome.as_str(), "skipped" | "guarded")
     }
@@ -124,11 +124,11 @@ impl Host {
     }
 }
 
-/// What a `steps.jsonl` says.
+/// The contents of a `steps.jsonl`.
 #[derive(Debug, Default)]
 pub(crate) struct Recorded {
     pub(crate) steps: Vec<Host>,
-    /// How many steps were made of which it has no line that can be read.
+    /// The number of steps of which it has no line that can be read.
     pub(crate) missing: u64,
 }
 
@@ -155,7 +155,7 @@ pub(crate) fn read_steps(path: &Path) -> Result<Recorded, ReportError> {
     Ok(recorded)
 }
 
-/// What a probe has seen, read.
+/// The reading of a probe.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Probed {
     pub(super) name: String,
@@ -170,7 +170,7 @@ pub(super) struct Probed {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Measures {
     pub(super) max_abs: f64,
-    /// From 0 to 1.
+    /// A share from 0 to 1.
     pub(super) zeros: f64,
     pub(super) non_finite: u64,
 }

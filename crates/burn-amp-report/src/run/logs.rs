@@ -21,24 +21,24 @@ type Values = Vec<Option<(f64, f64)>>;
 /// One run.
 #[derive(Debug, Default)]
 pub(crate) struct Logs {
-    /// That of its folder, with what tells it from the others.
+    /// The name of its folder, with what tells it from the others.
     pub(crate) name: String,
     pub(crate) steps: u64,
-    /// By name: "Train Loss", "Valid Loss", "Loss Scale".
+    /// The metrics by name: "Train Loss", "Valid Loss", "Loss Scale".
     pub(crate) series: BTreeMap<String, Series>,
     /// The steps that were skipped.
     pub(crate) skips: Vec<f64>,
     pub(crate) knows_skips: bool,
-    /// Whether a step may have been skipped that cannot be read.
+    /// Set where a step may have been skipped that cannot be read.
     pub(crate) may_miss_skips: bool,
-    /// What cannot be read, in words.
+    /// A description of what cannot be read.
     pub(crate) unread: Vec<String>,
     /// Counts by exponent.
     pub(crate) exponents: Vec<(f64, Vec<(i32, u64)>)>,
 }
 
 impl Logs {
-    /// Those of a folder, without a name.
+    /// Reads the logs of a folder, without a name.
     pub(crate) fn read(folder: &Path) -> Result<Self, ReportError> {
         let mut logs = Self::default();
         if !folder.is_dir() {
@@ -238,7 +238,7 @@ fn value(line: &str) -> Option<(f64, f64)> {
     Some((value.parse().ok()?, weight.parse().ok()?))
 }
 
-/// At which batches of an epoch the lines of a metric were written: where the gradients of several are accumulated, at the last of them. A
+/// The batches of an epoch at which the lines of a metric were written: where the gradients of several are accumulated, at the last of them. A
 /// metric that has fewer lines for another reason is spread over the epoch.
 fn places(lines: usize, batches: usize) -> impl Iterator<Item = f64> {
     let every = batches.div_ceil(lines.max(1)).max(1);

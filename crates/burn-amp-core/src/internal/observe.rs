@@ -1,6 +1,7 @@
 //! What `burn-amp-report` sees of a run, and how it tries a loss in other precisions. Internal: it may change with any release.
 
-use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
+use burn::tensor::{FloatDType, Tensor};
+use burn::{module::Module, optim::GradientsParams};
 use burn_amp_kernels::{ExponentHistogram, TensorStatus};
 use std::sync::Arc;
 
@@ -19,6 +20,20 @@ pub use crate::{
     values::is_half,
 };
 
+/// Refuses a model that has a device which cannot compute in that dtype.
+pub fn check_devices<M: Module>(
+    amp: &MixedPrecision,
+    dtype: FloatDType,
+    model: &M,
+) -> Result<(), AmpError> {
+    amp.check_devices(dtype, model)
+}
+
+/// The parameters with gradients that are not finite, and how many values of each are not.
+pub fn overflow_counts(grads: &UnscaledGradients) -> impl Iterator<Item = (&str, u64)> {
+    grads.overflow_counts()
+}
+
 /// Attaches an observer to all clones of a `MixedPrecision`, or none. Returns the one before.
 pub fn set(amp: &MixedPrecision, observer: Option<Arc<dyn Observer>>) -> Option<Arc<dyn Observer>> {
     std::mem::replace(&mut *amp.observer(), observer)
@@ -32,7 +47,7 @@ pub fn here() -> Option<Arc<dyn Observer>> {
     }
 }
 
-/// Whether the loss scale moves by itself.
+/// Tells whether the loss scale moves by itself.
 pub fn is_dynamic(amp: &MixedPrecision) -> bool {
     amp.is_scaled() && amp.live().config().dynamic
 }
@@ -42,7 +57,7 @@ pub fn histogram(grads: &UnscaledGradients) -> Result<ExponentHistogram, AmpErro
     Ok(handles(grads.params(), &grads.entries, None).histogram()?)
 }
 
-/// Whether the gradient of the loss is the cause of an overflow, and no loss scale; and then whether the model's output was finite.
+/// Tells whether the gradient of the loss is the cause of an overflow, and no loss scale; and then whether the model's output was finite.
 pub fn is_loss_the_cause(grads: &UnscaledGradients) -> Option<bool> {
     match grads.finding.cause {
         SkipCause::Loss { output_finite } if grads.skips() => Some(output_finite),
@@ -54,7 +69,7 @@ pub fn is_loss_the_cause(grads: &UnscaledGradients) -> Option<bool> {
 pub struct Flat {
     /// The path of the parameter.
     pub path: String,
-    /// Without autodiff.
+    /// The values, without autodiff.
     pub values: Tensor<1>,
 }
 

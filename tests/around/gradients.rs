@@ -117,14 +117,21 @@ fn gradients_that_a_program_puts_in() {
         assert!(run.model.bias.is_require_grad());
     }
 
-    let mut run = by_hand();
-    let mut some = run.model.plain(ONES);
-    some.remove::<1>(id);
-    let mut grads = run.unscale(some);
-    grads.params_mut().register(id, ones([4]));
-    run.take(grads).unwrap();
-    assert_ne!(run.model.values()[0], 0.0);
-    assert_eq!(run.model.values()[6..], [0.0; 4]);
+    // Beside another one, or in its place.
+    for is_alone in [false, true] {
+        let mut run = by_hand();
+        let mut some = run.model.plain(ONES);
+        some.remove::<1>(id);
+        let mut grads = run.unscale(some);
+        grads.params_mut().register(id, ones([4]));
+        if is_alone {
+            grads.params_mut().remove::<2>(run.model.weight.id);
+            grads = grads.clip(&GradientClip::Value(9.0)).unwrap();
+        }
+        run.take(grads).unwrap();
+        assert_eq!(run.model.values()[0] == 0.0, is_alone);
+        assert_eq!(run.model.values()[6..], [0.0; 4]);
+    }
 
     for dtype in [FloatDType::F16, FloatDType::BF16] {
         let (mut run, mut grads) = (by_hand(), unscaled(1.0));

@@ -1,4 +1,4 @@
-//! Typed gradients: [`ScaledGradients`] carry the loss scale, [`UnscaledGradients`] do not.
+//! Gradients: found, tested, clipped, summed.
 
 pub(crate) mod clip;
 mod culprit;
@@ -6,111 +6,21 @@ pub(crate) mod entries;
 pub(crate) mod pass;
 pub(crate) mod running_statistics;
 pub(crate) mod status;
+mod typed;
 pub(crate) mod unscale;
-mod unscaled;
 
 pub(crate) use clip::{Factors, GradientClip};
 pub(crate) use entries::{Entries, Entry};
 pub(crate) use pass::{Pass, handles};
 pub(crate) use running_statistics::unchanged;
 pub(crate) use status::GradientStatus;
+pub use typed::{ScaledGradients, StepGradients, UnscaledGradients};
 pub(crate) use unscale::inspect;
-pub use unscaled::UnscaledGradients;
 
 use burn::module::Module;
 use burn::optim::{GradientsParams, MultiGradientsParams};
 
 use crate::values::{Parameter, parameters, with_rank, working_dtype};
-
-/// Gradients of a scaled loss: multiplied by the loss scale, possibly infinite.
-///
-/// Made by [`GradScaler::backward`](crate::GradScaler::backward) and [`GradScaler::scaled`](crate::GradScaler::scaled) alone:
-/// a plain [`GradientsParams`] is unscaled. [`GradScaler::unscale`](crate::GradScaler::unscale) turns them into
-/// [`UnscaledGradients`].
-#[derive(Debug)]
-pub struct ScaledGradients {
-    pub(crate) params: GradientsParams,
-    pub(crate) scale: f32,
-}
-
-impl ScaledGradients {
-    /// Gradients of a loss that was multiplied by a factor.
-    #[doc(hidden)]
-    pub fn new(params: GradientsParams, scale: f32) -> Self {
-        Self { params, scale }
-    }
-
-    /// The loss scale that these gradients carry.
-    pub fn loss_scale(&self) -> f32 {
-        self.scale
-    }
-
-    /// Burn's own container of the still scaled gradients.
-    pub fn params(&self) -> &GradientsParams {
-        &self.params
-    }
-
-    /// Burn's own container, to change scaled gradients in place.
-    pub fn params_mut(&mut self) -> &mut GradientsParams {
-        &mut self.params
-    }
-
-    /// Burn's own container of the scaled gradients. The scale is dropped.
-    pub fn into_params(self) -> GradientsParams {
-        self.params
-    }
-}
-
-/// The gradients that [`ScaledOptimizer::step`](crate::ScaledOptimizer::step) takes: Burn's own, which are unscaled, those of a
-/// loss that was scaled by hand, or those that were tested before, to be looked at or clipped.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum StepGradients {
-    /// Burn's own gradients, unscaled. They are tested.
-    Plain(GradientsParams),
-    /// Gradients of a scaled loss.
-    Scaled(ScaledGradients),
-    /// Gradients after [`ScaledOptimizer::unscale`](crate::ScaledOptimizer::unscale).
-    Unscaled(UnscaledGradients),
-}
-
-impl From<GradientsParams> for StepGradients {
-    fn from(grads: GradientsParams) -> Self {
-        Self::Plain(grads)
-    }
-}
-
-impl StepGradients {
-    /// The gradients, by their parameters.
-    pub fn params(&self) -> &GradientsParams {
-        match self {
-            Self::Plain(grads) => grads,
-            Self::Scaled(grads) => grads.params(),
-            Self::Unscaled(grads) => grads.params(),
-        }
-    }
-
-    /// The gradients, by their parameters.
-    pub fn into_params(self) -> GradientsParams {
-        match self {
-            Self::Plain(grads) => grads,
-            Self::Scaled(grads) => grads.into_params(),
-            Self::Unscaled(grads) => grads.into_params(),
-        }
-    }
-}
-
-impl From<ScaledGradients> for StepGradients {
-    fn from(grads: ScaledGradients) -> Self {
-        Self::Scaled(grads)
-    }
-}
-
-impl From<UnscaledGradients> for StepGradients {
-    fn from(grads: UnscaledGradients) -> Self {
-        Self::Unscaled(grads)
-    }
-}
 
 /// Sums the gradients that several devices computed, as
 /// [`ModuleOptimizer::step_multi`](burn::optim::ModuleOptimizer::step_multi) does, but in f32 for f16 and bf16 gradients (f64

@@ -5,8 +5,9 @@ use burn::{config::Config, optim::GradientsParams};
 use burn_amp_kernels::{ClipTable, NormClip, TensorStatus, clip_factors};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
+use std::sync::OnceLock;
 
-use crate::gradients::{Entry, UnscaledGradients, status::Clipping, status::norm};
+use crate::gradients::{Entry, UnscaledGradients, pass::norm, status::Clipping};
 use crate::{error::AmpError, values::AnyTensor};
 
 /// A rule for clipping gradients: Burn's `GradientClippingConfig`, with the global norm beside it.
@@ -195,7 +196,7 @@ impl UnscaledGradients {
         if self.has_overflow() {
             return Ok((self, Factors::new()));
         }
-        let mut found = self.take_found();
+        let mut found = self.found.take().unwrap_or_default();
         let (mut plan, clipping) = Plan::new(rules, factor, &self.entries, &found.each, later);
         found.all.clipping = clipping;
         let factors = match later {
@@ -208,7 +209,7 @@ impl UnscaledGradients {
         if plan.changed() > 0 {
             self = self.map_each(|position, grad| plan.change(position, grad));
         }
-        self.put_found(found);
+        self.found = OnceLock::from(found);
         Ok((self, factors))
     }
 }

@@ -28,20 +28,23 @@ pub(crate) struct Entry {
     pub(crate) gradient: DType,
     /// The device of the parameter.
     pub(crate) device: Device,
-    /// True if the gradient has autodiff: a program has made it itself.
-    pub(super) has_graph: bool,
+    /// True if the gradient is there, and has no autodiff, as one that a program has made itself may have.
+    pub(super) is_plain: bool,
 }
 
 impl Entry {
-    /// Takes dtype and autodiff from the gradient. Returns false if there is none.
+    /// Looks at the gradient for its dtype and its autodiff. Returns false if there is none.
     ///
     /// Refuses one that has not the parameter's shape: Burn panics on another rank, and broadcasts another shape.
     pub(super) fn check(&mut self, grads: &GradientsParams) -> Result<bool, AmpError> {
         // Burn says of a gradient of another rank no more than that by its panic.
         match catch_unwind(AssertUnwindSafe(|| self.get(grads))) {
-            Ok(None) => Ok(false),
+            Ok(None) => {
+                self.is_plain = false;
+                Ok(false)
+            }
             Ok(Some(gradient)) if gradient.shape() == self.shape => {
-                (self.gradient, self.has_graph) = (gradient.dtype(), gradient.is_autodiff());
+                (self.gradient, self.is_plain) = (gradient.dtype(), !gradient.is_autodiff());
                 Ok(true)
             }
             found => Err(AmpError::GradientShape {
@@ -140,7 +143,7 @@ impl Entries {
                 parameter: dtype,
                 gradient: dtype,
                 device: parameter.value.device(),
-                has_graph: false,
+                is_plain: false,
             };
             let has_gradient = match grads {
                 Some(grads) => entry.check(grads)?,

@@ -8,7 +8,8 @@ use burn_amp_kernels::{
 };
 use std::{iter::zip, mem::take};
 
-use crate::{gradients::entries::Entry, values::AnyTensor};
+use crate::gradients::{Entry, GradientStatus};
+use crate::values::AnyTensor;
 
 #[cfg(any(test, feature = "counts"))]
 thread_local! {
@@ -161,4 +162,34 @@ impl Pass {
             }
         }
     }
+}
+
+/// Sums up the measures of each gradient.
+pub(super) fn summarize(entries: &[Entry], each: &[TensorStatus]) -> GradientStatus {
+    let mut status = GradientStatus {
+        gradients: entries.len(),
+        norm: norm(each.iter().map(|one| one.norm)),
+        ..Default::default()
+    };
+    for (entry, one) in zip(entries, each) {
+        status.elements += one.elements;
+        status.non_finite += one.non_finite;
+        status.zeros += one.zeros;
+        status.above += one.above;
+        status.max_abs = status.max_abs.max(one.max_abs);
+        if one.non_finite > 0 && status.overflow.is_none() {
+            status.overflow = Some(entry.path.clone());
+        }
+    }
+    status
+}
+
+/// The norm of several gradients as one vector, relative to the largest of their norms.
+pub(super) fn norm(norms: impl Iterator<Item = f64> + Clone) -> f64 {
+    let largest = norms.clone().fold(0.0, f64::max);
+    if largest == 0.0 || largest.is_infinite() {
+        return largest;
+    }
+    let squares: f64 = norms.map(|norm| (norm / largest).powi(2)).sum();
+    largest * squares.sqrt()
 }

@@ -1,6 +1,3 @@
-use burn_amp_kernels::TensorStatus;
-
-use crate::gradients::entries::Entry;
 use crate::scale::loss_scale::{Measures, Observation, StepOutcome};
 
 /// The findings of one pass over the gradients. Host values: reading them never waits for a device.
@@ -10,47 +7,27 @@ use crate::scale::loss_scale::{Measures, Observation, StepOutcome};
 /// lets it pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GradientStatus {
-    pub(super) gradients: usize,
-    elements: u64,
-    non_finite: u64,
-    zeros: u64,
-    pub(super) above: u64,
-    norm: f64,
-    max_abs: f64,
-    overflow: Option<String>,
-    pub(super) clipping: Clipping,
+    pub(crate) gradients: usize,
+    pub(crate) elements: u64,
+    pub(crate) non_finite: u64,
+    pub(crate) zeros: u64,
+    pub(crate) above: u64,
+    pub(crate) norm: f64,
+    pub(crate) max_abs: f64,
+    pub(crate) overflow: Option<String>,
+    pub(crate) clipping: Clipping,
 }
 
 /// The findings of clipping. The default is that of gradients that were not clipped.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Clipping {
+pub(crate) struct Clipping {
     /// Gradients that it has changed.
-    pub(super) changed: Option<usize>,
-    pub(super) norms: Vec<f64>,
-    pub(super) coefficient: Option<f64>,
+    pub(crate) changed: Option<usize>,
+    pub(crate) norms: Vec<f64>,
+    pub(crate) coefficient: Option<f64>,
 }
 
 impl GradientStatus {
-    /// Sums up the measures of each gradient.
-    pub(super) fn of(entries: &[Entry], each: &[TensorStatus]) -> Self {
-        let mut status = Self {
-            gradients: entries.len(),
-            norm: norm(each.iter().map(|one| one.norm)),
-            ..Self::default()
-        };
-        for (entry, one) in entries.iter().zip(each) {
-            status.elements += one.elements;
-            status.non_finite += one.non_finite;
-            status.zeros += one.zeros;
-            status.above += one.above;
-            status.max_abs = status.max_abs.max(one.max_abs);
-            if one.non_finite > 0 && status.overflow.is_none() {
-                status.overflow = Some(entry.path.clone());
-            }
-        }
-        status
-    }
-
     /// The number of gradients (tensors) seen. Parameters that are frozen or that the loss did not
     /// reach have none.
     pub fn gradients(&self) -> usize {
@@ -166,26 +143,10 @@ impl GradientStatus {
             outer_factor: 1.0,
         }
     }
-
-    /// Takes over the overflow of gradients that were added to these.
-    pub(super) fn join(&mut self, other: Self) {
-        self.non_finite += other.non_finite;
-        self.overflow = self.overflow.take().or(other.overflow);
-    }
 }
 
 impl From<(StepOutcome, &GradientStatus)> for Observation {
     fn from((outcome, status): (StepOutcome, &GradientStatus)) -> Self {
         Self::of(outcome, Some(status.measures()))
     }
-}
-
-/// The norm of several gradients as one vector, relative to the largest of their norms.
-pub(super) fn norm(norms: impl Iterator<Item = f64> + Clone) -> f64 {
-    let largest = norms.clone().fold(0.0, f64::max);
-    if largest == 0.0 || largest.is_infinite() {
-        return largest;
-    }
-    let squares: f64 = norms.map(|norm| (norm / largest).powi(2)).sum();
-    largest * squares.sqrt()
 }

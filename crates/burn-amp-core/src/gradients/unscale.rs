@@ -4,10 +4,11 @@ use burn::{module::Module, optim::GradientsParams, tensor::DType};
 use burn_amp_kernels::ExponentHistogram;
 
 use crate::error::AmpError;
-use crate::gradients::{Entries, Entry, GradientStatus, Pass, UnscaledGradients, handles};
+use crate::gradients::pass::{Pass, handles, summarize};
+use crate::gradients::{Entries, Entry, GradientStatus, UnscaledGradients};
 use crate::values::{optimizer_dtype, working_dtype};
 
-/// Multiplies gradients by `inverse`, rounded to f32 for those that are not f64, and measures the result.
+/// Multiplies gradients by `inverse`, rounded to f32, and measures the result.
 ///
 /// Counts values from `edge` on, where there is one. Results are in f32 (f64 for f64 parameters), unless `in_own_dtype` asks for the
 /// parameter's: then a gradient in that dtype is multiplied in place and measured as rounded. Waits for each device once, for one
@@ -35,23 +36,20 @@ pub(crate) fn unscale(
     pass.unscale(inverse as f32)?;
     let (mut statuses, _) = pass.read(Vec::new());
     let mut target = GradientsParams::new();
-    let mut rounded = Vec::new();
+    let mut is_rounded = false;
     for (position, mut grad) in pass.into_tensors() {
         let entry = &mut entries[position];
         let wanted = optimizer_dtype(entry.parameter, in_own_dtype);
         if grad.dtype() != DType::from(wanted) {
             grad = grad.cast(wanted);
-            rounded.push((position, grad.clone(), true));
+            is_rounded = true;
         }
-        (entry.gradient, entry.has_graph) = (grad.dtype(), false);
+        (entry.gradient, entry.is_plain) = (grad.dtype(), true);
         entry.put(&mut target, grad);
     }
     // What counts is what the optimizer gets: rounding can overflow, and can end in zeros.
-    let positions: Vec<usize> = rounded.iter().map(|(position, ..)| *position).collect();
-    let rounded = Pass::of(edge, entries.len(), rounded.into_iter());
-    let (of_rounded, _) = rounded.inspect(Vec::new())?;
-    for position in positions {
-        statuses[position] = of_rounded[position];
+    if is_rounded {
+        (statuses, _) = handles(&target, &entries, edge).inspect(Vec::new())?;
     }
     Ok(UnscaledGradients::new(target, entries, Some(statuses)))
 }
@@ -88,7 +86,7 @@ pub(crate) fn log_unknown(count: usize) {
 pub fn inspect<M: Module>(grads: &GradientsParams, module: &M) -> Result<GradientStatus, AmpError> {
     let entries = Entries::of(grads, module)?.gradients;
     let (each, _) = handles(grads, &entries, None).inspect(Vec::new())?;
-    Ok(GradientStatus::of(&entries, &each))
+    Ok(summarize(&entries, &each))
 }
 
 /// Counts the values of all gradients of `module`'s parameters by binary exponent, in one pass.

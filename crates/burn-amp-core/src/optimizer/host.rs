@@ -6,7 +6,7 @@ use burn::{
 
 use super::ScaledOptimizer;
 use crate::error::{AmpError, StepError};
-use crate::gradients::{Entries, Factors, StepGradients};
+use crate::gradients::{Entries, Factors, StepGradients, UnscaledGradients};
 use crate::scale::{in_flight::Resolution, loss_scale::StepOutcome};
 use crate::values::{distinct_parameters, parameters};
 use crate::{
@@ -117,9 +117,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             judged.unwrap_or_else(|| (options.hooks.clone(), 1.0, None));
         let mut factors = Factors::new();
         // A loss that is not finite may come of a forward pass that has spoilt the buffers.
-        let norm = grads.known_status().map(|status| status.norm());
+        let norm = |grads: &UnscaledGradients| Some(grads.known_status()?.norm);
         let is_bad = |number: Option<f64>| number.is_some_and(|number| !number.is_finite());
-        let spoilt = rejected.is_some() && (is_bad(loss) || is_bad(norm));
+        let spoilt = rejected.is_some() && (is_bad(loss) || is_bad(norm(&grads)));
         if rejected.is_none() && (factor < 1.0 || !options.clip.is_empty()) {
             let later = self.optim.takes_factors();
             (grads, factors) = grads.clip_by(&options.clip, factor, later)?;

@@ -317,7 +317,7 @@ impl GradScaler {
 
 /// Refuses gradients that an optimizer cannot step with as they are now: they may have been changed since they were tested.
 fn check_gradients<O: ModuleOptim>(optim: &O, grads: &UnscaledGradients) -> Result<(), AmpError> {
-    check_accepted(optim, &grads.entries, |entry| grads.dtype(entry))
+    check_accepted(optim, &grads.entries, |entry| grads.dtype_of(entry))
 }
 
 /// Refuses gradients of dtypes that an optimizer cannot combine with their parameters.

@@ -1,4 +1,4 @@
-//! [`UnscaledGradients`]: gradients that a pass has tested.
+//! Typed gradients: [`ScaledGradients`] carry the loss scale, [`UnscaledGradients`] do not.
 
 use burn::module::{ModuleMapper, Param, ParamId};
 use burn::{optim::GradientsParams, tensor::DType, tensor::Tensor};
@@ -7,9 +7,99 @@ use std::sync::{Arc, OnceLock};
 use std::{collections::HashMap, mem::take, ops::Add};
 
 use crate::error::AmpError;
-use crate::gradients::{Entry, GradientStatus, Pass, handles};
+use crate::gradients::{Entry, GradientStatus, Pass, handles, pass::summarize};
 use crate::scale::{finding::Finding, loss_scale::SkipCause};
 use crate::values::{AnyTensor, with_rank};
+
+/// Gradients of a scaled loss: multiplied by the loss scale, possibly infinite.
+///
+/// Made by [`GradScaler::backward`](crate::GradScaler::backward) and [`GradScaler::scaled`](crate::GradScaler::scaled) alone:
+/// a plain [`GradientsParams`] is unscaled. [`GradScaler::unscale`](crate::GradScaler::unscale) turns them into
+/// [`UnscaledGradients`].
+#[derive(Debug)]
+pub struct ScaledGradients {
+    pub(crate) params: GradientsParams,
+    pub(crate) scale: f32,
+}
+
+impl ScaledGradients {
+    /// Gradients of a loss that was multiplied by a factor.
+    #[doc(hidden)]
+    pub fn new(params: GradientsParams, scale: f32) -> Self {
+        Self { params, scale }
+    }
+
+    /// The loss scale that these gradients carry.
+    pub fn loss_scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// Burn's own container of the still scaled gradients.
+    pub fn params(&self) -> &GradientsParams {
+        &self.params
+    }
+
+    /// Burn's own container, to change scaled gradients in place.
+    pub fn params_mut(&mut self) -> &mut GradientsParams {
+        &mut self.params
+    }
+
+    /// Burn's own container of the scaled gradients. The scale is dropped.
+    pub fn into_params(self) -> GradientsParams {
+        self.params
+    }
+}
+
+/// The gradients that [`ScaledOptimizer::step`](crate::ScaledOptimizer::step) takes: Burn's own, which are unscaled, those of a
+/// loss that was scaled by hand, or those that were tested before, to be looked at or clipped.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StepGradients {
+    /// Burn's own gradients, unscaled. They are tested.
+    Plain(GradientsParams),
+    /// Gradients of a scaled loss.
+    Scaled(ScaledGradients),
+    /// Gradients after [`ScaledOptimizer::unscale`](crate::ScaledOptimizer::unscale).
+    Unscaled(UnscaledGradients),
+}
+
+impl From<GradientsParams> for StepGradients {
+    fn from(grads: GradientsParams) -> Self {
+        Self::Plain(grads)
+    }
+}
+
+impl StepGradients {
+    /// The gradients, by their parameters.
+    pub fn params(&self) -> &GradientsParams {
+        match self {
+            Self::Plain(grads) => grads,
+            Self::Scaled(grads) => grads.params(),
+            Self::Unscaled(grads) => grads.params(),
+        }
+    }
+
+    /// The gradients, by their parameters.
+    pub fn into_params(self) -> GradientsParams {
+        match self {
+            Self::Plain(grads) => grads,
+            Self::Scaled(grads) => grads.into_params(),
+            Self::Unscaled(grads) => grads.into_params(),
+        }
+    }
+}
+
+impl From<ScaledGradients> for StepGradients {
+    fn from(grads: ScaledGradients) -> Self {
+        Self::Scaled(grads)
+    }
+}
+
+impl From<UnscaledGradients> for StepGradients {
+    fn from(grads: UnscaledGradients) -> Self {
+        Self::Unscaled(grads)
+    }
+}
 
 /// Gradients after unscaling, with the findings of the same pass.
 ///
@@ -18,13 +108,13 @@ use crate::values::{AnyTensor, with_rank};
 /// them. They may be read and changed (clipped, say) before
 /// [`GradScaler::step`](crate::GradScaler::step); whether the step is skipped was decided when they were
 /// unscaled, or when [`clip`](Self::clip) measured them again after a change. There is no way back to
-/// [`ScaledGradients`](crate::ScaledGradients), so unscaling twice does not compile.
+/// [`ScaledGradients`], so unscaling twice does not compile.
 #[derive(Debug)]
 pub struct UnscaledGradients {
     params: GradientsParams,
     pub(crate) entries: Vec<Entry>,
     /// The measures. A disabled scaler has none, until somebody asks.
-    found: OnceLock<Box<Found>>,
+    pub(super) found: OnceLock<Box<Found>>,
     /// True if gradients may be others than those that were measured.
     is_changed: bool,
     /// True if an overflow skips the step: false with a disabled scaler, whatever was measured.
@@ -51,10 +141,10 @@ impl UnscaledGradients {
     ) -> Self {
         let is_tested = measured.is_some();
         let each = measured.unwrap_or_default();
-        let all = GradientStatus::of(&entries, &each);
+        let all = summarize(&entries, &each);
         let finding = Finding {
             is_empty: entries.is_empty(),
-            overflow: all.overflow_parameter().map(String::from),
+            overflow: all.overflow.clone(),
             cause: SkipCause::Scale,
             is_resolved: false,
             measures: all.measures(),
@@ -102,8 +192,7 @@ impl UnscaledGradients {
         if self.is_changed || self.found.get().is_none() {
             let (entries, mut found) = self.measure()?;
             found.all.above = self.finding.measures.above;
-            let overflow = found.all.overflow_parameter().filter(|_| self.is_tested);
-            self.finding.overflow = overflow.map(String::from);
+            self.finding.overflow = found.all.overflow.clone().filter(|_| self.is_tested);
             (self.entries, self.found) = (entries, OnceLock::from(found));
             self.is_changed = false;
         }
@@ -116,7 +205,7 @@ impl UnscaledGradients {
             entry.check(&self.params)?;
         }
         let (each, _) = handles(&self.params, &entries, None).inspect(Vec::new())?;
-        let all = GradientStatus::of(&entries, &each);
+        let all = summarize(&entries, &each);
         Ok((entries, Box::new(Found { each, all })))
     }
 
@@ -126,15 +215,6 @@ impl UnscaledGradients {
         if !self.is_tested {
             self.found.take();
         }
-    }
-
-    /// Takes the measures out, for clipping, which puts them back.
-    pub(super) fn take_found(&mut self) -> Box<Found> {
-        self.found.take().unwrap_or_default()
-    }
-
-    pub(super) fn put_found(&mut self, found: Box<Found>) {
-        self.found = OnceLock::from(found);
     }
 
     /// Returns true if their step is skipped for an overflow: never with a disabled scaler.
@@ -213,8 +293,8 @@ impl UnscaledGradients {
     /// The gradients to step with: without those that came in for other parameters, of which
     /// nothing was tested, and without autodiff, which gradients that a program has made itself may have.
     pub(crate) fn into_tested(mut self) -> GradientsParams {
-        let is_tested = !self.is_changed && self.params.len() == self.entries.len();
-        if is_tested && !self.entries.iter().any(|entry| entry.has_graph) {
+        let has_others = self.is_changed || self.params.len() != self.entries.len();
+        if !has_others && self.entries.iter().all(|entry| entry.is_plain) {
             return self.params;
         }
         let mut tested = GradientsParams::new();
@@ -242,7 +322,7 @@ impl UnscaledGradients {
     }
 
     /// The dtype of a gradient as it is now, if a program has replaced it too.
-    pub(crate) fn dtype(&self, entry: &Entry) -> DType {
+    pub(crate) fn dtype_of(&self, entry: &Entry) -> DType {
         let changed = self.is_changed.then(|| entry.get(&self.params)).flatten();
         changed.map_or(entry.gradient, |gradient| gradient.dtype())
     }
@@ -321,11 +401,15 @@ impl UnscaledGradients {
         let positions: HashMap<ParamId, usize> = own.map(|(at, entry)| (entry.id, at)).collect();
         let is_known = |grads: &Self| grads.is_tested && !grads.is_changed;
         let is_known = is_known(&self) && is_known(&other);
-        let (mut found, other_found) = (self.take_found(), other.take_found());
-        found.each.resize_with(self.entries.len(), Default::default);
-        let added = other_found.each.into_iter().map(Some);
-        let added = added.chain(std::iter::repeat(None));
-        for (entry, added) in other.entries.into_iter().zip(added) {
+        let found = |grads: &mut Self| {
+            let mut found = grads.found.take().unwrap_or_default();
+            found
+                .each
+                .resize_with(grads.entries.len(), Default::default);
+            found
+        };
+        let (mut found, added) = (found(&mut self), found(&mut other));
+        for (entry, added) in other.entries.into_iter().zip(added.each) {
             if let Some(grad) = entry.take(&mut other.params) {
                 let sum = match entry.take(&mut self.params) {
                     Some(sum) => sum.blend(grad, 1.0, weight),
@@ -333,7 +417,6 @@ impl UnscaledGradients {
                 };
                 entry.put(&mut self.params, sum);
             }
-            let added = added.unwrap_or_default();
             match positions.get(&entry.id) {
                 Some(at) => found.each[*at] = sum_of(found.each[*at], added),
                 None => {
@@ -345,13 +428,16 @@ impl UnscaledGradients {
         match is_known {
             true => {
                 let clipping = take(&mut found.all.clipping);
-                found.all = GradientStatus::of(&self.entries, &found.each);
+                found.all = summarize(&self.entries, &found.each);
                 found.all.clipping = clipping;
             }
-            false => found.all.join(other_found.all),
+            false => {
+                found.all.non_finite += added.all.non_finite;
+                found.all.overflow = found.all.overflow.take().or(added.all.overflow);
+            }
         }
         if self.is_tested {
-            self.put_found(found);
+            self.found = OnceLock::from(found);
         }
         self.is_changed = true;
         self.is_tested |= other.is_tested;

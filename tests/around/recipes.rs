@@ -172,7 +172,7 @@ fn a_scaler_for_each_loss_follows_its_own() {
         if !sum.has_overflow() {
             model = SgdConfig::new().init().step(1e6, model, sum.into_params());
         }
-        assert_eq!(scalers.each_ref().map(GradScaler::loss_scale), scales);
+        assert_eq!(scalers.each_ref().map(|scaler| scaler.loss_scale()), scales);
         let step = model.values()[6] - before;
         // Both count: 1e6 times 1e-9, and 1e4 * 1e-13.
         let expected = if moved { -2e-3 } else { 0.0 };

@@ -307,7 +307,7 @@ fn what_does_not_fit_is_refused_and_the_window_stays() {
 
 #[test]
 fn gradients_of_no_parameter_are_dropped_and_logged() {
-    let mut scaler = sgd().scaler().clone();
+    let mut scaler = default_scaler();
     let mut window = windows(3, false).init().unwrap();
     let grads = Pair::of(0.0).scaled(ONES, 1024.0);
     let stranger = LinearConfig::new(2, 2).init(&device());

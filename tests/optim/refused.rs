@@ -103,7 +103,7 @@ fn gradients_of_another_shape() {
         // By every look at them, too.
         names(inspect(&wrong(), &pair).unwrap_err());
         names(histogram(&wrong(), &pair).unwrap_err());
-        let mut scaler = optimizer(enabled).scaler().clone();
+        let mut scaler = GradScaler::from(optimizer(enabled).scaler().clone());
         let grads = scaled_by_hand(&scaler, wrong());
         names(scaler.unscale(grads, &pair).unwrap_err());
         let mut window = AccumulationConfig::new(2).init().unwrap();
@@ -131,7 +131,7 @@ fn a_learning_rate_that_is_no_number() {
                 is_error(&refused(&mut optim, flush), "InvalidValue", parts);
             }
         }
-        let mut scaler = limited().scaler().clone();
+        let mut scaler = GradScaler::from(limited().scaler().clone());
         let grads = unscaled(&scaler, 1.0);
         let stepped = scaler.try_step(&mut SgdConfig::new().init(), lr, pair(), grads);
         is_error(&stepped.unwrap_err().error, "InvalidValue", parts);
@@ -166,7 +166,7 @@ fn unscaled(scaler: &GradScaler, value: f32) -> UnscaledGradients {
 /// `?` leaves the error, in this crate's type and in a box. The plain twin panics with the same words.
 #[test]
 fn the_module_comes_back_where_the_loss_scale_is_exhausted() {
-    let mut scaler = limited().scaler().clone();
+    let mut scaler = GradScaler::from(limited().scaler().clone());
     let grads = unscaled(&scaler, f32::NAN);
     let by_hand = scaler.try_step(&mut SgdConfig::new().init(), 0.1, pair(), grads);
     let [infinite, nan] = [f32::INFINITY, f32::NAN].map(|bad| gradients_of(&pair(), RIGHT, bad));
@@ -181,7 +181,7 @@ fn the_module_comes_back_where_the_loss_scale_is_exhausted() {
         assert_eq!(AmpError::from(failed.clone()), error);
         let wide: Box<dyn Error> = failed.into();
         assert_eq!(wide.to_string(), error.to_string());
-        let mut scaler = limited().scaler().clone();
+        let mut scaler = GradScaler::from(limited().scaler().clone());
         let grads = unscaled(&scaler, f32::NAN);
         let mut optim = SgdConfig::new().init();
         let message = panic_message(|| scaler.step(&mut optim, 0.1, pair(), grads));

@@ -12,8 +12,8 @@ use burn_amp::{
     hook::{Hook, Proposed, State, Verdict},
     in_f32,
     optim::ModuleOptim,
+    optim::Scaler,
     rescaled,
-    torch::GradScaler,
 };
 use burn_amp_tests::{device, flex, numbers};
 
@@ -190,7 +190,7 @@ pub fn groups() -> [(ParamGroup, GradientClip); 2] {
 }
 
 /// Changes a setting.
-pub fn set(scaler: &mut GradScaler, setting: Action) {
+pub fn set(scaler: &mut Scaler, setting: Action) {
     match setting {
         Action::Interval(steps) => scaler.set_growth_interval(steps),
         Action::Growth(exponent) => scaler.set_growth_factor(2f64.powi(exponent)),

@@ -17,7 +17,7 @@ fn compare(trace: &Value) {
     for (t, iteration) in list(&trace["iterations"]).iter().enumerate() {
         for field in ["growth_interval", "growth_factor", "backoff_factor"] {
             if let Some(value) = iteration[format!("set_{field}")].as_f64() {
-                let set = move |scaler: &mut GradScaler| set_field(scaler, field, value);
+                let set = move |scaler: &mut Scaler| set_field(scaler, field, value);
                 optim.queue(set).unwrap();
             }
         }

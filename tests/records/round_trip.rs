@@ -3,7 +3,7 @@
 use crate::support::*;
 
 /// A scaler with nothing at its default, some steps old.
-fn seasoned() -> GradScaler {
+fn seasoned() -> Scaler {
     let scaler = crate::golden::recipe::settings().init().unwrap();
     let optim = ScaledOptimizer::new(adam().into_inner(), scaler);
     let optim = trained(optim, DType::F32, 0..9, &[0, 1, 2, 3, 8]);
@@ -14,7 +14,7 @@ fn seasoned() -> GradScaler {
 }
 
 /// A record as it is, and by every way through which one goes. The scaler's state is in each, and can be read alone.
-fn in_every_way(record: &AmpRecord, scaler: &GradScaler) -> [AmpRecord; 3] {
+fn in_every_way(record: &AmpRecord, scaler: &Scaler) -> [AmpRecord; 3] {
     let (folder, path) = place("record");
     record.clone().save(&path).unwrap();
     assert!(folder.path().join("record.bpk").is_file());
@@ -40,7 +40,7 @@ fn in_every_way(record: &AmpRecord, scaler: &GradScaler) -> [AmpRecord; 3] {
 
 #[test]
 fn a_scaler_in_every_way() {
-    let fixed = at_scale(96.0).with_dynamic(false).init().unwrap();
+    let fixed: Scaler = at_scale(96.0).with_dynamic(false).init().unwrap().into();
     for scaler in [seasoned(), fixed] {
         for record in in_every_way(&scaler.to_record(), &scaler) {
             assert_eq!(record.bits(), scaler.bits());

@@ -19,23 +19,6 @@ fn discarded_before_the_end(mut discard: impl FnMut() -> Result<(), AmpError>) -
     before
 }
 
-/// By calls of the scaler's own, between two steps of its optimizer.
-#[test]
-fn what_was_observed_moves_the_scale_before_the_next_step() {
-    let mut run = trial(config());
-    let grads = run.optim.unscale(run.scaled(BAD), &run.model).unwrap();
-    let observed = run.optim.scaler_mut().observe(&grads).unwrap();
-    assert_eq!((observed, run.scale()), (StepOutcome::Skipped, 1024.0));
-    drop(grads);
-    run.step(ONES);
-    assert_eq!(
-        (run.outcome(), run.scale()),
-        (Some(StepOutcome::Stepped), 512.0)
-    );
-    run.step(BAD);
-    assert_eq!(run.scale(), 256.0);
-}
-
 /// In a window that is tested as a whole, too, whose scale stays the same otherwise.
 #[test]
 fn a_run_that_only_discards_ends() {

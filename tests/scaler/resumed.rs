@@ -30,7 +30,7 @@ fn each(config: GradScalerConfig, record: &AmpRecord) -> [GradScaler; 3] {
     let at_border = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
     let [own, at_border] = [sgd_under(config), at_border].map(|mut optim| {
         optim.load_record(record.clone()).unwrap();
-        optim.scaler().clone()
+        GradScaler::from(optim.scaler().clone())
     });
     assert_eq!(amp.loss_scale(), at_border.loss_scale());
     let mut scaler = config.init().unwrap();

@@ -12,7 +12,7 @@ growth_interval > 17 > 0
 ";
 
 /// Everything there is to get, in that order.
-fn fields(scaler: &GradScaler) -> [f64; 5] {
+fn fields(scaler: &Scaler) -> [f64; 5] {
     [
         scaler.loss_scale().into(),
         scaler.growth_factor(),
@@ -23,7 +23,7 @@ fn fields(scaler: &GradScaler) -> [f64; 5] {
 }
 
 /// Checks that the error names the field, the value and what is allowed, and that nothing changed.
-fn refused(scaler: &mut GradScaler, field: &str, value: &str, allowed: &str) {
+fn refused(scaler: &mut Scaler, field: &str, value: &str, allowed: &str) {
     let before = fields(scaler);
     let error = set_field(scaler, field, value.parse().unwrap()).unwrap_err();
     let message = format!("`{field}` is {value}, but must be {allowed}");

@@ -38,7 +38,7 @@ macro_rules! files {
     };
 }
 
-files! { GradScaler, AccumulationWindow, Ema, }
+files! { GradScaler, Scaler, AccumulationWindow, Ema, }
 
 impl Files for AmpRecord {
     fn record(&self) -> AmpRecord {

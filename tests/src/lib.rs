@@ -39,7 +39,7 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType};
 use burn_amp::{
     AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome,
-    gradients::ScaledGradients, torch::GradScaler,
+    gradients::ScaledGradients, optim::Scaler, torch::GradScaler,
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ pub fn sgd_under(settings: GradScalerConfig) -> ScaledOptimizer {
 }
 
 /// Gradients that were made by hand, as those of a loss that `scaler` has scaled.
-pub fn scaled_by_hand(scaler: &GradScaler, grads: GradientsParams) -> ScaledGradients {
+pub fn scaled_by_hand(scaler: &Scaler, grads: GradientsParams) -> ScaledGradients {
     // A scaler refuses gradients where nothing was scaled before.
     scaler.scale(());
     scaler.scaled(grads).unwrap()
@@ -151,7 +151,7 @@ pub fn rows<const N: usize>(table: &str) -> impl Iterator<Item = [&str; N]> {
 /// # Errors
 ///
 /// Those of the setter.
-pub fn set_field(scaler: &mut GradScaler, field: &str, value: f64) -> Result<(), AmpError> {
+pub fn set_field(scaler: &mut Scaler, field: &str, value: f64) -> Result<(), AmpError> {
     match field {
         "loss_scale" => scaler.set_loss_scale(value),
         "growth_factor" => scaler.set_growth_factor(value),

@@ -34,7 +34,9 @@ pub use burn_amp::{
         AccumulationWindow, GradientStatus, ScaledGradients, UnscaledGradients, histogram, inspect,
         sum_of_devices,
     },
-    optim::{CaptureInput, CapturedStep, Fused, FusedAdam, FusedAdamW, FusedSgd, ModuleOptim},
+    optim::{
+        CaptureInput, CapturedStep, Fused, FusedAdam, FusedAdamW, FusedSgd, ModuleOptim, Scaler,
+    },
     pipeline::PipelinedOptimizer,
     schedule::{LossScale, Schedule},
     torch::{GradScaler, MasterWeights, to_full, to_half},

@@ -146,7 +146,8 @@ fn at_border() -> ScaledOptimizer {
 /// A scaler alone.
 pub fn scaler() -> (Bytes, Box<dyn Reader>) {
     let honest = trained(adam(), DType::F32, 0..9, &[2, 7]);
-    (honest.scaler().bits(), Box::new(adam().scaler().clone()))
+    let fresh: GradScaler = adam().scaler().clone().into();
+    (honest.scaler().bits(), Box::new(fresh))
 }
 
 fn window() -> (Bytes, Box<dyn Reader>) {

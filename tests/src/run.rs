@@ -87,7 +87,7 @@ impl<O: ModuleOptim> Run<O> {
         Self::new(net, optim, settings().init().unwrap())
     }
 
-    fn new(net: Net, optim: O, scaler: impl Into<GradScaler>) -> Self {
+    fn new(net: Net, optim: O, scaler: impl Into<Scaler>) -> Self {
         let (optim, done) = (ScaledOptimizer::new(optim, scaler), 0);
         Self { net, optim, done }
     }

@@ -5,7 +5,7 @@ mod culprit;
 pub(crate) mod entries;
 pub(crate) mod pass;
 pub(crate) mod running_statistics;
-pub(crate) mod status;
+pub(crate) use crate::scale::status;
 mod typed;
 pub(crate) mod unscale;
 

@@ -11,10 +11,10 @@ mod border;
 mod check;
 mod ema;
 mod error;
+mod grad_scaler;
 mod gradients;
 #[doc(hidden)]
 pub mod internal;
-mod journal;
 mod lock;
 /// What the macros of this crate name.
 #[doc(hidden)]
@@ -40,18 +40,19 @@ pub use border::mixed_precision::MixedPrecision;
 pub use border::scope::{Scope, autocast, in_f32, rescaled};
 pub use ema::{Ema, EmaConfig};
 pub use error::{AmpError, StepError};
+pub use grad_scaler::GradScaler;
 pub use gradients::clip::GradientClip;
 pub use gradients::status::GradientStatus;
 pub use gradients::unscale::{histogram, inspect};
 pub use gradients::{ScaledGradients, UnscaledGradients, sum_of_devices};
-pub use journal::step_counters::StepCounters;
 pub use optimizer::ScaledOptimizer;
 pub use optimizer::lr_scheduler::ScaledLrScheduler;
 pub use optimizer_config::ScaledOptimizerConfig;
 pub use record::AmpRecord;
 pub use scale::loss_scale::{GradScalerConfig, LossScale, Schedule, StepOutcome};
 pub use scale::region::Rescale;
-pub use scaler::GradScaler;
+pub use scale::step_counters::StepCounters;
+pub use scaler::Scaler;
 pub use scaler::accumulation::{AccumulationConfig, AccumulationWindow};
 pub use step::hook;
 pub use update::master_weights::MasterWeights;

@@ -20,9 +20,9 @@ use crate::record::{AmpRecord, OptimizerState};
 use crate::scaler::accumulation::{AccumulationConfig, AccumulationWindow};
 use crate::step::hook::{Hook, IntoHook};
 use crate::{
-    gradients::clip::GradientClip, gradients::entries::Entries,
-    scale::loss_scale::GradScalerConfig, scaler::GradScaler, step::options::StepOptions,
-    update::Update, update::module_optim::ModuleOptim, values::parameters,
+    gradients::clip::GradientClip, gradients::entries::Entries, scale::account::Call,
+    scale::loss_scale::GradScalerConfig, scaler::Joint, scaler::Scaler, step::options::StepOptions,
+    update::Update, update::module_optim::ModuleOptim,
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -44,7 +44,7 @@ use crate::{
 /// the loss scale of a [`MixedPrecision`](crate::MixedPrecision). Dropping an optimizer waits for its steps in flight, which count.
 pub struct ScaledOptimizer<O = ModuleOptimizer> {
     optim: O,
-    scaler: GradScaler,
+    scaler: Scaler,
     #[doc(hidden)]
     pub options: StepOptions,
     /// A loaded state, until the first step has compared it with the module.
@@ -60,14 +60,14 @@ impl<O: ModuleOptim> From<O> for ScaledOptimizer<O> {
     fn from(optim: O) -> Self {
         let config = GradScalerConfig::new().with_enabled(false);
         let schedule = config.schedule().expect("the defaults are valid");
-        Self::new(optim, GradScaler::new(schedule))
+        Self::new(optim, Scaler::of_schedule(schedule))
     }
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
-    /// Wraps an optimizer. `scaler` is a [`&MixedPrecision`](crate::MixedPrecision), whose loss scale it adjusts, or a [`GradScaler`],
+    /// Wraps an optimizer. `scaler` is a [`&MixedPrecision`](crate::MixedPrecision), whose loss scale it adjusts, or a [`GradScaler`](crate::GradScaler),
     /// for half-precision parameters.
-    pub fn new(optim: O, scaler: impl Into<GradScaler>) -> Self {
+    pub fn new(optim: O, scaler: impl Into<Scaler>) -> Self {
         let scaler = scaler.into();
         scaler.expect(false);
         Self {
@@ -81,7 +81,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     #[doc(hidden)]
-    pub fn from_parts(optim: O, scaler: GradScaler, options: StepOptions) -> Self {
+    pub fn from_parts(optim: O, scaler: Scaler, options: StepOptions) -> Self {
         Self {
             options,
             ..Self::new(optim, scaler)
@@ -225,7 +225,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self
     }
 
-    /// Scales the loss and collects the gradients of `module`; see [`GradScaler::backward`].
+    /// Scales the loss and collects the gradients of `module`; see [`GradScaler::backward`](crate::GradScaler::backward).
     ///
     /// Gradients that were unscaled and dropped before this call update the loss scale now, before it is used.
     ///
@@ -237,18 +237,18 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         loss: Tensor<D>,
         module: &M,
     ) -> ScaledGradients {
-        let scale = self.scaler.resolved_loss_factor();
+        let scale = self.scaler.resolved_loss_factor(Joint::default());
         self.scaler.backward_at(scale, loss, module)
     }
 
     /// Unscales gradients ahead of [`step`](Self::step), to look at them or to clip them.
     ///
-    /// Waits for the device once; `step` then does not wait again. See [`GradScaler::unscale`]. Gradients that are dropped after it count as
+    /// Waits for the device once; `step` then does not wait again. See [`GradScaler::unscale`](crate::GradScaler::unscale). Gradients that are dropped after it count as
     /// discarded ones at the next call of this, of `step`, `flush` or `discard`.
     ///
     /// # Errors
     ///
-    /// As [`GradScaler::unscale`], as [`GradScaler::discard`] for gradients that were dropped before, and [`AmpError::InvalidValue`] for a
+    /// As [`GradScaler::unscale`](crate::GradScaler::unscale), as [`GradScaler::discard`](crate::GradScaler::discard) for gradients that were dropped before, and [`AmpError::InvalidValue`] for a
     /// setting that is out of its range.
     pub fn unscale<M: Module>(
         &mut self,
@@ -257,9 +257,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ) -> Result<UnscaledGradients, AmpError> {
         self.check_settings()?;
         self.synchronize()?;
-        let resolved = self.scaler.resolve_dropped();
-        self.scaler.ledger.show_account();
-        resolved?;
+        self.scaler.resolve_dropped()?;
         self.scaler.unscale(grads, module)
     }
 
@@ -297,7 +295,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// The error has the unchanged module. [`AmpError::LossScaleExhausted`] if the gradients overflow after `max_consecutive_skips`
     /// skips in a row, or where the scale cannot go lower if `raise_error_at_min_scale` is set, [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer
-    /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
+    /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`](crate::GradScaler::try_step). [`AmpError::UnsupportedDType`] if a gradient's
     /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient does not have its parameter's shape,
     /// [`AmpError::InvalidValue`] for a learning rate that is NaN, or infinite as an f32, and for a setting of this or of a fused optimizer that is out of
     /// its range. [`AmpError::ForeignRecord`] if an open window belongs
@@ -334,7 +332,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
     }
 
-    /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see [`GradScaler::flush`].
+    /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see [`GradScaler::flush`](crate::GradScaler::flush).
     ///
     /// Returns the module unchanged if the window is empty, or there is no accumulation. Waits for the device once, if there
     /// is something to step with.
@@ -364,19 +362,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
     }
 
-    /// Compares a state that was loaded with the first module that is stepped.
-    fn check_loaded<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
-        if let Some(loaded) = &self.loaded {
-            loaded.check(parameters(module))?;
-            self.loaded = None;
-        }
-        Ok(())
-    }
-
     /// A call that was refused before it began.
     fn refused<M: Module>(&self, module: M, error: AmpError) -> StepError<M> {
-        self.scaler.account().begin_call();
-        self.scaler.enter();
+        self.scaler.enter(Call::default());
         let error = error.with_culprit(&module);
         StepError::new(module, error)
     }
@@ -392,20 +380,18 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Throws gradients away without a step, in place of [`step`](Self::step), and counts that.
     ///
     /// Parameters, optimizer, averages and an open window stay as they are: a micro-batch that is discarded does not count.
-    /// If the gradients were unscaled, they move the loss scale at once; see [`GradScaler::discard`]. Finite micro-batches do not
+    /// If the gradients were unscaled, they move the loss scale at once; see [`GradScaler::discard`](crate::GradScaler::discard). Finite micro-batches do not
     /// if the scale stays the same for a whole window (without [`AccumulationConfig::skip_micro_batch`]).
     /// Gradients that are dropped without this call, and were not unscaled, are taken for a part of the next step: if that is skipped, they may be
     /// found to be the cause.
     ///
     /// # Errors
     ///
-    /// As [`GradScaler::discard`], and [`AmpError::InvalidValue`] for a setting that is out of its range.
+    /// As [`GradScaler::discard`](crate::GradScaler::discard), and [`AmpError::InvalidValue`] for a setting that is out of its range.
     pub fn discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
         self.check_settings()?;
         self.synchronize()?;
-        let discarded = self.discard_on_host(grads.into());
-        self.scaler.ledger.show(None);
-        discarded
+        self.discard_on_host(grads.into())
     }
 
     /// As [`step`](Self::step), with gradients that several devices computed at the present loss scale.
@@ -435,12 +421,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// The scaler: loss scale, counters, last outcome.
-    pub fn scaler(&self) -> &GradScaler {
+    pub fn scaler(&self) -> &Scaler {
         &self.scaler
     }
 
     /// The scaler, to change its settings. Waits for the steps in flight.
-    pub fn scaler_mut(&mut self) -> &mut GradScaler {
+    pub fn scaler_mut(&mut self) -> &mut Scaler {
         self.resolve();
         &mut self.scaler
     }
@@ -483,7 +469,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn to_record(&mut self) -> AmpRecord {
         let live = self.scaler.live();
         live.resolve(true);
-        if live.is_shared() && live.is_in_iteration() {
+        if live.is_shared(None) && live.is_in_iteration() {
             warn!(
                 "a record was taken between the steps of two optimizers on one loss scale, and does not hold what this iteration has shown so far: \
                  save after all of them have stepped"
@@ -496,7 +482,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// optimizer the scaler starts fresh. A hook of which the record has no state starts again, and so does one that was stored with other settings, if
     /// it cannot go on with them. The log warns of it, and of a state without tensors whose hook is not here.
     ///
-    /// The settings stay as they are here: see [`GradScaler::load_record`].
+    /// The settings stay as they are here: see [`GradScaler::load_record`](crate::GradScaler::load_record).
     ///
     /// Unlike Burn's `load_record`, which silently starts again, it refuses the state of another optimizer. It cannot see state that Burn's optimizers
     /// keep but do not use: momentum in an `Sgd` without momentum, and AMSGrad's maximum in an `Adam` without AMSGrad. Fused optimizers refuse such state. Burn builds the tensors on
@@ -505,7 +491,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// # Errors
     ///
     /// [`AmpError::ForeignRecord`], also for an open window where there is no accumulation, and for tensors of a hook (averages) and master
-    /// weights that this optimizer does not have. [`AmpError::DamagedRecord`], as [`GradScaler::load_record`], and for a state that its hook refuses. [`AmpError::InvalidValue`] for a
+    /// weights that this optimizer does not have. [`AmpError::DamagedRecord`], as [`GradScaler::load_record`](crate::GradScaler::load_record), and for a state that its hook refuses. [`AmpError::InvalidValue`] for a
     /// setting that is out of its range. Optimizer, scaler, window and hooks stay as they were.
     pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
         self.check_settings()?;
@@ -533,7 +519,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
         self.options.hooks = hooks;
         match scaler {
-            Some(state) => self.scaler.restore(state, &origin)?,
+            Some(state) => self.scaler.restore(&state, &origin)?,
             None => {
                 self.scaler.reset();
                 warn!(

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use crate::scale::loss_scale::{GradScalerConfig, settings};
 use crate::{
     border::MixedPrecision, ema::EmaConfig, error::AmpError, gradients::GradientClip,
-    optimizer::ScaledOptimizer, scaler::GradScaler, scaler::accumulation::AccumulationConfig,
+    optimizer::ScaledOptimizer, scaler::Scaler, scaler::accumulation::AccumulationConfig,
     update::ModuleOptim,
 };
 
@@ -90,7 +90,7 @@ impl ScaledOptimizerConfig {
     pub fn init<O: ModuleOptim>(
         &self,
         optim: O,
-        scaler: impl Into<GradScaler>,
+        scaler: impl Into<Scaler>,
     ) -> Result<ScaledOptimizer<O>, AmpError> {
         let scaler = scaler.into();
         if self.scaler.is_some_and(|config| config != scaler.config()) {

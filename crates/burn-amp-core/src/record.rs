@@ -22,9 +22,9 @@ pub use section::SECTION;
 pub use state::State;
 
 use crate::{
-    error::AmpError, journal::step_counters::StepCounters, scale::loss_scale::LossScale,
-    scaler::GradScaler, scaler::ScalerState, scaler::accumulation::WindowState,
-    update::ModuleOptim, update::module_optim::FRESH, values::ParamTensors,
+    error::AmpError, scale::loss_scale::LossScale, scale::step_counters::StepCounters,
+    scaler::Scaler, scaler::ScalerState, scaler::accumulation::WindowState, update::ModuleOptim,
+    update::module_optim::FRESH, values::ParamTensors,
 };
 
 /// The state of a training run, to be stored: that of a [`ScaledOptimizer`](crate::ScaledOptimizer), with its scaler and all that it
@@ -93,7 +93,7 @@ impl AmpRecord {
 
     /// Opens the regions that are open on the other side of this scaler.
     #[doc(hidden)]
-    pub fn open_regions_of(&mut self, scaler: &GradScaler) {
+    pub fn open_regions_of(&mut self, scaler: &Scaler) {
         if let Some(state) = &mut self.scaler {
             scaler.live().regions().lock().open_in(&mut state.regions);
         }

@@ -1,31 +1,4 @@
-//! [`GradScaler`]: scales losses, unscales gradients, steps optimizers.
-//!
-//! For one loss and one optimizer, [`ScaledOptimizer`](crate::ScaledOptimizer) does all of this in its `step`.
-//! A program that calls each part itself uses the scaler alone:
-//!
-//! ```
-//! use burn::{
-//!     module::Module, nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor},
-//! };
-//! use burn_amp::GradScalerConfig;
-//!
-//! let device = Device::flex().autodiff();
-//! let mut model = LinearConfig::new(4, 2).init(&device);
-//! let mut optim = SgdConfig::new().init();
-//! let mut scaler = GradScalerConfig::new().init()?;
-//!
-//! for _ in 0..3 {
-//!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
-//!     let loss = model.forward(input).mean();
-//!
-//!     let grads = scaler.backward(loss, &model);
-//!     let grads = scaler.unscale(grads, &model)?;
-//!     model = scaler.try_step(&mut optim, 0.1, model, grads)?;
-//!     scaler.update()?;
-//! }
-//! assert_eq!(scaler.counters().steps(), 3);
-//! # Ok::<(), burn_amp::AmpError>(())
-//! ```
+//! [`Scaler`]: an optimizer's side of the loss scale.
 
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use burn_amp_kernels::DeviceScale;
@@ -35,38 +8,30 @@ use std::sync::{Arc, Once};
 
 mod accumulate;
 pub(crate) mod accumulation;
-pub(crate) mod iteration;
-pub(crate) mod ledger;
 pub(crate) mod loss_watch;
 mod record;
 mod settings;
 mod step;
 mod worker_side;
 
+pub(crate) use accumulate::Inspected;
 pub(crate) use record::ScalerState;
+pub(crate) use step::{Failed, Joint, check_accepted};
 pub use worker_side::HandedOver;
 
 use crate::border::cast::{CastFloat, multiply_losses};
 use crate::border::open_scope::SCALES_GRADIENTS;
 use crate::gradients::entries::{Entries, LOW_RANK, ids_of};
+use crate::gradients::running_statistics::Buffers;
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, handles};
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, SkipCause, StepOutcome};
-use crate::scaler::iteration::{Iteration, PendingFindings};
+use crate::scale::{account::Account, finding::Dropped, followed::Followed, place::Place};
 use crate::{
-    border::mixed_precision::MixedPrecision,
-    error::AmpError,
-    gradients::running_statistics::Buffers,
-    gradients::status::GradientStatus,
-    gradients::unscale::unscale,
-    journal::account::Account,
-    journal::step_counters::StepCounters,
-    lock::Guard,
-    scale::border_events::BorderEvent,
-    scale::device_step::DeviceStep,
-    scale::live_scale::LiveScale,
-    scaler::ledger::Ledger,
-    scaler::loss_watch::LossWatch,
-    values::{Parameter, is_half},
+    border::mixed_precision::MixedPrecision, error::AmpError, gradients::unscale::unscale,
+    scale::account::Call, scale::border_events::BorderEvent, scale::device_step::DeviceStep,
+    scale::journal::Caller, scale::live_scale::LiveScale, scale::members::OptimizerId,
+    scale::status::GradientStatus, scale::step_counters::StepCounters,
+    scaler::loss_watch::LossWatch, values::is_half,
 };
 
 thread_local! {
@@ -85,44 +50,22 @@ fn warn_of_two_scales() {
     });
 }
 
-impl GradScalerConfig {
-    /// Checks the settings and builds the scaler.
-    ///
-    /// # Errors
-    ///
-    /// As [`schedule`](Self::schedule).
-    pub fn init(&self) -> Result<GradScaler, AmpError> {
-        self.schedule()?.init()
-    }
-}
-
-impl LossScale {
-    /// The scaler that moves this loss scale, by its settings and its rule.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidValue`] if it was stored with a rule of your own and was not given that again.
-    pub fn init(self) -> Result<GradScaler, AmpError> {
-        self.check_rule().map(GradScaler::new)
-    }
-}
-
-/// Scales losses, unscales and tests gradients, skips steps that overflow, and moves the loss scale.
+/// An optimizer's side of a loss scale: its settings, its state, and the counters of the optimizer's steps.
 ///
-/// The counterpart of PyTorch's `torch.amp.GradScaler` (same names, defaults and arithmetic), after
-/// "Mixed Precision Training" (Micikevicius et al., 2018). Built by
-/// [`GradScalerConfig::init`].
+/// What [`ScaledOptimizer::scaler`](crate::ScaledOptimizer::scaler) returns, and what a [`GradScaler`](crate::GradScaler) is built on. Made from a
+/// `&MixedPrecision`, whose loss scale it moves, or from a `GradScaler`.
 ///
 /// A value: a clone is independent, with two exceptions. Clones of the scaler of a [`MixedPrecision`] share its loss scale. And a
-/// loss that a clone has scaled since the last [`update`](Self::update) counts as scaled for the original too, so that workers may
-/// scale with clones. A [`ScaledLrScheduler`](crate::ScaledLrScheduler) does not follow a clone. It waits for the device where it tests
-/// gradients, once: in [`unscale`](Self::unscale), or in [`accumulate`](Self::accumulate) and [`flush`](Self::flush).
-#[derive(Clone, Debug)]
-pub struct GradScaler {
-    pub(crate) ledger: Ledger,
-    pub(crate) iteration: Iteration,
-    watch: LossWatch,
-    pub(crate) pending: PendingFindings,
+/// loss that a clone has scaled since the last step counts as scaled for the original too, so that workers may
+/// scale with clones. A [`ScaledLrScheduler`](crate::ScaledLrScheduler) does not follow a clone of one with a scale of its own.
+#[derive(Debug)]
+pub struct Scaler {
+    live: Arc<LiveScale>,
+    amp: Option<MixedPrecision>,
+    place: Arc<Place>,
+    pub(crate) watch: LossWatch,
+    /// What was found in gradients that were unscaled, and then dropped.
+    pub(crate) dropped: Dropped,
     /// The scopes that were open at the last step.
     opened: u64,
     warned_of_no_scope: bool,
@@ -130,55 +73,200 @@ pub struct GradScaler {
 }
 
 /// A scaler that moves the loss scale of this handle: that of an optimizer whose gradients its scopes have scaled and unscaled.
-impl From<&MixedPrecision> for GradScaler {
+impl From<&MixedPrecision> for Scaler {
     fn from(amp: &MixedPrecision) -> Self {
-        Self::with_ledger(Ledger::of(amp, Account::default()))
+        Self::new(amp.live().clone(), Some(amp.clone()), Account::default())
     }
 }
 
-impl GradScaler {
-    pub(crate) fn new(schedule: LossScale) -> Self {
-        let live = Arc::new(LiveScale::of_scaler(schedule));
-        Self::with_ledger(Ledger::new(live, None, Account::default()))
+/// A clone counts on by itself. One with a scale of its own has a copy of that; nobody follows it yet.
+impl Clone for Scaler {
+    fn clone(&self) -> Self {
+        match self.amp {
+            Some(_) => self.at(self.place.forked(&self.live)),
+            None => self.detached(),
+        }
+    }
+}
+
+/// The scale, and who has it.
+impl Scaler {
+    fn new(live: Arc<LiveScale>, amp: Option<MixedPrecision>, account: Account) -> Self {
+        Self {
+            place: Place::new(&live, account),
+            watch: LossWatch::default(),
+            dropped: Dropped::default(),
+            opened: live.opened(),
+            warned_of_no_scope: false,
+            buffers: Buffers::since(live.skips()),
+            live,
+            amp,
+        }
     }
 
-    fn with_ledger(ledger: Ledger) -> Self {
+    /// One that scales losses by a scale of its own.
+    pub(crate) fn of_schedule(schedule: LossScale) -> Self {
+        let live = Arc::new(LiveScale::of_scaler(schedule));
+        Self::new(live, None, Account::default())
+    }
+
+    /// A copy at this place of the same scale.
+    fn at(&self, place: Arc<Place>) -> Self {
         Self {
-            iteration: Iteration::default(),
-            watch: LossWatch::default(),
-            pending: PendingFindings::default(),
-            opened: ledger.live.opened(),
-            warned_of_no_scope: false,
-            buffers: Buffers::since(ledger.live.skips()),
-            ledger,
+            live: self.live.clone(),
+            amp: self.amp.clone(),
+            place,
+            watch: self.watch.clone(),
+            dropped: self.dropped.clone(),
+            opened: self.opened,
+            warned_of_no_scope: self.warned_of_no_scope,
+            buffers: self.buffers.clone(),
         }
+    }
+
+    /// A copy that moves another scale.
+    fn with_scale(&self, live: Arc<LiveScale>, amp: Option<MixedPrecision>) -> Self {
+        let account = self.account(|account| account.clone());
+        Self {
+            amp,
+            ..Self {
+                live: live.clone(),
+                ..self.at(Place::new(&live, account))
+            }
+        }
+    }
+
+    /// A copy with a scale that it shares with nobody: what the scaler has come to.
+    #[doc(hidden)]
+    pub fn detached(&self) -> Self {
+        self.with_scale(Arc::new(self.live.detached()), None)
     }
 
     /// Is waited for before an iteration ends, and not as the scaler that it was cloned from.
     #[doc(hidden)]
     pub fn join(&mut self) {
-        self.ledger = self.ledger.forked(self.live().join());
+        self.place = self.place.apart(&self.live, true);
     }
 
     /// Is no longer waited for before an iteration ends.
     #[doc(hidden)]
     pub fn leave(&mut self) {
-        self.ledger = self.ledger.forked(Arc::default());
+        self.place = self.place.apart(&self.live, false);
     }
 
     /// The `MixedPrecision` whose loss scale this moves; none of a scaler that scales losses itself.
     pub fn precision(&self) -> Option<&MixedPrecision> {
-        self.ledger.amp.as_ref()
+        self.amp.as_ref()
     }
 
     /// The scale, whoever applies it.
     pub(crate) fn live(&self) -> &Arc<LiveScale> {
-        &self.ledger.live
+        &self.live
     }
 
+    pub(crate) fn place(&self) -> &Arc<Place> {
+        &self.place
+    }
+
+    /// The optimizer, among those that share the scale.
+    pub(crate) fn id(&self) -> OptimizerId {
+        self.place.id
+    }
+
+    fn account<T>(&self, look: impl FnOnce(&mut Account) -> T) -> T {
+        self.live.account(self.id(), look)
+    }
+
+    /// The steps of this optimizer alone, wherever clones of it step.
+    pub(crate) fn followed(&self) -> Followed {
+        Followed::new(&self.live, Some(self.id().optimizer))
+    }
+
+    /// An iteration waits for its steps from now on. It `begins` to test gradients; an optimizer is waited for as soon as it is there.
+    pub(crate) fn expect(&self, begins: bool) {
+        self.live.expect(self.id(), begins);
+    }
+
+    /// Enters a call that was to step, and has not.
+    #[doc(hidden)]
+    pub fn enter_call(&self, outcome: StepOutcome) {
+        self.enter(Call::of(outcome));
+    }
+
+    /// Enters a call that was to step, and has not.
+    pub(crate) fn enter(&self, call: Call) {
+        self.live.enter(self.id(), call, Some(Caller::here()));
+    }
+
+    /// Shows counters that were loaded, or that a `Learner` begins with. Optimizers that are gone count no longer, if no other is there.
+    #[doc(hidden)]
+    pub fn show_loaded(&self) {
+        self.live.show(self.id(), true);
+    }
+
+    /// Whether a device can move the scale: nobody else does, nor wants to see the gradients.
+    pub(crate) fn can_step_on_device(&self) -> bool {
+        let is_unobserved = |amp: &MixedPrecision| amp.observer().is_none();
+        self.is_enabled()
+            && self.precision().is_some_and(is_unobserved)
+            && !self.live.is_shared(Some(self.id()))
+            && self.live.on_device().is_some()
+    }
+
+    /// A scale that is on a device, for the scopes of this.
+    pub(crate) fn device_step_at(&self, scale: DeviceScale) -> DeviceStep {
+        DeviceStep::new(scale, Arc::downgrade(&self.place.seat))
+    }
+
+    /// Starts again: the schedule at its initial scale, counters at zero. Settings stay.
+    pub fn reset(&mut self) {
+        let schedule = self.schedule().restarted();
+        self.restart_at(StepCounters::default());
+        self.live.restart_at(schedule);
+        let restarted = self.live.regions().lock().restart();
+        drop(restarted);
+        self.show_loaded();
+    }
+
+    /// Whether losses are scaled and gradients tested.
+    pub fn is_enabled(&self) -> bool {
+        self.config().enabled
+    }
+
+    /// The settings, those changed by setters included.
+    pub fn config(&self) -> GradScalerConfig {
+        self.live.config()
+    }
+
+    /// The state of the schedule.
+    pub fn schedule(&self) -> LossScale {
+        self.live.schedule()
+    }
+
+    /// Steps taken and skipped since this scaler was built.
+    pub fn counters(&self) -> StepCounters {
+        self.account(|account| account.counters)
+    }
+
+    /// What the last call of `step`, `accumulate`, `flush`, `observe` or `discard` has done, of this scaler or of the optimizer
+    /// that it belongs to; none before the first, and where it returned an error for gradients that were not counted.
+    pub fn last_outcome(&self) -> Option<StepOutcome> {
+        self.account(|account| account.last.outcome)
+    }
+
+    /// The measures of the gradients of the last such call, before clipping; none if they were not tested: of a micro-batch in a
+    /// window that is tested as a whole, and of a disabled scaler that does not clip.
+    pub fn last_status(&self) -> Option<GradientStatus> {
+        let status = self.account(|account| account.last.status.clone());
+        status.map(|status| GradientStatus::clone(&status))
+    }
+}
+
+/// Losses, and the test of their gradients.
+impl Scaler {
     /// What this scaler itself multiplies losses by: nothing where scopes do it.
     pub(crate) fn loss_factor(&self) -> f32 {
-        match self.ledger.amp {
+        match self.amp {
             Some(_) => 1.0,
             None => self.loss_scale(),
         }
@@ -205,7 +293,7 @@ impl GradScaler {
         }
         let scaled = multiply_losses(loss, scale);
         self.watch.see();
-        if self.ledger.amp.is_none() {
+        if self.amp.is_none() {
             SCALES_LOSSES.set(true);
         }
         scaled
@@ -238,16 +326,15 @@ impl GradScaler {
         ScaledGradients { params, scale }
     }
 
-    /// The loss scale after [`resolve_dropped`](Self::resolve_dropped).
-    pub(crate) fn resolved_loss_factor(&self) -> f32 {
-        if self.ledger.amp.is_some() || !self.is_enabled() {
+    /// The loss scale after gradients that were dropped are counted.
+    pub(crate) fn resolved_loss_factor(&self, mut joint: Joint) -> f32 {
+        if self.amp.is_some() || !self.is_enabled() {
             return self.loss_factor();
         }
-        let mut iteration = self.iteration.clone();
-        for found in self.pending.dropped() {
-            iteration.record(&found);
+        for found in self.dropped.to_vec() {
+            joint.add(&found);
         }
-        match iteration.seen {
+        match joint.seen {
             Some(seen) => self.schedule().advance(seen).scale(),
             None => self.loss_factor(),
         }
@@ -275,7 +362,7 @@ impl GradScaler {
     /// [`update`](Self::update): the gradients of a plain loss are not scaled, and must not be divided. Never of the scaler of a
     /// [`MixedPrecision`], whose scopes scale, and of a disabled one.
     pub fn scaled(&self, grads: GradientsParams) -> Result<ScaledGradients, AmpError> {
-        let scales = self.is_enabled() && self.ledger.amp.is_none();
+        let scales = self.is_enabled() && self.amp.is_none();
         match scales && !self.watch.is_scaled() {
             true => Err(AmpError::LossNotScaled),
             false => Ok(ScaledGradients {
@@ -285,23 +372,9 @@ impl GradScaler {
         }
     }
 
-    /// Divides gradients by the loss scale and looks for values that are not finite.
-    ///
-    /// Takes what [`backward`](Self::backward) or [`scaled`](Self::scaled) gives. Gradients come out in f32 for f16, bf16
-    /// and f32 parameters and in f64 for f64 ones ([`parameter_dtype_gradients`](GradScalerConfig::parameter_dtype_gradients) can change that). The inverse of the
-    /// scale is taken in f64 and rounded to f32 once, as in PyTorch; with a scale that is a power of two the result
-    /// is that of an unscaled f32 step, bit for bit, except where it is subnormal.
-    ///
-    /// Gradients of parameters that are not in `module` are dropped, as Burn's optimizers ignore them.
-    /// Disabled: gradients pass as they are, and [`status`](UnscaledGradients::status) measures them where it is asked.
-    ///
-    /// Waits for the device, unless disabled: one small transfer for all gradients (one for each device, if there are several).
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if
-    /// a gradient does not have its parameter's shape.
-    pub fn unscale<M: Module>(
+    /// Divides gradients by the loss scale, and tests them: see [`GradScaler::unscale`](crate::GradScaler::unscale). What was found counts where
+    /// they are dropped, too.
+    pub(crate) fn unscale<M: Module>(
         &self,
         grads: ScaledGradients,
         module: &M,
@@ -313,16 +386,11 @@ impl GradScaler {
     }
 
     /// Remembers what was found in gradients until they are stepped with, observed, discarded or dropped.
-    pub(crate) fn registered(&self, grads: UnscaledGradients) -> UnscaledGradients {
-        match self.is_enabled() {
-            true => self.pending.register(grads),
-            false => grads,
+    pub(crate) fn registered(&self, mut grads: UnscaledGradients) -> UnscaledGradients {
+        if self.is_enabled() {
+            (grads.pending).push(self.dropped.pending(grads.finding.clone()));
         }
-    }
-
-    /// An iteration waits for its steps from now on. It `begins` to test gradients; an optimizer is waited for as soon as it is there.
-    pub(crate) fn expect(&self, begins: bool) {
-        self.live().expect(&self.ledger.page.member, begins);
+        grads
     }
 
     /// Unscales and tests gradients of any kind: into f32 (f64 for f64 parameters) or the parameter's dtype.
@@ -332,7 +400,6 @@ impl GradScaler {
         entries: &Entries,
         in_own_dtype: bool,
     ) -> Result<UnscaledGradients, AmpError> {
-        self.expect(true);
         let found = || entries.gradients.clone();
         let tested = match grads {
             StepGradients::Unscaled(grads) => return Ok(grads),
@@ -341,13 +408,13 @@ impl GradScaler {
                 return Ok(UnscaledGradients::new(grads, found(), None));
             }
             StepGradients::Scaled(ScaledGradients { params, scale }) => {
-                let is_own = self.ledger.amp.is_none() && SCALES_LOSSES.take();
+                let is_own = self.amp.is_none() && SCALES_LOSSES.take();
                 if is_own && entries.has_scopes && SCALES_GRADIENTS.take() {
                     warn_of_two_scales();
                 }
                 // As PyTorch.
                 let inverse = f64::from((1.0 / f64::from(scale)) as f32);
-                let edge = self.schedule().edge();
+                let edge = self.live.edge();
                 unscale(params, found(), inverse, in_own_dtype, edge)?
             }
             StepGradients::Plain(grads) => self.test_plain(grads, entries)?,
@@ -380,11 +447,11 @@ impl GradScaler {
             }),
             _ => {}
         }
-        let (unread, events) = self.live().take_measures();
-        let pass = handles(&grads, &entries.gradients, self.schedule().edge());
+        let (unread, events) = self.live.take_measures();
+        let pass = handles(&grads, &entries.gradients, self.live.edge());
         let (statuses, event_statuses) = pass.inspect(events)?;
         if !unread.is_empty() {
-            (self.live().events).restore(BorderEvent::read(unread, event_statuses));
+            (self.live.events).restore(BorderEvent::read(unread, event_statuses));
         }
         let found = entries.gradients.clone();
         Ok(UnscaledGradients::new(grads, found, Some(statuses)))
@@ -392,14 +459,14 @@ impl GradScaler {
 
     /// Warns, once, if no scope was open since the last step: its gradients say nothing of this scale.
     pub(crate) fn check_scopes(&mut self) {
-        let Some(amp) = &self.ledger.amp else {
+        let Some(amp) = &self.amp else {
             return;
         };
         SCALES_GRADIENTS.set(false);
         if SCALES_LOSSES.take() && amp.is_scaled() {
             warn_of_two_scales();
         }
-        let opened = self.ledger.live.opened();
+        let opened = self.live.opened();
         let unused = opened == self.opened && is_half(amp.dtype().into());
         self.opened = opened;
         if unused && !std::mem::replace(&mut self.warned_of_no_scope, true) {
@@ -417,7 +484,7 @@ impl GradScaler {
         mut grads: UnscaledGradients,
         window: Option<VecDeque<BorderEvent>>,
     ) -> UnscaledGradients {
-        let live = self.live();
+        let live = &self.live;
         match (grads.skips(), window) {
             (true, Some(events)) => {
                 let events = BorderEvent::of_skip(events, 0);
@@ -444,130 +511,34 @@ impl GradScaler {
         grads
     }
 
-    /// Before a step, or a micro-batch, of a module in which these values are not trained.
-    #[doc(hidden)]
-    pub fn begin_step<M: Module>(&mut self, module: &M, found: Vec<Parameter>) {
-        let found = match self.is_enabled() {
-            true => found,
-            false => Vec::new(),
-        };
-        self.buffers.before_step(module, found);
-    }
-
-    /// After it. Waits for the device only where something was skipped.
-    #[doc(hidden)]
-    pub fn leave_step<M: Module>(&mut self, module: &M, accepts_micro_batches: bool) {
-        let outcome = self.account().outcome;
-        let live = &self.ledger.live;
-        (self.buffers).after_step(module, outcome, accepts_micro_batches, live);
-    }
-
-    pub(crate) fn account(&self) -> Guard<'_, Account> {
-        self.ledger.account()
-    }
-
-    /// Enters what a call has done in the journals. At the end of each call.
-    pub(crate) fn enter(&self) {
-        self.ledger.show(Some(self.loss_scale()));
-    }
-
-    /// Shows counters that were loaded, or that a `Learner` begins with. Optimizers that are gone count no longer, if no other is there.
-    #[doc(hidden)]
-    pub fn show_loaded(&self) {
-        if !self.live().has_others(&self.ledger.page.member) {
-            self.ledger.forget_others();
-        }
-        self.ledger.show(None);
-    }
-
-    /// Whether a device can move the scale: nobody else does, nor wants to see the gradients.
-    pub(crate) fn can_step_on_device(&self) -> bool {
-        let live = self.live();
-        let is_unobserved = |amp: &MixedPrecision| amp.observer().is_none();
-        self.is_enabled()
-            && self.precision().is_some_and(is_unobserved)
-            && !live.is_moved_by_others(&self.ledger.page.member)
-            && live.on_device().is_some()
-            && self.iteration.seen.is_none()
-    }
-
-    /// Whether gradients were unscaled and dropped since the last step, or counted by calls of the scaler's own.
-    pub(crate) fn is_in_iteration(&self) -> bool {
-        self.iteration.is_open() || !self.pending.dropped().is_empty()
-    }
-
-    /// A scale that is on a device, for the scopes of this.
-    pub(crate) fn device_step_at(&self, scale: DeviceScale) -> DeviceStep {
-        DeviceStep::new(scale, Arc::downgrade(&self.ledger.page.member))
-    }
-
-    /// Starts again: the schedule at its initial scale, counters at zero. Settings stay.
-    pub fn reset(&mut self) {
-        let schedule = self.schedule().restarted();
-        self.restart_at(StepCounters::default());
-        self.live().restart_at(schedule);
-        let restarted = self.live().regions().lock().restart();
-        drop(restarted);
-        self.show_loaded();
-    }
-
-    /// Whether losses are scaled and gradients tested.
-    pub fn is_enabled(&self) -> bool {
-        self.config().enabled
-    }
-
-    /// The settings, those changed by setters included.
-    pub fn config(&self) -> GradScalerConfig {
-        self.live().config()
-    }
-
-    /// The state of the schedule.
-    pub fn schedule(&self) -> LossScale {
-        self.live().schedule()
-    }
-
-    /// Steps taken and skipped since this scaler was built.
-    pub fn counters(&self) -> StepCounters {
-        self.account().counters
-    }
-
-    /// What the last call of `step`, `accumulate`, `flush`, `observe` or `discard` has done, of this scaler or of the optimizer
-    /// that it belongs to; none before the first, and where it returned an error for gradients that were not counted.
-    pub fn last_outcome(&self) -> Option<StepOutcome> {
-        self.account().outcome
-    }
-
-    /// The measures of the gradients of the last such call, before clipping; none if they were not tested: of a micro-batch in a
-    /// window that is tested as a whole, and of a disabled scaler that does not clip.
-    pub fn last_status(&self) -> Option<GradientStatus> {
-        self.account().status.clone()
-    }
-
-    /// Keeps the status for those who ask for it later.
-    pub(crate) fn remember(&mut self, grads: &UnscaledGradients) {
-        // A disabled scaler knows something only where somebody has asked, as clipping does.
-        self.account().status = grads.known_status().cloned();
-    }
-
-    /// Before gradients are counted.
+    /// Shows gradients to those who look at them before they are counted: to regions, and to the warning of zeros.
     pub(crate) fn look_at(&mut self, grads: &UnscaledGradients) {
         // Micro-batches were checked one by one, beside their losses.
-        if self.is_enabled() && !grads.finding.is_resolved {
-            if !grads.skips() {
-                self.live().read_measures();
-            }
-            let scale = self.schedule().scale();
-            let arrived = || self.watch.is_scaled() || self.live().have_arrived();
-            if !self.live().is_idle() {
-                (self.account()).warn_of_zeros(grads.status(), scale, arrived);
-            }
+        if !self.is_enabled() || grads.finding.is_resolved {
+            return;
         }
-        self.remember(grads);
+        if !grads.skips() {
+            self.live.read_measures();
+        }
+        let is_new = || !self.account(|account| account.warned_of_zeros);
+        if grads.status().is_all_zero()
+            && !self.live.is_idle()
+            && is_new()
+            && (self.watch.is_scaled() || self.live.have_arrived())
+        {
+            let scale = self.live.scale();
+            self.account(|account| account.warn_of_zeros(grads.status(), scale));
+        }
+    }
+
+    /// What a call says of gradients. A disabled scaler knows something only where somebody has asked, as clipping does.
+    pub(crate) fn status_of(&self, grads: &UnscaledGradients) -> Option<Arc<GradientStatus>> {
+        grads.known_status().cloned().map(Arc::new)
     }
 
     /// Warns, once, of plain gradients that may be those of a scaled loss.
     pub(crate) fn check_plain(&mut self) {
-        if self.is_enabled() && self.ledger.amp.is_none() {
+        if self.amp.is_none() && self.is_enabled() {
             self.watch.check_plain();
         }
     }

@@ -43,7 +43,7 @@ use burn_amp_core::internal::{
     Entries, ParamTensors, Parameter, StepGradients, StepOptions, is_half, or_panic, parameters,
 };
 use burn_amp_core::{
-    AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledGradients, ScaledOptimizer, StepError,
+    AmpError, AmpRecord, ModuleOptim, ScaledGradients, ScaledOptimizer, Scaler, StepError,
     StepOutcome,
 };
 use in_flight::{InFlight, What};
@@ -86,7 +86,7 @@ pub struct PipelinedOptimizer<O = ModuleOptimizer> {
     synchronous: bool,
     /// The side that scales: what is known of the last update that was received.
     #[doc(hidden)]
-    pub scaler: GradScaler,
+    pub scaler: Scaler,
     in_flight: InFlight,
     /// What the module has that was handed over, and the last update that was received has made of it: none before the first step.
     #[doc(hidden)]
@@ -308,13 +308,13 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// iteration is scaled with it. Does not wait.
     ///
     /// Changing the copy changes nothing here: see [`set_loss_scale`](Self::set_loss_scale) and [`queue`](Self::queue).
-    pub fn received_scaler(&self) -> GradScaler {
+    pub fn received_scaler(&self) -> Scaler {
         self.scaler.detached()
     }
 
     /// As [`received_scaler`](Self::received_scaler), after all that was handed over: waits until that is done. Where the
     /// thread has ended, it is the received one.
-    pub fn synchronized_scaler(&self) -> GradScaler {
+    pub fn synchronized_scaler(&self) -> Scaler {
         let copy = self.ask(|update| update.optim.scaler().detached());
         copy.unwrap_or_else(|_| self.received_scaler())
     }
@@ -351,7 +351,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// [`AmpError::OptimizerThread`]. What `change` returns is an error of a later `step` or `synchronize`.
     pub fn queue(
         &mut self,
-        change: impl FnOnce(&mut GradScaler) -> Result<(), AmpError> + Send + 'static,
+        change: impl FnOnce(&mut Scaler) -> Result<(), AmpError> + Send + 'static,
     ) -> Result<(), AmpError> {
         self.send(What::Other, |update| {
             let changed = change(update.optim.scaler_mut());

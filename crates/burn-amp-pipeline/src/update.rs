@@ -8,7 +8,7 @@ use burn_amp_core::internal::{
     HandedOver, ParamTensors, Parameter, StepGradients, distinct_parameters, widened,
 };
 use burn_amp_core::{
-    AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledGradients, ScaledOptimizer, StepError,
+    AmpError, AmpRecord, ModuleOptim, ScaledGradients, ScaledOptimizer, Scaler, StepError,
     StepOutcome,
 };
 
@@ -37,7 +37,7 @@ pub(super) struct Updated {
     pub(super) error: Option<AmpError>,
     /// The parameters, if they have changed.
     pub(super) image: Option<Trained>,
-    pub(super) reached: GradScaler,
+    pub(super) reached: Scaler,
 }
 
 impl<O: ModuleOptim> Update<O> {
@@ -136,7 +136,7 @@ impl<O: ModuleOptim> Update<O> {
     }
 
     /// Goes on from a record, the masters of which belong to the next module.
-    pub(super) fn load_record(&mut self, record: AmpRecord) -> Result<GradScaler, AmpError> {
+    pub(super) fn load_record(&mut self, record: AmpRecord) -> Result<Scaler, AmpError> {
         self.optim.load_record(record)?;
         self.masters = None;
         self.next_scale = None;

@@ -11,7 +11,7 @@ use super::steps::{Kind, Steps};
 use burn_amp_core::internal::learner::{OptimizerState, set_running};
 use burn_amp_core::internal::{ParamTensors, Parameter, StepOptions, parameters};
 use burn_amp_core::{
-    AmpError, Ema, GradScaler, MasterWeights, MixedPrecision, ModuleOptim, ScaledOptimizer,
+    AmpError, Ema, MasterWeights, MixedPrecision, ModuleOptim, ScaledOptimizer, Scaler,
 };
 use burn_amp_optim::Fused;
 use burn_amp_pipeline::PipelinedOptimizer;
@@ -86,7 +86,7 @@ fn check_plain<M>() -> Result<(), AmpError> {
 /// Refuses what no Learner of this handle can step with.
 fn check_options(
     amp: &MixedPrecision,
-    scaler: &GradScaler,
+    scaler: &Scaler,
     options: &StepOptions,
     is_pipelined: bool,
 ) -> Result<(), AmpError> {
@@ -122,7 +122,7 @@ struct Parts {
     optim: ModuleOptimizer,
     kind: Kind,
     /// The scaler; none of an optimizer without one.
-    scaler: Option<GradScaler>,
+    scaler: Option<Scaler>,
     options: StepOptions,
     /// A state that was loaded, and compared with no model yet.
     loaded: Option<OptimizerState>,
@@ -179,7 +179,7 @@ impl Parts {
         let mut parts = Self::of_scaled(pipeline.optim)?;
         parts.masters = pipeline.masters;
         // A pipeline makes a `ScaledOptimizer` of any optimizer.
-        let is_scaled = |scaler: &GradScaler| scaler.precision().is_some() || scaler.is_enabled();
+        let is_scaled = |scaler: &Scaler| scaler.precision().is_some() || scaler.is_enabled();
         parts.scaler = parts.scaler.filter(is_scaled);
         // Its masters take f32 gradients, whatever the optimizer takes.
         parts.kind.mixed = true;

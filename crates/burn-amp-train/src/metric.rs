@@ -6,7 +6,7 @@ use burn::train::metric::{
 };
 use std::sync::Arc;
 
-use burn_amp_core::{MixedPrecision, StepOutcome, internal::Journal};
+use burn_amp_core::{MixedPrecision, StepOutcome, internal::Followed};
 
 /// A metric of the loss scale or of the gradients, for `SupervisedTraining::metric_train_numeric`.
 ///
@@ -15,7 +15,7 @@ use burn_amp_core::{MixedPrecision, StepOutcome, internal::Journal};
 pub struct ScalerMetric {
     kind: Kind,
     name: MetricName,
-    journal: Journal,
+    journal: Followed,
     /// The number of the last step that it has taken: Burn updates metrics in a thread of their own, later than the step, and so it takes them
     /// one by one.
     seen: u64,
@@ -36,7 +36,7 @@ pub(super) enum Kind {
 
 impl ScalerMetric {
     pub(super) fn new(amp: &MixedPrecision, kind: Kind, name: &str) -> Self {
-        let journal = Journal::from(amp);
+        let journal = Followed::from(amp);
         Self {
             kind,
             name: Arc::new(name.to_string()),

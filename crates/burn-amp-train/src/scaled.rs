@@ -8,9 +8,7 @@ use super::run;
 use super::steps::{Kind, Steps};
 use burn_amp_core::internal::learner::{by_device, in_model, is_unused};
 use burn_amp_core::internal::{Parameter, locked, or_panic, parameters, widened};
-use burn_amp_core::{
-    AmpError, Ema, GradScaler, MixedPrecision, StepError, hook::Hook, sum_of_devices,
-};
+use burn_amp_core::{AmpError, Ema, MixedPrecision, Scaler, StepError, hook::Hook, sum_of_devices};
 
 /// A model in half precision: what the `Learner` of [`LearnerExt::learner`](crate::LearnerExt::learner) trains, and what it returns.
 ///
@@ -65,7 +63,7 @@ impl<M> Scaled<M> {
     }
 
     /// The scaler: its counters, and the measures of the last step's gradients.
-    pub fn scaler(&self) -> &GradScaler {
+    pub fn scaler(&self) -> &Scaler {
         &self.steps.scaler
     }
 

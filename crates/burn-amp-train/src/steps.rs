@@ -14,7 +14,7 @@ use super::checkpoint::{self, Resumed};
 use burn_amp_core::internal::learner::{self, Container};
 use burn_amp_core::internal::{ParamTensors, StepOptions, Update, locked, masters_of};
 use burn_amp_core::{
-    AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledOptimizer, StepError, records_of,
+    AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, Scaler, StepError, records_of,
 };
 use burn_amp_optim::internal::one_pass;
 use burn_amp_pipeline::{PipelinedOptimizer, internal::put};
@@ -77,7 +77,7 @@ impl ModuleOptim for Stepper {
 pub(super) struct Steps {
     pub(super) kind: Kind,
     /// The scaler as the steps had left it that the model knows.
-    pub(super) scaler: GradScaler,
+    pub(super) scaler: Scaler,
     /// The options of then: clipping, a guard and averages; no window, since Burn accumulates.
     pub(super) options: StepOptions,
     pub(super) shared: Shared,
@@ -109,7 +109,7 @@ pub(super) struct State {
 impl Steps {
     pub(super) fn new(
         kind: Kind,
-        scaler: GradScaler,
+        scaler: Scaler,
         options: StepOptions,
         masters: ParamTensors,
         resumed: Resumed,

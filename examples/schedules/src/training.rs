@@ -4,7 +4,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams, SgdConfig, momentum::MomentumConfig},
     tensor::Device,
 };
-use burn_amp::{MixedPrecision, ScaledOptimizer, StepOutcome, adaptive::Guard, torch::GradScaler};
+use burn_amp::{MixedPrecision, ScaledOptimizer, StepOutcome, adaptive::Guard, optim::Scaler};
 use digits::data::Digits;
 use gan::training::{Trainer, Updates};
 
@@ -47,8 +47,8 @@ impl History {
 
 impl History {
     /// Takes in what became of a step of all these optimizers.
-    fn look<const N: usize>(&mut self, scalers: [&GradScaler; N]) {
-        let skipped = |scaler: &GradScaler| scaler.last_outcome() == Some(StepOutcome::Skipped);
+    fn look<const N: usize>(&mut self, scalers: [&Scaler; N]) {
+        let skipped = |scaler: &Scaler| scaler.last_outcome() == Some(StepOutcome::Skipped);
         self.skipped.push(scalers.into_iter().any(skipped));
         for scaler in scalers.into_iter().filter(|scaler| !skipped(scaler)) {
             let status = scaler.last_status();

@@ -8,7 +8,7 @@ mod scaled;
 use crate::model::{Gain, Judge, adam, burns, is_flex, sgd};
 use crate::program::{Action, Counts, Hooks, Need, Program, Shown};
 use burn_amp::optim::{Fused, ModuleOptim};
-use burn_amp::{Ema, MixedPrecision, ScaledOptimizer, StepCounters, torch::GradScaler};
+use burn_amp::{Ema, MixedPrecision, ScaledOptimizer, StepCounters, optim::Scaler};
 use burn_amp_tests::{Pack, Waited};
 use by_hand::ByHand;
 use captured::Captured;
@@ -170,7 +170,7 @@ fn counts(of: StepCounters) -> Counts {
 }
 
 /// Without the hooks.
-pub fn scaler_shown(model: &Gain, scaler: &GradScaler, amp: &MixedPrecision) -> Shown {
+pub fn scaler_shown(model: &Gain, scaler: &Scaler, amp: &MixedPrecision) -> Shown {
     Shown {
         region: amp.regions().first().map_or(1.0, |(_, factor)| *factor),
         parameters: model.bits(),

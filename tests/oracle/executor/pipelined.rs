@@ -5,7 +5,7 @@ use crate::model::{Gain, RATE, amp, burns, grads, loss, set, validate, with_opti
 use crate::program::{Action, Program, Shown};
 use burn::tensor::{Bytes, Device};
 use burn_amp::pipeline::PipelinedOptimizer;
-use burn_amp::{AmpRecord, MixedPrecision, ScaledOptimizer, torch::GradScaler};
+use burn_amp::{AmpRecord, MixedPrecision, ScaledOptimizer, optim::Scaler};
 use burn_amp_tests::{Pack, contents};
 
 pub struct Pipelined {
@@ -54,8 +54,8 @@ impl Pipelined {
     }
 
     /// Changes a setting on the thread. It is known here when the next update is received.
-    fn set(&mut self, change: impl FnOnce(&mut GradScaler) + Send + 'static) {
-        let change = |scaler: &mut GradScaler| {
+    fn set(&mut self, change: impl FnOnce(&mut Scaler) + Send + 'static) {
+        let change = |scaler: &mut Scaler| {
             change(scaler);
             Ok(())
         };

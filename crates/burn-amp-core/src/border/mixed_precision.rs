@@ -10,11 +10,11 @@ use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 use crate::{
     error::AmpError,
     gradients::GradientStatus,
-    journal::Journal,
-    journal::step_counters::StepCounters,
     lock::{Guard, locked},
     scale::border_events::next_number,
+    scale::followed::Followed,
     scale::live_scale::LiveScale,
+    scale::step_counters::StepCounters,
     values::is_half,
 };
 
@@ -59,7 +59,6 @@ struct Shared {
     /// Set where there is a loss scale.
     enabled: bool,
     live: Arc<LiveScale>,
-    journal: Journal,
     extension: OnceLock<Box<dyn Any + Send + Sync>>,
     observer: Mutex<Option<Arc<dyn Observer>>>,
     /// Set while a `Learner` trains with it.
@@ -132,7 +131,6 @@ impl MixedPrecision {
                 dtype,
                 enabled: live.config().enabled,
                 live: Arc::new(live),
-                journal: Journal::default(),
                 extension: OnceLock::new(),
                 observer: Mutex::default(),
                 in_learner: AtomicBool::new(false),
@@ -345,8 +343,8 @@ impl MixedPrecision {
         locked(&self.shared.observer)
     }
 
-    pub(crate) fn journal(&self) -> &Journal {
-        &self.shared.journal
+    pub(crate) fn journal(&self) -> Followed {
+        Followed::new(self.live(), None)
     }
 
     /// A value that another crate of the workspace keeps for all clones of the handle: of one type alone.
@@ -404,13 +402,14 @@ impl MixedPrecision {
 
     /// The outcome of the last step; none before the first. See [`GradScaler::last_outcome`](crate::GradScaler::last_outcome).
     pub fn last_outcome(&self) -> Option<StepOutcome> {
-        self.journal().last().0
+        self.journal().last().outcome
     }
 
     /// The measures of the last step's gradients, before clipping; none before the first step, after a micro-batch that is tested with its window, and
     /// of a disabled scaler that does not clip. See [`GradScaler::last_status`](crate::GradScaler::last_status).
     pub fn last_status(&self) -> Option<GradientStatus> {
-        self.journal().last().1
+        let status = self.journal().last().status;
+        status.map(|status| GradientStatus::clone(&status))
     }
 }
 

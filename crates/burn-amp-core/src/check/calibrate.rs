@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::border::{DryRun, MixedPrecision, multiply_losses};
 use crate::error::{AmpError, short};
 use crate::gradients::{GradientStatus, inspect, unchanged};
-use crate::{check::dry_loss, scale::loss_scale::LossScale, scaler::GradScaler};
+use crate::{check::dry_loss, scale::loss_scale::LossScale, scaler::Scaler};
 
 /// The scale stays so many binades below the lowest at which something overflows.
 const HEADROOM: i32 = 3;
@@ -86,7 +86,7 @@ impl MixedPrecision {
     }
 }
 
-impl GradScaler {
+impl Scaler {
     /// Sets the loss scale from a backward pass that is thrown away: see [`MixedPrecision::calibrate`], which this is for the scaler of
     /// a [`MixedPrecision`].
     ///

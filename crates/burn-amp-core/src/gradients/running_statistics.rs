@@ -9,10 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use crate::values::{ParamTensor, ParamTensors, Parameter, parameters, replaced};
-use crate::{
-    gradients::pass::Pass, lock::locked, scale::live_scale::LiveScale,
-    scale::loss_scale::StepOutcome,
-};
+use crate::{gradients::pass::Pass, lock::locked, scale::loss_scale::StepOutcome};
 
 /// The running statistics of the modules of one optimizer, which PyTorch calls buffers, and good ones to repair them by.
 #[derive(Clone, Debug, Default)]
@@ -51,24 +48,20 @@ impl Buffers {
         }
     }
 
-    /// Repairs them after it. Waits for the device only where something was skipped. `accepts_micro_batches` where each of them is tested.
+    /// Repairs them after it, with so many `skips` of all optimizers of the scale: another one's forward pass may have gone through this module.
+    /// Waits for the device only where something was skipped. `accepts_micro_batches` where each of them is tested.
     pub(crate) fn after_step<M: Module>(
         &mut self,
         module: &M,
         outcome: Option<StepOutcome>,
         accepts_micro_batches: bool,
-        live: &LiveScale,
+        skips: u64,
     ) {
         let is_lost = matches!(outcome, Some(StepOutcome::Skipped | StepOutcome::Dropped));
         let is_good = match outcome {
             Some(StepOutcome::Stepped) => true,
             Some(StepOutcome::Accumulated) => accepts_micro_batches,
             _ => false,
-        };
-        // Another optimizer's forward pass may have gone through this module.
-        let skips = match is_lost {
-            true => live.add_skip(),
-            false => live.skips(),
         };
         if self.at_step.is_empty() {
             return;

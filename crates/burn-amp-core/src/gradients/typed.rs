@@ -8,7 +8,7 @@ use std::{collections::HashMap, mem::take, ops::Add};
 
 use crate::error::AmpError;
 use crate::gradients::{Entry, GradientStatus, Pass, handles, pass::summarize};
-use crate::scale::{finding::Finding, loss_scale::SkipCause};
+use crate::scale::{finding::Finding, finding::PendingFinding, loss_scale::SkipCause};
 use crate::values::{AnyTensor, with_rank};
 
 /// Gradients of a scaled loss: multiplied by the loss scale, possibly infinite.
@@ -122,7 +122,7 @@ pub struct UnscaledGradients {
     /// The evidence for the loss scale: of the gradients as they were when they were tested.
     pub(crate) finding: Finding,
     /// While one of these lives, its scaler waits for what becomes of the gradients.
-    pub(crate) pending: Vec<Arc<Finding>>,
+    pub(crate) pending: Vec<Arc<PendingFinding>>,
 }
 
 /// The measures of one pass: of each gradient, in the order of the entries, and of all.
@@ -160,6 +160,11 @@ impl UnscaledGradients {
             finding,
             pending: Vec::new(),
         }
+    }
+
+    /// Marks their findings as counted by the caller.
+    pub(crate) fn count(&self) {
+        self.pending.iter().for_each(|finding| finding.count());
     }
 
     /// The parameters whose gradients overflow.

@@ -3,7 +3,7 @@
 use burn::optim::{StateSink, StateSource};
 use std::{any::Any, mem::take};
 
-use crate::{AmpError, AmpRecord, GradScaler, border::MixedPrecision};
+use crate::{AmpError, AmpRecord, Scaler, border::MixedPrecision};
 pub use crate::{
     gradients::{by_device, placeholders},
     record::{Container, OptimizerState, SECTION},
@@ -57,7 +57,7 @@ pub fn take_optimizer(record: &mut AmpRecord) -> Option<Container> {
 /// Goes on from what [`read`] has read, whose loss scale [`set_scale`] has set. Gives the masters, where a thread is there for them.
 pub fn restore(
     read: Option<AmpRecord>,
-    scaler: &mut GradScaler,
+    scaler: &mut Scaler,
     options: &mut StepOptions,
     is_pipelined: bool,
 ) -> Result<ParamTensors, AmpError> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::border::{MixedPrecision, scope};
 use crate::gradients::{Pass, UnscaledGradients, handles};
 use crate::values::{AnyTensor, distinct_parameters, with_rank};
-use crate::{StepOutcome, error::AmpError, scale::loss_scale::SkipCause, scaler::GradScaler};
+use crate::{StepOutcome, error::AmpError, scale::loss_scale::SkipCause, scaler::Scaler};
 pub use crate::{
     border::dry_run::DryRun,
     border::observer::{Observer, Stepped},
@@ -102,13 +102,13 @@ pub fn count(tensors: impl Iterator<Item = Tensor<1>>) -> Result<ExponentHistogr
     Ok(Pass::over(tensors.map(AnyTensor::new).collect()).histogram()?)
 }
 
-impl GradScaler {
+impl Scaler {
     /// Notifies the observer that a step is over.
     pub(crate) fn notify(&self, outcome: Option<StepOutcome>, error: Option<&AmpError>) {
         if let Some(observer) = self.observer() {
             let status = self.last_status();
             observer.stepped(Stepped {
-                optimizer: self.ledger.optimizer(),
+                optimizer: self.id().optimizer,
                 is_iteration_open: self.live().is_in_iteration(),
                 outcome,
                 loss_scale: self.loss_scale(),

@@ -11,9 +11,10 @@ use crate::gradients::entries::{Entries, Entry, ids_of};
 use crate::scale::device_step::{DeviceStep, Run};
 use crate::values::{distinct_parameters, parameters};
 use crate::{
-    error::AmpError, gradients::StepGradients, gradients::handles, journal::Caller,
-    scale::border_events::BorderEvent, scale::in_flight::Resolution, scale::live_scale::LiveScale,
-    step::pending::PendingStep, update::Update, update::module_optim::ModuleOptim,
+    error::AmpError, gradients::StepGradients, gradients::handles,
+    scale::border_events::BorderEvent, scale::in_flight::Resolution, scale::journal::Caller,
+    scale::live_scale::LiveScale, step::pending::PendingStep, update::Update,
+    update::module_optim::ModuleOptim,
 };
 
 /// Gradients of a step: as many as the device can clip.
@@ -135,22 +136,24 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// From here on the host moves the scale.
     fn end_run(&mut self) {
         if self.flight.run.take().is_some() {
-            self.scaler.live().in_flight.set_device_step(None);
+            self.scaler.live().set_device_step(None);
         }
     }
 
     /// Ends an iteration of which nothing is left but gradients that were unscaled and dropped, if there are any.
     pub(super) fn resolve_dropped(&mut self) -> Result<(), AmpError> {
-        if self.scaler.is_in_iteration() {
-            self.synchronize()?;
-            self.scaler.resolve_dropped()?;
+        if self.scaler.dropped.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        self.synchronize()?;
+        self.scaler.resolve_dropped()
     }
 
     /// What was wrong with a step that was in flight.
     pub(super) fn take_error(&self) -> Result<(), AmpError> {
-        self.scaler.account().error.take().map_or(Ok(()), Err)
+        let live = self.scaler.live();
+        let error = live.account(self.scaler.id(), |account| account.error.take());
+        error.map_or(Ok(()), Err)
     }
 
     /// Whether every step is resolved before it returns, from here on.
@@ -179,12 +182,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             clip: self.options.clip.clone(),
             number: run.next_number(),
             run,
-            page: self.scaler.ledger.page.clone(),
-            live: Arc::downgrade(self.scaler.live()),
+            place: self.scaler.place().clone(),
             caller: Caller::here(),
             resolution,
         };
-        self.scaler.live().in_flight.push(Box::new(step));
+        self.scaler.live().push(Box::new(step));
     }
 
     /// Begins a step without waiting; none if the host has to decide it: all steps before are known then.
@@ -231,8 +233,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.options.loss = None;
         self.options.clip.limit(&mut grads, &inspected.entries);
         let next = Arc::new(inspected.advance(&device_step));
-        let in_flight = &self.scaler.live().in_flight;
-        in_flight.set_device_step(Some(next.clone()));
+        (self.scaler.live()).set_device_step(Some(next.clone()));
         let how = Update::decided_by(&next, lr);
         let module = update(&mut self.optim, how, module, grads);
         let (masters, resolution) = (|| self.optim.masters(), Resolution::default());
@@ -391,11 +392,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             run.as_ref()
                 .is_some_and(|run| Arc::ptr_eq(run, &device_step.run))
         };
-        if let Some(device_step) = self.scaler.live().in_flight.device_step().filter(goes_on) {
+        if let Some(device_step) = self.scaler.live().device_step().filter(goes_on) {
             return Some(device_step);
         }
         self.scaler.live().resolve(true);
-        if self.scaler.account().error.is_some() {
+        let id = self.scaler.id();
+        if (self.scaler.live()).account(id, |account| account.error.is_some()) {
             return None;
         }
         let scale = self.scaler.live().on_device()?.upload(&entries[0].device);

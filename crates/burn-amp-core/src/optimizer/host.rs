@@ -7,14 +7,29 @@ use burn::{
 use super::ScaledOptimizer;
 use crate::error::{AmpError, StepError};
 use crate::gradients::{Entries, Factors, StepGradients, UnscaledGradients};
+use crate::scale::account::Call;
 use crate::scale::{in_flight::Resolution, loss_scale::StepOutcome};
-use crate::values::{distinct_parameters, parameters};
+use crate::scaler::{Failed, Inspected, check_accepted};
+use crate::values::{distinct_parameters, optimizer_dtype, parameters};
 use crate::{
-    scaler::accumulation::AccumulationWindow, update::Update, update::module_optim::ModuleOptim,
+    scaler::accumulation::{AccumulationWindow, Losses},
+    update::Update,
+    update::module_optim::ModuleOptim,
 };
 
-/// Gradients to step with, and what they are multiplied by first.
-type Decided = (GradientsParams, Factors);
+/// What a call does to the module, once its outcome is known.
+struct Decided {
+    outcome: StepOutcome,
+    /// Gradients to step with, and what they are multiplied by first; none if the step is skipped, or the window is not full, or empty.
+    grads: Option<(GradientsParams, Factors)>,
+}
+
+impl Decided {
+    fn without_step(outcome: StepOutcome) -> Self {
+        let grads = None;
+        Self { outcome, grads }
+    }
+}
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// A step that the host decides: of these gradients, or of a window that is not full.
@@ -25,35 +40,54 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: Option<StepGradients>,
         update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
     ) -> Result<M, StepError<M>> {
-        self.scaler.account().begin_call();
-        let decided = self.check_loaded(&module);
-        let decided = decided.and_then(|()| self.decide(&module, grads, &lr));
-        let decided = decided.map_err(|error| error.with_culprit(&module));
-        let error = decided.as_ref().err().cloned();
-        let module = match decided {
-            Ok(Some((grads, factors))) => {
-                let module = update(&mut self.optim, Update::of(lr, factors), module, grads);
-                let (masters, known) = (|| self.optim.masters(), Resolution::applied());
-                Ok((self.options.hooks).applied(module, &masters, None, &known))
+        let (outcome, stepped) = match self.decide(&module, grads, &lr) {
+            Ok(Decided { outcome, grads }) => {
+                let module = match grads {
+                    Some((grads, factors)) => {
+                        let update =
+                            update(&mut self.optim, Update::of(lr, factors), module, grads);
+                        self.show_applied(update)
+                    }
+                    None => module,
+                };
+                (Some(outcome), Ok(module))
             }
-            Ok(None) => Ok(module),
-            Err(error) => Err(StepError::new(module, error)),
+            Err(Failed { error, outcome }) => {
+                if outcome.is_none() {
+                    self.scaler.enter(Call::default());
+                }
+                let error = error.with_culprit(&module);
+                (outcome, Err(StepError::new(module, error)))
+            }
         };
-        self.scaler.enter();
-        (self.scaler).notify(self.scaler.last_outcome(), error.as_ref());
-        module
+        let error = stepped.as_ref().err().map(|failed| &failed.error);
+        self.scaler.notify(outcome, error);
+        stepped
     }
 
-    /// What comes before the step itself: of these gradients, or of a window that is not full. The gradients to step with; none if the step
-    /// is skipped, and done with, or the window is not full, or empty.
+    /// Shows an updated module to the hooks. The module with what they have changed.
+    fn show_applied<M: Module>(&mut self, module: M) -> M {
+        if self.options.hooks.is_empty() {
+            return module;
+        }
+        let (masters, known) = (|| self.optim.masters(), Resolution::applied());
+        (self.options.hooks).applied(module, &masters, None, &known)
+    }
+
+    /// All that comes before the update.
     fn decide<M: Module>(
         &mut self,
         module: &M,
         grads: Option<StepGradients>,
         lr: &ModuleLearningRate,
-    ) -> Result<Option<Decided>, AmpError> {
-        if let Some(grads) = &grads {
-            self.scaler.take_tested(grads);
+    ) -> Result<Decided, Failed> {
+        if let Some(loaded) = self.loaded.take() {
+            // Refused, it is compared again.
+            let checked = loaded.check(parameters(module));
+            checked.inspect_err(|_| self.loaded = Some(loaded))?;
+        }
+        if let Some(StepGradients::Unscaled(grads)) = &grads {
+            grads.count();
         }
         self.scaler.resolve_dropped()?;
         // All that is to be refused is refused before a window takes the gradients.
@@ -62,59 +96,67 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let sums = window.map(|window| &window.state.sums);
         let mut entries = Entries::find(parameters(module), params, sums, Some(lr))?;
         if grads.is_none() && window.is_none_or(AccumulationWindow::is_empty) {
-            self.scaler.account().outcome = Some(StepOutcome::NoGradients);
-            return Ok(None);
+            self.scaler.enter_call(StepOutcome::NoGradients);
+            return Ok(Decided::without_step(StepOutcome::NoGradients));
         }
         let loss = self.options.loss;
-        let loss = window.map_or(loss, |window| window.state.losses.and(loss).mean());
+        let losses = window.map(|window| window.state.losses.and(loss));
+        let loss = losses.map_or(loss, Losses::mean);
         let tests_micro_batches = window.is_some_and(|window| window.config.skip_micro_batch);
-        (self.scaler).begin_step(module, std::mem::take(&mut entries.buffers));
+        self.scaler
+            .begin_step(module, std::mem::take(&mut entries.buffers));
         let decided = self.test(module, grads, entries, loss);
-        let outcome = self.scaler.last_outcome();
-        if let Some(window) = &mut self.options.window
+        let outcome = match &decided {
+            Ok(decided) => Some(decided.outcome),
+            Err(failed) => failed.outcome,
+        };
+        if let (Some(window), Some(losses)) = (&mut self.options.window, losses)
             && outcome == Some(StepOutcome::Accumulated)
         {
-            window.state.losses = window.state.losses.and(self.options.loss);
+            window.state.losses = losses;
         }
         // Refused, it may be called again.
         if outcome.is_some() {
             self.options.loss = None;
         }
-        self.scaler.leave_step(module, tests_micro_batches);
+        self.scaler.leave_step(module, outcome, tests_micro_batches);
         decided
     }
 
-    /// Tests gradients, or those of a window, has them judged, and ends the step: none if the window is not full, if they overflow or if a hook
-    /// rejects them.
+    /// Tests gradients, or those of a window, has them judged and clipped, and ends the step.
     fn test<M: Module>(
         &mut self,
         module: &M,
         grads: Option<StepGradients>,
         entries: Entries,
         loss: Option<f64>,
-    ) -> Result<Option<Decided>, AmpError> {
+    ) -> Result<Decided, Failed> {
+        let options = &mut self.options;
         if grads.is_some() {
             self.scaler.check_scopes();
-            if self.options.window.is_some() {
-                self.scaler.check_accepted(&self.optim, &entries)?;
+            // Before a micro-batch enters a window, gradients are refused that the optimizer would not take at the window's end.
+            if options.window.is_some() && self.scaler.is_enabled() {
+                let in_own_dtype = self.scaler.config().parameter_dtype_gradients;
+                check_accepted(&self.optim, &entries.gradients, |entry| {
+                    optimizer_dtype(entry.parameter, in_own_dtype).into()
+                })?;
             }
         }
-        let options = &mut self.options;
-        let inspected = (self.scaler).inspect(options.window.as_mut(), grads, entries)?;
-        let Some(mut grads) = inspected else {
-            return Ok(None);
+        let mut grads = match (self.scaler).inspect(options.window.as_mut(), grads, entries)? {
+            Inspected::Tested(grads) => grads,
+            Inspected::Waits(outcome) => return Ok(Decided::without_step(outcome)),
         };
-        // A window is empty now: it accumulates no longer, whatever comes of its gradients.
-        self.scaler.account().outcome = None;
         let mut judged = None;
-        if !grads.skips() && !grads.entries.is_empty() {
+        if !options.hooks.is_empty() && !grads.skips() && !grads.entries.is_empty() {
             let of_module = || distinct_parameters(module);
             judged = (options.hooks).judge(Some(&mut grads), loss, &of_module)?;
         }
         // A hook may have found an overflow.
         let judged = judged.filter(|_| !grads.skips());
-        let (hooks, factor, rejected) =
-            judged.unwrap_or_else(|| (options.hooks.clone(), 1.0, None));
+        let (hooks, factor, rejected) = match judged {
+            Some((hooks, factor, rejected)) => (Some(hooks), factor, rejected),
+            None => (None, 1.0, None),
+        };
         let mut factors = Factors::new();
         // A loss that is not finite may come of a forward pass that has spoilt the buffers.
         let norm = |grads: &UnscaledGradients| Some(grads.known_status()?.norm);
@@ -124,32 +166,32 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             let later = self.optim.takes_factors();
             (grads, factors) = grads.clip_by(&options.clip, factor, later)?;
         }
-        let grads = self.scaler.end_step(&self.optim, grads, rejected)?;
-        options.hooks = hooks;
+        let (outcome, grads) = self.scaler.end_step(&self.optim, grads, rejected)?;
+        if let Some(hooks) = hooks {
+            options.hooks = hooks;
+        }
         if spoilt {
             self.scaler.buffers.suspect();
         }
-        Ok(grads.map(|grads| (grads, factors)))
+        let grads = grads.map(|grads| (grads, factors));
+        Ok(Decided { outcome, grads })
     }
 
     /// Throws gradients away. Finite ones do not move the scale inside a window that is skipped as a whole.
     pub(super) fn discard_on_host(&mut self, grads: StepGradients) -> Result<(), AmpError> {
-        self.scaler.account().begin_call();
         self.options.loss = None;
-        self.scaler.resolve_dropped()?;
+        let resolved = self.scaler.resolve_dropped();
+        resolved.inspect_err(|_| self.scaler.enter(Call::default()))?;
         let frozen = |window: &AccumulationWindow| !window.config.skip_micro_batch;
-        match grads {
+        let is_frozen = self.options.window.as_ref().is_some_and(frozen);
+        let grads = match grads {
             // An overflow comes again and again unless the scale moves.
-            StepGradients::Unscaled(grads)
-                if !grads.skips() && self.options.window.as_ref().is_some_and(frozen) =>
-            {
-                self.scaler.pending.take(&grads.pending);
-                self.scaler.discard(grads.into_params())
+            StepGradients::Unscaled(grads) if is_frozen && !grads.skips() => {
+                grads.count();
+                grads.into_params().into()
             }
-            grads => {
-                self.scaler.discard(grads)?;
-                self.scaler.advance().map(drop)
-            }
-        }
+            grads => grads,
+        };
+        self.scaler.discard_at_once(grads)
     }
 }

@@ -2,9 +2,9 @@ use burn::lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrSchedu
 use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
 use burn::optim::LearningRate;
 
-use crate::journal::{Cursor, Journal};
+use crate::scale::{followed::Followed, journal::Cursor};
 use crate::{
-    border::mixed_precision::MixedPrecision, optimizer::ScaledOptimizer, scaler::GradScaler,
+    border::mixed_precision::MixedPrecision, optimizer::ScaledOptimizer, scaler::Scaler,
     update::module_optim::ModuleOptim,
 };
 
@@ -55,7 +55,7 @@ pub struct ScaledLrScheduler {
     scheduler: ModuleLrScheduler,
     /// The scheduler as it was before its last step.
     before: ModuleLrScheduler,
-    journal: Journal,
+    journal: Followed,
     /// The end of the journal before the last step of this; none before the first.
     read: Option<Cursor>,
 }
@@ -64,7 +64,7 @@ impl ScaledLrScheduler {
     /// Makes `scheduler` follow the steps of a [`MixedPrecision`], a [`ScaledOptimizer`] or a [`GradScaler`], given as a reference.
     ///
     /// `scheduler` is what Burn's configurations build, with its groups, or anything that implements [`LrScheduler`].
-    pub fn new(scheduler: impl Into<ModuleLrScheduler>, steps: impl Into<Journal>) -> Self {
+    pub fn new(scheduler: impl Into<ModuleLrScheduler>, steps: impl Into<Followed>) -> Self {
         let scheduler = scheduler.into();
         Self {
             before: scheduler.clone(),
@@ -149,21 +149,21 @@ impl LrScheduler for ScaledLrScheduler {
 const BASE: &str = "0";
 const FIRST_GROUP: &str = "1";
 
-impl From<&MixedPrecision> for Journal {
+impl From<&MixedPrecision> for Followed {
     fn from(amp: &MixedPrecision) -> Self {
-        amp.journal().clone()
+        amp.journal()
     }
 }
 
-impl From<&GradScaler> for Journal {
-    fn from(scaler: &GradScaler) -> Self {
-        scaler.ledger.journal().clone()
+impl From<&Scaler> for Followed {
+    fn from(scaler: &Scaler) -> Self {
+        scaler.followed()
     }
 }
 
-impl<O: ModuleOptim> From<&ScaledOptimizer<O>> for Journal {
+impl<O: ModuleOptim> From<&ScaledOptimizer<O>> for Followed {
     fn from(optim: &ScaledOptimizer<O>) -> Self {
-        optim.scaler().ledger.journal().clone()
+        optim.scaler().followed()
     }
 }
 

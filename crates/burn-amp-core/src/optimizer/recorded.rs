@@ -13,9 +13,13 @@ use crate::scale::border_events::{BorderEvent, next_number};
 use crate::scale::device_step::{DeviceStep, Run};
 use crate::scale::rehearsal::{Rehearsal, Rehearses};
 use crate::{
-    error::AmpError, gradients::entries::check_rate, gradients::placeholders,
-    scale::in_flight::Resolution, update::Update, update::module_optim::ModuleOptim,
-    values::distinct_parameters,
+    error::AmpError,
+    gradients::entries::check_rate,
+    gradients::placeholders,
+    scale::in_flight::Resolution,
+    update::Update,
+    update::module_optim::ModuleOptim,
+    values::{distinct_parameters, parameters},
 };
 
 /// What a step finds on the device, before it changes anything: each time in the same places, if it was recorded.
@@ -58,7 +62,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Why no step of this optimizer can be captured, if so.
     pub fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
         self.check_settings()?;
-        self.check_loaded(module)?;
+        if let Some(loaded) = &self.loaded {
+            loaded.check(parameters(module))?;
+            self.loaded = None;
+        }
         self.resolve_dropped()?;
         self.can_record()
     }
@@ -81,7 +88,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Scopes take the scale from the host again, after a recording that has failed.
     pub fn end_recording(&self) {
-        self.scaler.live().in_flight.set_device_step(None);
+        self.scaler.live().set_device_step(None);
     }
 
     /// Computes a loss and its gradients, at the scale on the device, and looks at them there.
@@ -94,12 +101,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ) -> Result<(InspectedStep, GradientsParams), AmpError> {
         let begin = next_number();
         let device_step = self.scaler.device_step_at(scale.clone());
-        let in_flight = &self.scaler.live().in_flight;
-        in_flight.set_device_step(Some(Arc::new(device_step)));
+        let live = self.scaler.live();
+        live.set_device_step(Some(Arc::new(device_step)));
         let loss = loss(module);
         let mut grads = GradientsParams::from_grads(loss.clone().backward(), module);
-        in_flight.set_device_step(None);
-        let events = (self.scaler.live().events).take_if(|event| event.number > begin);
+        live.set_device_step(None);
+        let events = live.events.take_if(|event| event.number > begin);
         let (entries, events, pass) = self.find_gradients(lr, module, &grads, |_| events)?;
         let inspected = Inspected {
             entries,

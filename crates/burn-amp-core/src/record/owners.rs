@@ -2,7 +2,7 @@
 
 use super::{AmpRecord, State, section::States};
 use crate::scaler::accumulation::{AccumulationWindow, WindowState};
-use crate::scaler::{GradScaler, ScalerState};
+use crate::scaler::{Scaler, ScalerState};
 use crate::{border::MixedPrecision, error::AmpError, values::ParamTensors};
 
 /// The name of the state of a loss scale.
@@ -117,23 +117,23 @@ impl AmpRecord {
     }
 }
 
-impl GradScaler {
+impl Scaler {
     /// Takes the counters of a record, where the schedule is in place already. Counts from zero, and returns false, if the record has none.
     pub(crate) fn take_counters(&mut self, record: &mut AmpRecord) -> bool {
         let stored = record.scaler.take();
         let had_some = stored.is_some();
         match stored {
-            Some(state) => self.restore_counters(state),
+            Some(state) => self.restore_counters(&state),
             None => self.restart_at(Default::default()),
         }
         had_some
     }
 
-    /// The state, to be stored: the schedule with its settings and trackers, counters, and the outcome of an iteration that has
-    /// not been ended by `update`. Waits for the device only in an open window, for regions whose rules look at gradients.
+    /// The state, to be stored: the schedule with its settings and trackers, and counters. Waits for the device only in an open window, for regions
+    /// whose rules look at gradients.
     pub fn to_record(&self) -> AmpRecord {
         AmpRecord {
-            scaler: Some(self.state_to_store()),
+            scaler: Some(self.state_to_store(None)),
             ..AmpRecord::empty()
         }
     }
@@ -152,7 +152,7 @@ impl GradScaler {
     /// [rule of your own](crate::schedule::Rule) refuses what is stored under its name; the present state stays as it was.
     pub fn load_record(&mut self, record: AmpRecord) -> Result<(), AmpError> {
         match &record.scaler {
-            Some(state) => self.restore(state.clone(), &record.origin),
+            Some(state) => self.restore(state, &record.origin),
             None => Err(record.foreign("no state of a loss scaler")),
         }
     }

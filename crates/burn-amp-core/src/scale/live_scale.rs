@@ -1,4 +1,4 @@
-//! The loss scale that all scopes of one `MixedPrecision` and its optimizers share.
+//! The loss scale that all scopes of one `MixedPrecision` and its optimizers share: its owner, and where every step ends.
 
 use burn_amp_kernels::ScaleState;
 use std::collections::{HashMap, VecDeque};
@@ -8,13 +8,18 @@ use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
 use crate::error::{AmpError, in_range};
+use crate::scale::account::{Account, Call, Purpose, log_scale};
 use crate::scale::border_events::{BorderEvent, BorderEvents, next_number};
-use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale};
+use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale, StepOutcome};
+use crate::scale::members::{Members, Moves, OptimizerId, Seat};
 use crate::{
-    lock::locked,
-    scale::in_flight::InFlight,
-    scale::members::{Iteration, Member, Members, Move},
+    lock::{Guard, locked},
+    scale::device_step::DeviceStep,
+    scale::finding::Finding,
+    scale::in_flight::{MAX_IN_FLIGHT, Pending},
+    scale::journal::{Caller, Journal},
     scale::regions::{Readers, SharedRegions},
+    scale::status::GradientStatus,
     scale::untested::Untested,
 };
 
@@ -22,16 +27,13 @@ use crate::{
 const MAX_SCALE: f32 = f32::from_bits(253 << 23); // 2^126
 const MIN_SCALE: f32 = f32::from_bits(1 << 23); // 2^-126
 
-/// One schedule for all scopes and optimizers of a `MixedPrecision`. Its rules are asked without a lock: they are code of a program, and a logger may
-/// ask for the scale.
+/// One schedule for all scopes and optimizers of a `MixedPrecision`. Its rules are asked without a lock: they are code of a program.
 #[derive(Default)]
 pub(crate) struct LiveScale {
     /// Of what scopes apply: its inverse must be normal.
     range: [f32; 2],
     /// How many scopes were opened.
     pub(super) opened: AtomicU64,
-    /// How many steps were skipped, whatever for.
-    skips: AtomicU64,
     pub(super) state: Mutex<State>,
     pub(super) regions: SharedRegions,
     /// On which threads gradients came to scopes, the last of them at the end.
@@ -40,8 +42,9 @@ pub(crate) struct LiveScale {
     pub(super) is_on_threads: AtomicBool,
     /// The gradients that came to the border since the last step.
     pub(crate) events: Arc<BorderEvents>,
-    /// The steps of which the host does not know the outcome.
-    pub(crate) in_flight: InFlight,
+    /// The steps of which the host does not know the outcome, in their order. They belong to the scale, so that no optimizer that is dropped or
+    /// cloned takes them along. Locked before all else.
+    queue: Mutex<VecDeque<Box<dyn Pending>>>,
     /// When gradients were tested last, in the order of the events.
     tested: AtomicU64,
     /// Gradients that nobody has tested since.
@@ -50,12 +53,17 @@ pub(crate) struct LiveScale {
     pub(crate) last_read: Mutex<Option<Arc<str>>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct State {
     schedule: LossScale,
     /// How often the schedule has changed.
     changes: u64,
+    /// The scale as the device moves it, ahead by the steps in flight; none where the host does.
+    device_step: Option<Arc<DeviceStep>>,
     pub(super) members: Members,
+    journal: Journal,
+    /// How many steps were skipped, whatever for.
+    skips: u64,
 }
 
 /// What the scopes of an iteration leave for a step that is decided elsewhere.
@@ -70,6 +78,16 @@ pub(crate) struct ScopesLeft {
     last_read: Option<Arc<str>>,
 }
 
+impl State {
+    fn loss_scale(&self) -> f32 {
+        match self.schedule.config().enabled {
+            true => self.schedule.scale(),
+            false => 1.0,
+        }
+    }
+}
+
+/// The scale, and who has it.
 impl LiveScale {
     /// Refuses settings of a scale that no scope could apply.
     pub(crate) fn check(config: &GradScalerConfig) -> Result<(), AmpError> {
@@ -114,43 +132,51 @@ impl LiveScale {
         detached
     }
 
+    fn state(&self) -> Guard<'_, State> {
+        locked(&self.state)
+    }
+
     /// The scale of the next scope.
     pub(crate) fn scale(&self) -> f32 {
         let [min, max] = self.range;
-        locked(&self.state).schedule.scale().clamp(min, max)
+        self.state().schedule.scale().clamp(min, max)
+    }
+
+    /// The scale as a program is shown it: 1 where it is disabled.
+    pub(crate) fn loss_scale(&self) -> f32 {
+        self.state().loss_scale()
     }
 
     pub(crate) fn schedule(&self) -> LossScale {
-        locked(&self.state).schedule.clone()
+        self.state().schedule.clone()
     }
 
     /// Whether the scale multiplies nothing; see [`LossScale::is_idle`].
     pub(crate) fn is_idle(&self) -> bool {
-        locked(&self.state).schedule.is_idle()
+        self.state().schedule.is_idle()
     }
 
     /// The settings of the schedule.
-    pub fn config(&self) -> GradScalerConfig {
-        *locked(&self.state).schedule.config()
+    pub(crate) fn config(&self) -> GradScalerConfig {
+        *self.state().schedule.config()
+    }
+
+    /// From which magnitude on unscaled gradients are to be counted, if the rule wants to know.
+    pub(crate) fn edge(&self) -> Option<f32> {
+        // Its rule may ask for the scale.
+        self.schedule().edge()
     }
 
     /// Goes on from this schedule, with a new iteration. Gradients that were not tested yet are still explained.
     pub(crate) fn set_schedule(&self, schedule: LossScale) {
         self.put(schedule, None);
-        locked(&self.state).members.iteration = Iteration::default();
+        self.state().members.iteration = Default::default();
     }
 
-    /// Ends an iteration after which the program has set the scale: the regions alone move by what it has shown, if it has shown something.
-    pub(crate) fn end_regions(&self, seen: Option<Evidence>) {
-        let iteration = std::mem::take(&mut locked(&self.state).members.iteration);
-        // Another optimizer's overflow has lowered them already.
-        if seen == Some(Evidence::Overflow) && iteration.seen != seen {
-            self.regions.back_off(&iteration.regions);
-        }
-        if seen.is_some() {
-            let finite = seen.filter(|seen| *seen != Evidence::Overflow);
-            self.regions.end_iteration(finite);
-        }
+    /// As [`set_schedule`](Self::set_schedule), of another run: what came to the border before is forgotten.
+    pub(crate) fn restart_at(&self, schedule: LossScale) {
+        self.set_schedule(schedule);
+        self.events.forget();
     }
 
     /// Changes the schedule, and returns the scale before and after: `change` is called again if another thread has changed it meanwhile.
@@ -160,7 +186,7 @@ impl LiveScale {
     ) -> Result<[f32; 2], E> {
         loop {
             let (schedule, changes) = {
-                let state = locked(&self.state);
+                let state = self.state();
                 (state.schedule.clone(), state.changes)
             };
             let before = schedule.scale();
@@ -171,34 +197,39 @@ impl LiveScale {
         }
     }
 
-    /// Puts a schedule in the place of the one that has changed so often, or of any. Its scale, if it did.
-    fn put(&self, schedule: LossScale, changes: Option<u64>) -> Option<f32> {
-        let schedule = self.in_range(schedule);
+    /// Puts a schedule, whose scale is no higher than a scope can use, in the place of the one that has changed so often, or of any. Its scale, if
+    /// it did.
+    fn put(&self, mut schedule: LossScale, changes: Option<u64>) -> Option<f32> {
+        let [_, max] = self.range;
+        if schedule.scale() > max {
+            let lowered = schedule.clone().with_scale("loss_scale", max.into());
+            schedule = lowered.unwrap_or(schedule);
+        }
         let after = schedule.scale();
-        let mut state = locked(&self.state);
+        let mut state = self.state();
         if changes.is_some_and(|changes| changes != state.changes) {
             return None;
         }
         state.changes += 1;
         let before = std::mem::replace(&mut state.schedule, schedule);
+        let device_step = state.device_step.take();
         drop(state);
         // Its rule may be dropped with it.
-        drop(before);
-        self.in_flight.set_device_step(None);
+        drop((before, device_step));
         Some(after)
     }
 
-    /// As [`set_schedule`](Self::set_schedule), of another run: what came to the border before is forgotten.
-    pub(crate) fn restart_at(&self, schedule: LossScale) {
-        self.set_schedule(schedule);
-        self.events.forget();
+    /// The regions whose factors move.
+    pub(crate) fn regions(&self) -> &SharedRegions {
+        &self.regions
     }
 
     /// Gradients were tested: what came to the border before is explained, or explains nothing.
     pub(crate) fn note_test(&self) -> u64 {
         self.untested.end();
-        self.tested.store(next_number(), Ordering::Relaxed);
-        self.tested()
+        let now = next_number();
+        self.tested.store(now, Ordering::Relaxed);
+        now
     }
 
     /// When gradients were tested last, in the order of the events.
@@ -206,9 +237,265 @@ impl LiveScale {
         self.tested.load(Ordering::Relaxed)
     }
 
-    /// Resolves steps in flight, in their order: all of them if it `waits`.
+    /// How many steps were skipped so far, by all optimizers.
+    pub(crate) fn skips(&self) -> u64 {
+        self.state().skips
+    }
+
+    /// Adds an optimizer. An iteration ends when each of those has stepped that are [expected](Self::expect).
+    pub(super) fn join(&self, id: OptimizerId) -> Seat {
+        self.untested.expect_test();
+        self.state().members.join(id)
+    }
+
+    /// From now on an iteration waits for the step of this optimizer. It is counted with those of before if it `begins` after them.
+    pub(crate) fn expect(&self, id: OptimizerId, begins: bool) {
+        self.state().members.expect(id, begins);
+    }
+
+    /// Whether several optimizers move it; others than one, if that is given.
+    pub(crate) fn is_shared(&self, beside: Option<OptimizerId>) -> bool {
+        self.state().members.has_expected_beside(beside)
+    }
+
+    /// Whether some of its optimizers have stepped in an iteration that the others have not ended.
+    pub(crate) fn is_in_iteration(&self) -> bool {
+        self.state().members.iteration.is_open()
+    }
+}
+
+/// The ends of steps, and what is known of them.
+impl LiveScale {
+    /// Looks at the journal.
+    pub(super) fn journal<T>(&self, look: impl FnOnce(&Journal) -> T) -> T {
+        look(&self.state().journal)
+    }
+
+    /// Looks at the account of an optimizer, or changes it.
+    pub(crate) fn account<T>(&self, id: OptimizerId, look: impl FnOnce(&mut Account) -> T) -> T {
+        look(self.state().journal.account(id))
+    }
+
+    /// The account is that of an optimizer from now on; none if the optimizer is gone.
+    pub(super) fn set_account(&self, id: OptimizerId, account: Option<Account>) {
+        self.state().journal.put(id, account);
+    }
+
+    /// Ends a step, whoever has decided it: counts it, moves the scale by what its gradients have shown, and enters it in the journal.
+    ///
+    /// # Errors
+    ///
+    /// If it is an overflow, or a rejection, too many: the scale stays then.
+    pub(crate) fn end(
+        &self,
+        id: OptimizerId,
+        found: &Finding,
+        status: Option<Arc<GradientStatus>>,
+        caller: Caller,
+    ) -> Result<StepOutcome, AmpError> {
+        let ended = self.count(id, Purpose::Step, found, true);
+        if let (Ok(()), Some(seen)) = (&ended, found.evidence()) {
+            self.advance(id, seen, Purpose::Step, found.overflow.as_slice());
+        }
+        let outcome = found.outcome();
+        let call = Call {
+            outcome: Some(outcome),
+            status,
+            is_step: true,
+        };
+        self.enter(id, call, Some(caller));
+        ended.map(|()| outcome)
+    }
+
+    /// Enters a call of an optimizer in the journal. `caller` was to step, with the learning rate of a scheduler.
+    pub(crate) fn enter(&self, id: OptimizerId, call: Call, caller: Option<Caller>) {
+        let state = &mut *self.state();
+        let scale = state.loss_scale();
+        state.journal.enter(id, call, scale, caller);
+    }
+
+    /// Corrects the scale after the last steps of an optimizer, so many: their iteration has ended since.
+    pub(crate) fn enter_end(&self, id: OptimizerId, steps: usize) {
+        let state = &mut *self.state();
+        let scale = state.loss_scale();
+        state.journal.end_iteration(id.optimizer, steps, scale);
+    }
+
+    /// Shows what an optimizer counts, which has changed between two calls. If it `restarts`, those that are gone count no longer, if no other is
+    /// there.
+    pub(crate) fn show(&self, id: OptimizerId, restarts: bool) {
+        let state = &mut *self.state();
+        if restarts && !state.members.has_others(id) {
+            state.journal.forget();
+        }
+        state.journal.show(id, restarts);
+    }
+
+    /// Counts gradients, which move the scale later, with others of their iteration. `is_first` of those to overflow.
+    ///
+    /// # Errors
+    ///
+    /// If they are an overflow, or a rejection, too many.
+    pub(crate) fn count(
+        &self,
+        id: OptimizerId,
+        purpose: Purpose,
+        found: &Finding,
+        is_first: bool,
+    ) -> Result<(), AmpError> {
+        let is_at_floor = found.overflow.is_some() && self.ends_at_floor();
+        let (mut counted, moves) = {
+            let state = &mut *self.state();
+            let is_lost = matches!(purpose, Purpose::Step | Purpose::MicroBatch);
+            state.skips += u64::from(is_lost && found.overflow.is_some());
+            let account = state.journal.account(id);
+            let counted = account.record(purpose, found, &state.schedule, is_at_floor, is_first);
+            // The others that share the scale are not kept waiting.
+            let spares = found.spares_scale() && state.schedule.config().enabled;
+            (counted, spares.then(|| state.members.report(id, None)))
+        };
+        moves.into_iter().for_each(|moves| self.apply(moves));
+        // A step without gradients says nothing of the scale, but what came before it explains nothing that comes.
+        if found.is_empty && purpose == Purpose::Step {
+            self.events.end_iteration(self.tested());
+        }
+        if let Err(AmpError::LossNotFinite { last_read, .. }) = &mut counted {
+            *last_read = self.last_read().map(|path| path.to_string());
+        }
+        counted
+    }
+
+    /// Moves the scale by what gradients have shown. `overflows` are the first parameters that overflow, of each optimizer.
+    pub(crate) fn advance(
+        &self,
+        id: OptimizerId,
+        seen: Evidence,
+        purpose: Purpose,
+        overflows: &[String],
+    ) {
+        let (before, skips, often, moves) = {
+            let state = &mut *self.state();
+            let account = state.journal.account(id);
+            if seen != Evidence::Overflow {
+                account.end_row();
+            }
+            if !state.schedule.config().enabled {
+                return;
+            }
+            let skips = account.counters.consecutive_skips();
+            let often = state.schedule.needs_measures();
+            // Of a step that the host has decided, the device knows nothing.
+            state.device_step = None;
+            let moves = state.members.report(id, Some(seen));
+            (state.schedule.scale(), skips, often, moves)
+        };
+        self.apply(moves);
+        let after = self.state().schedule.scale();
+        if seen == Evidence::Overflow || before != after {
+            log_scale([before, after], seen, purpose, overflows, skips, often);
+        }
+    }
+
+    /// Moves the scale, or the factors of regions, as a step has said.
+    fn apply(&self, moves: Moves) {
+        moves
+            .before
+            .into_iter()
+            .for_each(|seen| self.end_iteration(seen));
+        if let Some(regions) = moves.back_off
+            && !self.regions.back_off(&regions)
+        {
+            self.move_by(Evidence::Overflow);
+        }
+        moves
+            .ended
+            .into_iter()
+            .for_each(|seen| self.end_iteration(seen));
+    }
+
+    /// Ends an iteration of all optimizers, that has shown this: an overflow has moved the scale already.
+    fn end_iteration(&self, seen: Option<Evidence>) {
+        let finite = seen.filter(|seen| *seen != Evidence::Overflow);
+        finite.into_iter().for_each(|seen| self.move_by(seen));
+        self.regions.end_iteration(finite);
+        self.events.end_iteration(self.tested());
+    }
+
+    fn move_by(&self, seen: Evidence) {
+        let Ok(_) = self.change(|schedule| Ok::<_, Infallible>(schedule.advance(seen)));
+    }
+
+    /// Ends an iteration after which the program has set the scale: the regions alone move by what it has shown, if it has shown something.
+    pub(crate) fn end_regions(&self, seen: Option<Evidence>) {
+        let iteration = std::mem::take(&mut self.state().members.iteration);
+        // Another optimizer's overflow has lowered them already.
+        if seen == Some(Evidence::Overflow) && iteration.seen != seen {
+            self.regions.back_off(&iteration.regions);
+        }
+        if seen.is_some() {
+            let finite = seen.filter(|seen| *seen != Evidence::Overflow);
+            self.regions.end_iteration(finite);
+        }
+        self.events.end_iteration(self.tested());
+    }
+
+    /// Whether an overflow ends the run, because it finds nothing to lower: neither the scale nor the factors of the regions that are its cause.
+    fn ends_at_floor(&self) -> bool {
+        let (seen, regions, schedule) = {
+            let state = self.state();
+            let iteration = &state.members.iteration;
+            (
+                iteration.seen,
+                iteration.regions.clone(),
+                state.schedule.clone(),
+            )
+        };
+        // Where another optimizer's overflow was met, something was lowered in this iteration.
+        let was_lowered = seen == Some(Evidence::Overflow);
+        schedule.config().raise_error_at_min_scale
+            && !was_lowered
+            && !self.regions.can_back_off(&regions)
+            && schedule.is_at_floor()
+    }
+}
+
+/// Steps in flight, which a device decides.
+impl LiveScale {
+    /// Adds a step in flight.
+    pub(crate) fn push(&self, step: Box<dyn Pending>) {
+        locked(&self.queue).push_back(step);
+    }
+
+    /// Resolves steps in flight in their order: all of them if it `waits`, else those whose outcome is there, and those that are more than
+    /// [`MAX_IN_FLIGHT`].
     pub(crate) fn resolve(&self, waits: bool) {
-        self.in_flight.resolve(waits);
+        // Held meanwhile, so that they are in their order whoever asks.
+        let mut steps = locked(&self.queue);
+        if steps.is_empty() {
+            return;
+        }
+        // The device is ahead of what ends here.
+        let device_step = self.device_step();
+        loop {
+            let waits = waits || steps.len() > MAX_IN_FLIGHT;
+            match steps.pop_front_if(|step| waits || step.is_known()) {
+                Some(step) => step.resolve(),
+                None => break,
+            }
+        }
+        self.set_device_step(device_step);
+    }
+
+    /// The scale as the device moves it; none where the host does, or its optimizer is gone.
+    pub(crate) fn device_step(&self) -> Option<Arc<DeviceStep>> {
+        let device_step = self.state().device_step.clone();
+        device_step.filter(|device_step| device_step.has_owner())
+    }
+
+    /// From now on scopes take the scale from the device, or no longer.
+    pub(crate) fn set_device_step(&self, device_step: Option<Arc<DeviceStep>>) {
+        let before = std::mem::replace(&mut self.state().device_step, device_step);
+        drop(before);
     }
 
     /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped, or where optimizers that
@@ -223,110 +510,10 @@ impl LiveScale {
             ..state
         })
     }
+}
 
-    /// Counts a step that was skipped; how many there were so far.
-    pub(crate) fn add_skip(&self) -> u64 {
-        self.skips.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    /// How many steps were skipped so far, by all optimizers.
-    pub(crate) fn skips(&self) -> u64 {
-        self.skips.load(Ordering::Relaxed)
-    }
-
-    /// Adds an optimizer. An iteration ends when each of those has stepped that are [expected](Self::expect).
-    pub(crate) fn join(&self) -> Arc<()> {
-        self.untested.expect_test();
-        locked(&self.state).members.join()
-    }
-
-    /// From now on an iteration waits for the step of this optimizer. It is counted with those of before if it `begins` after them.
-    pub(crate) fn expect(&self, member: &Arc<()>, begins: bool) {
-        locked(&self.state).members.expect(member, begins);
-    }
-
-    /// Whether several optimizers move it.
-    pub(crate) fn is_shared(&self) -> bool {
-        locked(&self.state).members.are_several()
-    }
-
-    /// Whether other optimizers than this one move it.
-    pub(crate) fn is_moved_by_others(&self, member: &Arc<()>) -> bool {
-        let members = &locked(&self.state).members;
-        members.others(member).any(Member::is_waited_for)
-    }
-
-    /// Whether some of its optimizers have stepped in an iteration that the others have not ended.
-    pub(crate) fn is_in_iteration(&self) -> bool {
-        locked(&self.state).members.iteration.is_open()
-    }
-
-    /// Whether there are other optimizers than this one.
-    pub(crate) fn has_others(&self, member: &Arc<()>) -> bool {
-        let members = &locked(&self.state).members;
-        members.others(member).any(Member::is_there)
-    }
-
-    /// Takes what one optimizer's step has shown, none if it says nothing of the scale. Returns the scale before and after.
-    ///
-    /// An overflow lowers the scale at once, the first of an iteration alone. A finite iteration counts when all optimizers
-    /// have stepped, or when one steps again: as one, with the measures of all their gradients.
-    pub(crate) fn report(&self, member: &Arc<()>, seen: Option<Evidence>) -> [f32; 2] {
-        // Of a step that the host has decided, the device knows nothing.
-        self.in_flight.set_device_step(None);
-        let (before, moves) = {
-            let mut state = locked(&self.state);
-            let moves = state.members.report(member, seen);
-            (state.schedule.scale(), moves)
-        };
-        for step in moves {
-            match step {
-                Move::BackOff(regions) if self.regions.back_off(&regions) => {}
-                Move::BackOff(_) => self.advance(Evidence::Overflow),
-                Move::End(seen) => {
-                    let finite = seen.filter(|seen| *seen != Evidence::Overflow);
-                    finite.into_iter().for_each(|seen| self.advance(seen));
-                    self.regions.end_iteration(finite);
-                    self.events.end_iteration(self.tested());
-                }
-            }
-        }
-        [before, locked(&self.state).schedule.scale()]
-    }
-
-    /// Whether an overflow finds nothing to lower: neither the scale nor the factors of the regions that are its cause.
-    pub(crate) fn is_at_floor(&self) -> bool {
-        let (seen, regions, schedule) = {
-            let state = locked(&self.state);
-            let Iteration { seen, regions, .. } = &state.members.iteration;
-            (*seen, regions.clone(), state.schedule.clone())
-        };
-        // Where another optimizer's overflow was met, something was lowered in this iteration.
-        let was_lowered = seen == Some(Evidence::Overflow);
-        !was_lowered && !self.regions.can_back_off(&regions) && schedule.is_at_floor()
-    }
-
-    fn advance(&self, seen: Evidence) {
-        let advanced = |schedule: LossScale| Ok::<_, Infallible>(schedule.advance(seen));
-        let Ok(_) = self.change(advanced);
-    }
-
-    /// A schedule whose scale is no higher than a scope can use.
-    fn in_range(&self, schedule: LossScale) -> LossScale {
-        let [_, max] = self.range;
-        match schedule.scale() > max {
-            true => (schedule.clone())
-                .with_scale("loss_scale", max.into())
-                .unwrap_or(schedule),
-            false => schedule,
-        }
-    }
-
-    /// The regions whose factors move.
-    pub(crate) fn regions(&self) -> &SharedRegions {
-        &self.regions
-    }
-
+/// Steps that another thread decides, at a scale of its own.
+impl LiveScale {
     /// Takes out what the scopes of an iteration have left, for a step that is decided elsewhere.
     pub(crate) fn hand_over(&self) -> ScopesLeft {
         let mut regions = self.regions.lock();

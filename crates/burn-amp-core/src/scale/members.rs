@@ -1,8 +1,58 @@
 //! The optimizers that share a scale, and the iterations that their steps make up. Moves nothing.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::scale::loss_scale::{Evidence, SkipCause};
+
+/// An optimizer that shares a scale: whose steps are counted where, and for whom an iteration waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OptimizerId {
+    /// Where its steps are counted. A clone counts on by itself.
+    pub(super) account: u64,
+    /// Who has made a step, in the journal. Clones are one.
+    pub(crate) optimizer: u64,
+    /// For whom an iteration waits. Clones are one.
+    pub(super) seat: u64,
+}
+
+impl OptimizerId {
+    /// That of a new optimizer.
+    pub(crate) fn new() -> Self {
+        let [account, optimizer, seat] = [(); 3].map(|()| new_number());
+        Self {
+            account,
+            optimizer,
+            seat,
+        }
+    }
+
+    /// That of a clone.
+    pub(super) fn forked(self) -> Self {
+        Self {
+            account: new_number(),
+            ..self
+        }
+    }
+
+    /// That of a clone for which an iteration waits by itself.
+    pub(super) fn apart(self) -> Self {
+        Self {
+            account: new_number(),
+            seat: new_number(),
+            ..self
+        }
+    }
+}
+
+/// A number that nothing else in the program has.
+fn new_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Held by all clones of an optimizer: it is there as long as one is.
+pub(crate) type Seat = Arc<()>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Members {
@@ -14,7 +64,8 @@ pub(crate) struct Members {
 
 /// An optimizer that shares the scale.
 #[derive(Debug)]
-pub(crate) struct Member {
+struct Member {
+    seat: u64,
     handle: Weak<()>,
     /// Whether an iteration waits for its step: not for a scaler that tests no gradients.
     is_expected: bool,
@@ -22,46 +73,33 @@ pub(crate) struct Member {
     is_late: bool,
 }
 
-impl Member {
-    fn is(&self, id: usize) -> bool {
-        self.handle.as_ptr() as usize == id
-    }
-
-    pub(crate) fn is_there(&self) -> bool {
-        self.handle.strong_count() > 0
-    }
-
-    pub(crate) fn is_waited_for(&self) -> bool {
-        self.is_there() && self.is_expected
-    }
-
-    /// It tests gradients.
-    fn begin(&mut self, is_late: bool) {
-        if !std::mem::replace(&mut self.is_expected, true) {
-            self.is_late = is_late;
-        }
-    }
-}
-
-/// What a step does to the scale.
-#[derive(Debug)]
-pub(crate) enum Move {
-    /// Backs off these regions, or the scale.
-    BackOff(Vec<Arc<str>>),
-    /// Ends an iteration that has shown this.
-    End(Option<Evidence>),
-}
-
 /// The steps of all optimizers between two movements of the scale.
 #[derive(Debug, Default)]
 pub(crate) struct Iteration {
-    reported: Vec<usize>,
+    reported: Vec<u64>,
     /// What they have shown together, if any says something of the scale.
     pub(crate) seen: Option<Evidence>,
     /// The cause of the last skip.
     pub(crate) cause: Option<SkipCause>,
     /// The regions whose factors are the cause, and not the scale that all share.
     pub(crate) regions: Vec<Arc<str>>,
+}
+
+/// What a step does to the scale, in this order.
+#[derive(Debug, Default)]
+pub(crate) struct Moves {
+    /// An iteration that has ended before this step, and what it has shown.
+    pub(crate) before: Option<Option<Evidence>>,
+    /// The regions that back off; the scale, if there are none.
+    pub(crate) back_off: Option<Vec<Arc<str>>>,
+    /// The iteration that ends with this step, and what it has shown.
+    pub(crate) ended: Option<Option<Evidence>>,
+}
+
+impl Member {
+    fn is_there(&self) -> bool {
+        self.handle.strong_count() > 0
+    }
 }
 
 impl Iteration {
@@ -71,79 +109,85 @@ impl Iteration {
     }
 }
 
-fn id_of(member: &Arc<()>) -> usize {
-    Arc::as_ptr(member) as usize
-}
-
 impl Members {
     /// Adds one that is not expected yet.
-    pub(crate) fn join(&mut self) -> Arc<()> {
-        let member = Arc::new(());
+    pub(crate) fn join(&mut self, id: OptimizerId) -> Seat {
+        let seat = Seat::default();
         self.all.push(Member {
-            handle: Arc::downgrade(&member),
+            seat: id.seat,
+            handle: Arc::downgrade(&seat),
             is_expected: false,
             is_late: false,
         });
-        member
+        seat
     }
 
     /// From now on an iteration waits for the step of this one. It is counted with those of before if it `begins` after them.
-    pub(crate) fn expect(&mut self, member: &Arc<()>, begins: bool) {
+    pub(crate) fn expect(&mut self, id: OptimizerId, begins: bool) {
         let is_late = begins && self.has_ended;
-        if let Some(member) = self.get(id_of(member)) {
-            member.begin(is_late);
+        let member = self.all.iter_mut().find(|member| member.seat == id.seat);
+        if let Some(member) = member.filter(|member| !member.is_expected) {
+            (member.is_expected, member.is_late) = (true, is_late);
         }
     }
 
-    /// Whether an iteration has steps of several.
-    pub(crate) fn are_several(&self) -> bool {
-        self.all.iter().filter(|m| m.is_waited_for()).count() > 1
-    }
-
-    pub(crate) fn others(&self, member: &Arc<()>) -> impl Iterator<Item = &Member> {
-        let id = id_of(member);
-        self.all.iter().filter(move |member| !member.is(id))
-    }
-
-    /// Takes what an optimizer's step has shown, none if it says nothing of the scale. What that does, in order.
-    pub(crate) fn report(&mut self, member: &Arc<()>, seen: Option<Evidence>) -> Vec<Move> {
-        let id = id_of(member);
-        let mut moves = Vec::new();
-        if self.iteration.reported.contains(&id) {
-            moves.push(self.end());
+    /// Whether an iteration waits for others than this one; for several, if it is none.
+    pub(crate) fn has_expected_beside(&self, id: Option<OptimizerId>) -> bool {
+        let is_waited_for = |m: &&Member| m.is_expected && m.is_there();
+        let others = self.all.iter().filter(is_waited_for);
+        match id {
+            Some(id) => others.filter(|member| member.seat != id.seat).count() > 0,
+            None => others.count() > 1,
         }
-        self.iteration.reported.push(id);
-        moves.extend(seen.and_then(|seen| self.observe(seen)));
-        // What is kept, no new one has the address of.
-        let is_named = |m: &Member| self.iteration.reported.iter().any(|id| m.is(*id));
-        self.all.retain(|m| m.is_there() || is_named(m));
-        let has_ended = self.has_ended;
-        let is_late = self.get(id).is_some_and(|member| {
-            member.begin(has_ended);
-            std::mem::take(&mut member.is_late)
+    }
+
+    /// Whether there are others than this one.
+    pub(crate) fn has_others(&self, id: OptimizerId) -> bool {
+        let mut others = self.all.iter().filter(|member| member.seat != id.seat);
+        others.any(Member::is_there)
+    }
+
+    /// Takes what an optimizer's step has shown, none if it says nothing of the scale.
+    ///
+    /// An overflow counts at once, the first of an iteration alone. A finite iteration counts when all optimizers have stepped, or when one steps
+    /// again: as one, with the measures of all their gradients.
+    pub(crate) fn report(&mut self, id: OptimizerId, seen: Option<Evidence>) -> Moves {
+        let mut moves = Moves::default();
+        if self.iteration.reported.contains(&id.seat) {
+            moves.before = Some(self.end());
+        }
+        let iteration = &mut self.iteration;
+        iteration.reported.push(id.seat);
+        if let Some(seen) = seen {
+            let before = iteration.seen.replace(seen.after(iteration.seen));
+            let is_first = seen == Evidence::Overflow && before != Some(seen);
+            moves.back_off = is_first.then(|| std::mem::take(&mut iteration.regions));
+        }
+        let (mut is_late, mut is_missing) = (false, false);
+        self.all.retain_mut(|member| {
+            if !member.is_there() {
+                return false;
+            }
+            if member.seat == id.seat {
+                is_late = match member.is_expected {
+                    true => std::mem::take(&mut member.is_late),
+                    false => self.has_ended,
+                };
+                member.is_expected = true;
+            }
+            is_missing |= member.is_expected && !iteration.reported.contains(&member.seat);
+            true
         });
-        let reported = &self.iteration.reported;
-        let is_missing = |m: &Member| m.is_waited_for() && !reported.iter().any(|id| m.is(*id));
         // The first step of one that has begun after others belongs to theirs, and not to what they do next.
-        if is_late && reported.len() == 1 || !self.all.iter().any(is_missing) {
-            moves.push(self.end());
+        if is_late && iteration.reported.len() == 1 || !is_missing {
+            moves.ended = Some(self.end());
         }
         moves
     }
 
-    fn get(&mut self, id: usize) -> Option<&mut Member> {
-        self.all.iter_mut().find(|member| member.is(id))
-    }
-
-    fn observe(&mut self, seen: Evidence) -> Option<Move> {
-        let joint = seen.after(self.iteration.seen);
-        let before = self.iteration.seen.replace(joint);
-        let is_first = seen == Evidence::Overflow && before != Some(seen);
-        is_first.then(|| Move::BackOff(std::mem::take(&mut self.iteration.regions)))
-    }
-
-    fn end(&mut self) -> Move {
+    /// Ends the iteration. What it has shown.
+    pub(crate) fn end(&mut self) -> Option<Evidence> {
         self.has_ended = true;
-        Move::End(std::mem::take(&mut self.iteration).seen)
+        std::mem::take(&mut self.iteration).seen
     }
 }

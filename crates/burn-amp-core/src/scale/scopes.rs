@@ -36,7 +36,7 @@ impl LiveScale {
         self.opened.fetch_add(1, Ordering::Relaxed);
         // Not where they come: a backward pass waits for nothing.
         self.events.fold_many(|region| self.needs_measures(region));
-        let device_step = is_scaled.then(|| self.in_flight.device_step()).flatten();
+        let device_step = is_scaled.then(|| self.device_step()).flatten();
         let is_last = || LAST.with_borrow(|last| ptr::eq(last.as_ptr(), &*self.events));
         if is_scaled && !is_last() {
             self.events.follow_the_last();
@@ -213,7 +213,7 @@ impl LiveScale {
     /// Adds the events of a micro-batch with gradients of these parameters to those that a window keeps until its test.
     pub(crate) fn move_to_window(&self, window: &mut VecDeque<BorderEvent>, ids: &[ParamId]) {
         self.untested.end();
-        window.extend(self.events.take_micro_batch(self.is_shared(), ids));
+        window.extend(self.events.take_micro_batch(self.is_shared(None), ids));
         BorderEvent::limit_kept(window);
         BorderEvent::fold_many(window, |region| self.needs_measures(region));
     }

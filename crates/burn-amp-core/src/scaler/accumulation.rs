@@ -119,6 +119,11 @@ impl AccumulationWindow {
         self.state.len == 0
     }
 
+    /// Whether it is to be stepped with.
+    pub(crate) fn is_full(&self) -> bool {
+        self.state.len >= self.config.micro_batches
+    }
+
     /// The number of parameters that have a sum.
     pub fn gradients(&self) -> usize {
         self.state.sums.len()

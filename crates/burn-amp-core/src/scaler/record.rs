@@ -4,13 +4,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-use super::GradScaler;
+use super::Scaler;
 use crate::error::{AmpError, short};
 use crate::scale::loss_scale::{Evidence, LossScale, Measures, Observation, StepOutcome};
-use crate::scaler::iteration::{Iteration, PendingFindings};
 use crate::{
-    journal::step_counters::StepCounters, scale::live_scale::LiveScale,
-    scale::regions::RegionState, scaler::loss_watch::LossWatch,
+    scale::finding::Dropped, scale::live_scale::LiveScale, scale::regions::RegionState,
+    scale::step_counters::StepCounters, scaler::loss_watch::LossWatch,
 };
 
 /// The state of a scaler, as it is stored.
@@ -144,17 +143,26 @@ fn differences(here: &LossScale, stored: &LossScale) -> BTreeMap<String, String>
     fields.filter_map(difference).collect()
 }
 
-impl GradScaler {
-    pub(crate) fn state_to_store(&self) -> ScalerState {
+impl ScalerState {
+    /// What the iteration that was not ended has shown.
+    pub(crate) fn pending(&self) -> Option<Evidence> {
+        let pending = self.pending?;
+        Observation::of(pending, self.seen).0
+    }
+}
+
+impl Scaler {
+    /// The state, to be stored, in an iteration that has shown this so far.
+    pub(crate) fn state_to_store(&self, seen: Option<Evidence>) -> ScalerState {
         ScalerState {
             schedule: self.schedule(),
             counters: self.counters(),
-            pending: self.iteration.seen.map(Evidence::outcome),
-            seen: match self.iteration.seen {
+            pending: seen.map(Evidence::outcome),
+            seen: match seen {
                 Some(Evidence::Finite(measures)) => measures,
                 _ => None,
             },
-            regions: self.live().regions().lock().states(),
+            regions: self.live.regions().lock().states(),
             with_settings: false,
         }
     }
@@ -164,32 +172,27 @@ impl GradScaler {
     /// # Errors
     ///
     /// As [`ScalerState::check`]; nothing has changed then.
-    pub(crate) fn restore(&mut self, state: ScalerState, origin: &str) -> Result<(), AmpError> {
-        state.resume(self.live(), origin)?;
+    pub(crate) fn restore(&mut self, state: &ScalerState, origin: &str) -> Result<(), AmpError> {
+        state.resume(&self.live, origin)?;
         self.restore_counters(state);
         self.show_loaded();
         Ok(())
     }
 
     /// Restores all but the schedule, which is in place already.
-    pub(crate) fn restore_counters(&mut self, state: ScalerState) {
+    pub(crate) fn restore_counters(&mut self, state: &ScalerState) {
         self.restart_at(match self.schedule().is_like(&state.schedule) {
             true => state.counters,
             // A run that has ended for its skips is to go on with other settings.
             false => state.counters.with_rows_of(StepCounters::default()),
         });
-        let pending = state
-            .pending
-            .map(|outcome| Observation::of(outcome, state.seen));
-        self.iteration.seen = pending.and_then(|pending| pending.0);
     }
 
     /// Counts on from there, and forgets all that this scaler has seen before. The schedule stays.
     pub(crate) fn restart_at(&mut self, counters: StepCounters) {
-        self.account().restart_at(counters);
+        self.account(|account| account.restart_at(counters));
         self.watch = LossWatch::default();
-        self.iteration = Iteration::default();
-        self.pending = PendingFindings::default();
+        self.dropped = Dropped::default();
         // Those of a model that is loaded too, most likely.
         self.buffers.forget();
     }

@@ -3,18 +3,14 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::GradScaler;
+use super::Scaler;
 use crate::error::AmpError;
 use crate::scale::loss_scale::{GradScalerConfig, LossScale};
 
-impl GradScaler {
+impl Scaler {
     /// The loss scale at present; 1 if disabled (as PyTorch's `get_scale`).
     pub fn loss_scale(&self) -> f32 {
-        if self.is_enabled() {
-            self.schedule().scale()
-        } else {
-            1.0
-        }
+        self.live.loss_scale()
     }
 
     /// The factor of a growth; 1 for a static scale.
@@ -46,8 +42,8 @@ impl GradScaler {
     /// within `min_scale` and `max_scale`, which do not bound a static scale.
     pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
         self.change(|schedule| schedule.with_scale("loss_scale", scale))?;
-        self.account().end_row();
-        self.ledger.show_account();
+        self.account(|account| account.end_row());
+        self.live.show(self.id(), false);
         Ok(())
     }
 
@@ -112,8 +108,8 @@ impl GradScaler {
         &mut self,
         change: impl Fn(LossScale) -> Result<LossScale, AmpError>,
     ) -> Result<(), AmpError> {
-        self.live().resolve(true);
-        self.live().change(change).map(drop)
+        self.live.resolve(true);
+        self.live.change(change).map(drop)
     }
 
     /// PyTorch's `state_dict` as JSON: its five values under its names, to exchange with PyTorch; `{}` of a disabled scaler.

@@ -3,11 +3,11 @@
 use burn::module::Module;
 use std::sync::{Arc, atomic::AtomicBool};
 
-use super::GradScaler;
+use super::Scaler;
+use crate::scale::{account::Call, live_scale::ScopesLeft, loss_scale::LossScale};
 use crate::scaler::loss_watch::LossWatch;
 use crate::{
-    error::AmpError, gradients::StepGradients, scale::live_scale::ScopesLeft,
-    scale::loss_scale::LossScale, scaler::ledger::Ledger,
+    error::AmpError, gradients::StepGradients, scale::loss_scale::StepOutcome, values::Parameter,
 };
 
 /// What the side that scales has recorded in an iteration.
@@ -17,80 +17,95 @@ pub struct HandedOver {
 }
 
 #[doc(hidden)]
-impl GradScaler {
+impl Scaler {
     /// Takes out what was recorded since the last step.
     pub fn hand_over(&mut self) -> HandedOver {
         HandedOver {
-            scopes: self.live().hand_over(),
+            scopes: self.live.hand_over(),
             losses: std::mem::take(&mut self.watch.scaled),
         }
     }
 
     /// Decides on what the other side has recorded.
     pub fn take_over(&mut self, handed: HandedOver) {
-        self.live().take_over(handed.scopes);
+        self.live.take_over(handed.scopes);
         self.watch.scaled = handed.losses;
     }
 
     /// The side that moves the scale: one of its own, in the same state, which multiplies nothing.
     pub fn for_worker(&self) -> Self {
-        let account = self.account().clone();
+        let (live, amp) = match self.amp.as_ref().map(|amp| amp.for_worker()) {
+            Some(amp) => (amp.live().clone(), Some(amp)),
+            None => (Arc::new(self.live.detached()), None),
+        };
         Self {
             watch: LossWatch::default(),
-            ledger: match self.precision() {
-                Some(amp) => Ledger::of(&amp.for_worker(), account),
-                None => self.ledger.detached(),
-            },
-            ..self.clone()
-        }
-    }
-
-    /// A copy with a scale that it shares with nobody: what the scaler has come to.
-    pub fn detached(&self) -> Self {
-        Self {
-            ledger: self.ledger.detached(),
-            ..self.clone()
+            ..self.with_scale(live, amp)
         }
     }
 
     /// Scales the next losses as far as the other side has come, by a call of `step` or by something else.
     pub fn follow(&mut self, reached: &Self, is_call: bool) {
-        *self.account() = reached.account().clone();
-        self.live().follow(reached.live());
-        self.ledger.show(is_call.then(|| self.loss_scale()));
+        let account = reached.account(|account| account.clone());
+        let call = account.last.clone();
+        self.account(|own| *own = account);
+        self.live.follow(&reached.live);
+        match is_call {
+            true => self.enter(call),
+            false => self.live.show(self.id(), true),
+        }
     }
 
     /// As [`follow`](Self::follow), by a setting: what the last call of `step` has done stays.
     pub fn follow_setting(&mut self, reached: &Self) {
-        let last = self.account().clone();
+        let last: Call = self.account(|account| account.last.clone());
         self.follow(reached, false);
-        let mut account = self.account();
-        (account.outcome, account.status, account.is_step) =
-            (last.outcome, last.status, last.is_step);
+        self.account(|account| account.last = last);
     }
 
     /// Takes over which regions are open on the other side: the step that comes moves them.
     pub fn take_opened_regions(&self, other: &Self) {
-        let other = other.live().regions().lock().clone();
-        self.live().regions().lock().open_as(&other);
+        let other = other.live.regions().lock().clone();
+        self.live.regions().lock().open_as(&other);
     }
 
     /// Whether other optimizers move the scale, too.
     pub fn is_shared(&self) -> bool {
-        self.live().is_shared()
+        self.live.is_shared(None)
     }
 
     /// Gradients that were tested come to a step.
     pub fn take_tested(&self, grads: &StepGradients) {
         if let StepGradients::Unscaled(grads) = grads {
-            self.pending.take(&grads.pending);
+            grads.count();
         }
+    }
+
+    /// Before a step, or a micro-batch, of a module in which these values are not trained.
+    pub fn begin_step<M: Module>(&mut self, module: &M, found: Vec<Parameter>) {
+        let found = match self.is_enabled() {
+            true => found,
+            false => Vec::new(),
+        };
+        self.buffers.before_step(module, found);
+    }
+
+    /// After it. Waits for the device only where something was skipped.
+    pub fn leave_step<M: Module>(
+        &mut self,
+        module: &M,
+        outcome: Option<StepOutcome>,
+        accepts_micro_batches: bool,
+    ) {
+        let skips = self.live.skips();
+        (self.buffers).after_step(module, outcome, accepts_micro_batches, skips);
     }
 
     /// The other side has made an update of `module`. `is_behind` if more forward passes have been made than it knows of.
     pub fn leave_update<M: Module>(&mut self, module: &M, is_behind: bool) {
         self.buffers.is_behind = is_behind;
-        self.leave_step(module, false);
+        let outcome = self.last_outcome();
+        self.leave_step(module, outcome, false);
     }
 
     /// Forgets which buffers were good: another state was loaded.
@@ -101,9 +116,9 @@ impl GradScaler {
     /// Ends an iteration with a scale of the caller's choice, where its outcome has moved the scale that was `before`. The growth
     /// tracker is that of before, too.
     pub fn replace_update(&mut self, before: LossScale, scale: f64) -> Result<(), AmpError> {
-        self.live()
+        self.live
             .set_schedule(before.with_scale("loss_scale", scale)?);
-        self.account().end_row();
+        self.account(|account| account.end_row());
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! What an optimizer adds to a step: settings, and what is kept from one to the next.
 
 use crate::{
-    error::AmpError, gradients::clip::ClipRules, record::AmpRecord, scaler::GradScaler,
+    error::AmpError, gradients::clip::ClipRules, record::AmpRecord, scaler::Scaler,
     scaler::accumulation::AccumulationWindow, step::hook::Hooks,
 };
 
@@ -49,7 +49,7 @@ impl StepOptions {
     }
 
     /// The state of a scaler, and of what is kept here.
-    pub fn record_with(&self, scaler: &GradScaler) -> AmpRecord {
+    pub fn record_with(&self, scaler: &Scaler) -> AmpRecord {
         let mut record = scaler.to_record();
         let open = self.window.as_ref().filter(|window| !window.is_empty());
         if let (Some(window), Some(state)) = (open, &mut record.scaler) {

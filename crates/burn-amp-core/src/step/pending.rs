@@ -3,21 +3,15 @@
 
 use burn::optim::GradientsParams;
 use burn_amp_kernels::Reading;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 #[cfg(any(test, feature = "counts"))]
 use crate::gradients::pass::READS;
 use crate::scale::in_flight::{Pending, Resolution};
-use crate::scaler::ledger::{Ledger, Page};
 use crate::{
-    gradients::UnscaledGradients,
-    gradients::clip::ClipRules,
-    gradients::entries::Entry,
-    journal::account::Purpose,
-    journal::{Caller, Ended},
-    scale::border_events::BorderEvent,
-    scale::device_step::Run,
-    scale::live_scale::LiveScale,
+    gradients::UnscaledGradients, gradients::clip::ClipRules, gradients::entries::Entry,
+    scale::border_events::BorderEvent, scale::device_step::Run, scale::journal::Caller,
+    scale::place::Place,
 };
 
 /// A step in flight.
@@ -34,9 +28,7 @@ pub(crate) struct PendingStep {
     /// Where it stands in its run.
     pub(crate) number: usize,
     /// Whose outcome this is: it is counted although the optimizer is gone.
-    pub(crate) page: Arc<Page>,
-    /// The scale that keeps this.
-    pub(crate) live: Weak<LiveScale>,
+    pub(crate) place: Arc<Place>,
     /// Which has made it.
     pub(crate) caller: Caller,
     /// Receives whether it was applied.
@@ -49,7 +41,7 @@ impl Pending for PendingStep {
     }
 
     fn resolve(self: Box<Self>) {
-        let Some(live) = self.live.upgrade() else {
+        let Some(live) = self.place.live() else {
             return;
         };
         #[cfg(any(test, feature = "counts"))]
@@ -73,22 +65,14 @@ impl Pending for PendingStep {
             let clipped = grads.clip_by(&self.clip, 1.0, true);
             grads = clipped.expect("they were measured").0;
         }
-        let ledger = Ledger {
-            live,
-            amp: None,
-            page: self.page,
-        };
-        let mut account = ledger.account();
-        account.begin_call();
-        account.status = Some(grads.status().clone());
-        account.warn_of_zeros(grads.status(), ledger.live.schedule().scale(), || arrived);
-        drop(account);
-        if let Err(error) = ledger.end(Purpose::Step, &grads.finding) {
-            ledger.account().keep(error);
+        let (id, status) = (self.place.id, grads.status().clone());
+        if status.is_all_zero() && arrived {
+            let scale = live.scale();
+            live.account(id, |account| account.warn_of_zeros(&status, scale));
         }
-        ledger.show_ended(Some(Ended {
-            loss_scale: ledger.live.schedule().scale(),
-            caller: Some(self.caller),
-        }));
+        let status = Some(Arc::new(status));
+        if let Err(error) = live.end(id, &grads.finding, status, self.caller) {
+            live.account(id, |account| account.keep(error));
+        }
     }
 }

@@ -3,12 +3,12 @@
 
 use shuttle::thread;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
+use crate::scale::{account::Account, journal::Caller, place::Place};
 use crate::scale::{finding::Finding, in_flight::Pending, live_scale::LiveScale};
 use crate::scale::{loss_scale::GradScalerConfig, loss_scale::LossScale, loss_scale::SkipCause};
-use crate::scaler::ledger::{Ledger, Page};
-use crate::{journal::account::Account, journal::account::Purpose, lock::checked};
+use crate::{lock::checked, scale::step_counters::StepCounters};
 
 /// Steps of each optimizer.
 const STEPS: usize = 3;
@@ -32,8 +32,7 @@ type Log = Arc<Mutex<Vec<(usize, bool)>>>;
 struct Step {
     optimizer: usize,
     overflows: bool,
-    page: Arc<Page>,
-    live: Weak<LiveScale>,
+    place: Arc<Place>,
     log: Log,
 }
 
@@ -43,18 +42,18 @@ impl Pending for Step {
     }
 
     fn resolve(self: Box<Self>) {
-        let (live, page) = (self.live.upgrade().unwrap(), self.page);
-        let ledger = Ledger {
-            live,
-            amp: None,
-            page,
-        };
-        ledger.end(Purpose::Step, &finding(self.overflows)).unwrap();
+        let live = self.place.live().unwrap();
+        end(&live, &self.place, self.overflows);
         self.log
             .lock()
             .unwrap()
             .push((self.optimizer, self.overflows));
     }
+}
+
+fn end(live: &LiveScale, place: &Place, overflows: bool) {
+    let ended = live.end(place.id, &finding(overflows), None, Caller::here());
+    ended.unwrap();
 }
 
 fn finding(overflows: bool) -> Finding {
@@ -69,31 +68,30 @@ fn finding(overflows: bool) -> Finding {
 }
 
 /// A scale, and two optimizers for which an iteration waits.
-fn begun() -> (Arc<LiveScale>, [Arc<Ledger>; 2]) {
+fn begun() -> (Arc<LiveScale>, [Arc<Place>; 2]) {
     let config = GradScalerConfig::new().with_growth_interval(2);
     let schedule = config.with_max_consecutive_skips(None).schedule().unwrap();
     let live = Arc::new(LiveScale::new(schedule));
-    let ledgers = [0, 1].map(|_| Arc::new(Ledger::new(live.clone(), None, Account::default())));
-    for ledger in &ledgers {
-        live.expect(&ledger.page.member, false);
+    let places = [0, 1].map(|_| Place::new(&live, Account::default()));
+    for place in &places {
+        live.expect(place.id, false);
     }
-    (live, ledgers)
+    (live, places)
 }
 
 fn two_optimizers() {
-    let (live, ledgers) = begun();
+    let (live, places) = begun();
     let log = Log::default();
     let mut threads: Vec<_> = (0..2)
         .map(|optimizer| {
             let (live, log) = (live.clone(), log.clone());
-            let page = ledgers[optimizer].page.clone();
+            let place = places[optimizer].clone();
             thread::spawn(move || {
                 for number in 0..STEPS {
-                    live.in_flight.push(Box::new(Step {
+                    live.push(Box::new(Step {
                         optimizer,
                         overflows: (optimizer + number) % STEPS == 0,
-                        page: page.clone(),
-                        live: Arc::downgrade(&live),
+                        place: place.clone(),
                         log: log.clone(),
                     }));
                     live.resolve(number % 2 == 0);
@@ -108,19 +106,18 @@ fn two_optimizers() {
         thread.join().unwrap();
     }
     let log = log.lock().unwrap().clone();
-    for (optimizer, ledger) in ledgers.iter().enumerate() {
+    for (optimizer, place) in places.iter().enumerate() {
         let own = log.iter().filter(|step| step.0 == optimizer);
         let own: Vec<_> = own.map(|step| step.1).collect();
         let expected = (0..STEPS).map(|number| (optimizer + number) % STEPS == 0);
         assert!(own.iter().copied().eq(expected), "{log:?}");
-        let counters = ledger.account().counters;
+        let counters: StepCounters = live.account(place.id, |account| account.counters);
         assert_eq!((counters.steps(), counters.skipped()), (STEPS as u64, 1));
     }
     // As if they had come one after the other.
-    let (replayed, ledgers) = begun();
+    let (replayed, places) = begun();
     for (optimizer, overflows) in log {
-        let ended = ledgers[optimizer].end(Purpose::Step, &finding(overflows));
-        ended.unwrap();
+        end(&replayed, &places[optimizer], overflows);
     }
     assert_eq!(live.schedule(), replayed.schedule());
     assert_eq!(live.is_in_iteration(), replayed.is_in_iteration());

@@ -60,6 +60,10 @@ impl Hooks {
         hooks.find_map(|hook| (&**hook as &dyn Any).downcast_ref())
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The name of the first; none if there is none.
     pub(crate) fn first(&self) -> Option<&str> {
         self.0.first().map(|hook| hook.name())

@@ -2,11 +2,12 @@
 //! Knows no tensors, and moves no scale.
 
 use log::Level;
+use std::sync::Arc;
 
 use crate::error::{AmpError, short};
 use crate::scale::finding::{Finding, Rejection};
 use crate::scale::loss_scale::{Evidence, LossScale, SkipCause, StepOutcome};
-use crate::{gradients::status::GradientStatus, journal::step_counters::StepCounters};
+use crate::scale::{status::GradientStatus, step_counters::StepCounters};
 
 /// Where so many steps in a row overflow, the causes are named, once in a row.
 const MANY_SKIPS: u64 = 6;
@@ -50,20 +51,36 @@ fn limit(
     }
 }
 
-/// The counters of an optimizer, and what its last call has done.
+/// What a call of an optimizer has done.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Account {
-    pub(crate) counters: StepCounters,
+pub(crate) struct Call {
     /// None before the first call, and where gradients were refused.
     pub(crate) outcome: Option<StepOutcome>,
     /// None where nothing was measured.
-    pub(crate) status: Option<GradientStatus>,
-    /// Whether the last call was a step, applied or not.
+    pub(crate) status: Option<Arc<GradientStatus>>,
+    /// Whether it was a step, applied or not.
     pub(crate) is_step: bool,
+}
+
+impl Call {
+    /// A call that has not stepped.
+    pub(crate) fn of(outcome: StepOutcome) -> Self {
+        Self {
+            outcome: Some(outcome),
+            ..Self::default()
+        }
+    }
+}
+
+/// The counters of an optimizer, and its last call.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Account {
+    pub(crate) counters: StepCounters,
+    pub(crate) last: Call,
     /// Why the run cannot go on, until a call returns it: a step that nobody has waited for has no call of its own.
     pub(crate) error: Option<AmpError>,
     warned_of_nothing: bool,
-    warned_of_zeros: bool,
+    pub(crate) warned_of_zeros: bool,
     /// Gradients in a row that were discarded and that nobody has tested.
     untested: u32,
     /// The loss scale at which gradients were finite last, and not all zero.
@@ -81,11 +98,6 @@ impl Account {
         };
     }
 
-    /// At the begin of each call that may step: what the last one has done is over.
-    pub(crate) fn begin_call(&mut self) {
-        (self.outcome, self.status, self.is_step) = (None, None, false);
-    }
-
     /// Counts and logs gradients, by the `schedule` as it was before it is moved by them. `is_at_floor` if an overflow ends the run because nothing
     /// can be lowered. `is_first` of its iteration to overflow, of those of several optimizers. An error if they are an overflow, or a
     /// rejection, too many.
@@ -99,12 +111,8 @@ impl Account {
     ) -> Result<(), AmpError> {
         self.untested = 0;
         match purpose {
-            Purpose::Step => self.count_step(found),
-            Purpose::MicroBatch if found.overflow.is_none() => {}
-            Purpose::MicroBatch => {
-                self.counters.dropped += 1;
-                self.outcome = Some(StepOutcome::Dropped);
-            }
+            Purpose::Step => self.counters.record(found.outcome()),
+            Purpose::MicroBatch => self.counters.dropped += u64::from(found.overflow.is_some()),
             Purpose::Discarded | Purpose::Dropped => self.counters.discarded += 1,
         }
         match (&found.overflow, &found.rejected) {
@@ -153,15 +161,9 @@ impl Account {
         }
     }
 
-    /// Warns, once, of gradients that are all zero although others `arrived` at the border, or a loss was scaled.
-    pub(crate) fn warn_of_zeros(
-        &mut self,
-        status: &GradientStatus,
-        scale: f32,
-        arrived: impl FnOnce() -> bool,
-    ) {
-        if !self.warned_of_zeros && status.is_all_zero() && arrived() {
-            self.warned_of_zeros = true;
+    /// Warns, once, of gradients that are all zero although others came to the border, or a loss was scaled.
+    pub(crate) fn warn_of_zeros(&mut self, status: &GradientStatus, scale: f32) {
+        if !std::mem::replace(&mut self.warned_of_zeros, true) {
             warn!(
                 "all {} gradient values are zero at loss scale {}: they underflow in half \
                  precision (or the loss is zero, or does not depend on the parameters). A larger `init_scale` or a shorter \
@@ -170,19 +172,6 @@ impl Account {
                 short(scale.into())
             );
         }
-    }
-
-    fn count_step(&mut self, found: &Finding) {
-        let outcome = match (&found.overflow, &found.rejected) {
-            (Some(_), _) => StepOutcome::Skipped,
-            (None, Some(_)) => StepOutcome::Guarded,
-            // It was made, and has changed nothing.
-            (None, None) if found.is_empty => StepOutcome::NoGradients,
-            (None, None) => StepOutcome::Stepped,
-        };
-        self.counters.record(outcome);
-        self.is_step = true;
-        self.outcome = Some(outcome);
     }
 
     fn record_finite(&mut self, purpose: Purpose, found: &Finding, schedule: &LossScale) {
@@ -325,30 +314,29 @@ impl Account {
         warn!("{skip}, {skips} in a row: {}", AmpError::TwoPrecisions);
         limit(schedule, skips, || AmpError::TwoPrecisions)
     }
+}
 
-    /// Logs that the scale has moved, or that a step was skipped at its floor. `overflows` are the first parameters that overflow, of
-    /// each optimizer. It moves `often` where its rule looks at the gradients: maybe with every step.
-    pub(crate) fn record_scale(
-        &self,
-        [before, after]: [f32; 2],
-        seen: Evidence,
-        purpose: Purpose,
-        overflows: &[String],
-        often: bool,
-    ) {
-        let [from, to] = [before, after].map(|scale| short(scale.into()));
-        if seen == Evidence::Overflow {
-            let skips = self.counters.consecutive_skips();
-            if skips > 2 {
-                let causes = if skips == MANY_SKIPS { CAUSES } else { "" };
-                warn!("{skips} overflows in a row at loss scale {from}{causes}");
-            }
-            log_skip([before, after], purpose, overflows);
-        } else if before != after {
-            let level = if often { Level::Debug } else { Level::Info };
-            let what = if after > before { "grows" } else { "falls" };
-            say!(level, "loss scale {what} from {from} to {to}");
+/// Logs that the scale has moved, or that a step was skipped at its floor, after so many `skips` in a row. `overflows` are the first parameters
+/// that overflow, of each optimizer. It moves `often` where its rule looks at the gradients: maybe with every step.
+pub(super) fn log_scale(
+    [before, after]: [f32; 2],
+    seen: Evidence,
+    purpose: Purpose,
+    overflows: &[String],
+    skips: u64,
+    often: bool,
+) {
+    let [from, to] = [before, after].map(|scale| short(scale.into()));
+    if seen == Evidence::Overflow {
+        if skips > 2 {
+            let causes = if skips == MANY_SKIPS { CAUSES } else { "" };
+            warn!("{skips} overflows in a row at loss scale {from}{causes}");
         }
+        log_skip([before, after], purpose, overflows);
+    } else {
+        let level = if often { Level::Debug } else { Level::Info };
+        let what = if after > before { "grows" } else { "falls" };
+        say!(level, "loss scale {what} from {from} to {to}");
     }
 }
 

@@ -1,0 +1,61 @@
+//! The steps of a scale or of one optimizer, for those who follow them.
+
+use std::sync::Arc;
+
+use super::journal::{Cursor, StepEntry};
+use super::{account::Call, live_scale::LiveScale, step_counters::StepCounters};
+
+/// The steps of a [`MixedPrecision`](crate::MixedPrecision), a [`GradScaler`](crate::GradScaler) or a
+/// [`ScaledOptimizer`](crate::ScaledOptimizer), which a [`ScaledLrScheduler`](crate::ScaledLrScheduler) follows.
+///
+/// A handle: clones follow the same steps.
+#[derive(Clone)]
+pub struct Followed {
+    live: Arc<LiveScale>,
+    /// The optimizer whose steps they are, if not those of all.
+    optimizer: Option<u64>,
+}
+
+impl Followed {
+    pub(crate) fn new(live: &Arc<LiveScale>, optimizer: Option<u64>) -> Self {
+        let live = live.clone();
+        Self { live, optimizer }
+    }
+
+    /// The number of steps of all optimizers that were entered.
+    pub fn steps(&self) -> u64 {
+        self.live.journal(|journal| journal.steps())
+    }
+
+    /// The first remembered step of all optimizers after so many, and how many there are up to it.
+    pub fn step_after(&self, read: u64) -> Option<(u64, StepEntry)> {
+        self.live.journal(|journal| journal.step_after(read))
+    }
+
+    /// What the last call has done, of any optimizer.
+    pub(crate) fn last(&self) -> Call {
+        self.live.journal(|journal| journal.last())
+    }
+
+    /// The counters of all optimizers together.
+    pub(crate) fn counters(&self) -> StepCounters {
+        self.live.journal(|journal| journal.counters())
+    }
+
+    /// Where the calls end now.
+    pub(crate) fn cursor(&self) -> Cursor {
+        (self.live).journal(|journal| journal.cursor(self.optimizer))
+    }
+
+    /// Whether the optimizer was called since then, and has not stepped: on this thread, or on any if this one has made no calls since.
+    pub(crate) fn is_held_since(&self, before: Cursor) -> bool {
+        self.cursor().is_held_since(before)
+    }
+}
+
+/// Who follows it says nothing of the state of what is followed.
+impl std::fmt::Debug for Followed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Followed")
+    }
+}

@@ -80,15 +80,15 @@ pub struct GradScaler {
     pub(crate) iteration: Iteration,
 }
 
-/// What the steps since the last `update` have shown together, and which parameters were stepped.
+/// The steps since the last `update`: their joint evidence, and which parameters were stepped.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Iteration {
     pub(crate) joint: Joint,
     /// The optimizers that have stepped each parameter: clones of a network have parameters of the same ids.
     stepped: HashMap<ParamId, Vec<usize>>,
-    /// What its steps have done, those that are skipped for another reason than the loss scale included.
+    /// The outcome of its steps, those that are skipped for another reason than the loss scale included.
     outcome: Option<StepOutcome>,
-    /// How many calls the journal has, with the scale before its end.
+    /// The number of calls that the journal has with the scale before its end.
     shown: usize,
 }
 
@@ -227,7 +227,7 @@ impl GradScaler {
         or_panic(self.try_step(optim, lr, module, grads))
     }
 
-    /// As [`step`](Self::step), for runs that want to handle a failure.
+    /// Steps as [`step`](Self::step) does, for runs that want to handle a failure.
     ///
     /// # Errors
     ///
@@ -520,7 +520,7 @@ impl GradScaler {
         or_panic(self.try_flush(window, module))
     }
 
-    /// As [`flush`](Self::flush), for runs that want to handle a failure.
+    /// Empties a window as [`flush`](Self::flush) does, for runs that want to handle a failure.
     ///
     /// # Errors
     ///

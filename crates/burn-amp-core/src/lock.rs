@@ -13,10 +13,18 @@ thread_local! {
     static LINES: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 
+#[cfg(test)]
+thread_local! {
+    /// The addresses of the locks that this thread has taken.
+    pub(crate) static TAKEN: RefCell<std::collections::BTreeSet<usize>> = RefCell::default();
+}
+
 /// The value behind a lock, also after a panic that held it: none of ours leaves one half written.
 pub fn locked<T: ?Sized>(value: &Mutex<T>) -> Guard<'_, T> {
     #[cfg(test)]
     checked::wait_for(value);
+    #[cfg(test)]
+    TAKEN.with_borrow_mut(|taken| taken.insert(std::ptr::from_ref(value).addr()));
     let value = value.lock().unwrap_or_else(PoisonError::into_inner);
     HELD.set(HELD.get() + 1);
     Guard { value, _held: Held }

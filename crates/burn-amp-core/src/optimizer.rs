@@ -168,7 +168,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self
     }
 
-    /// What is wrong with the settings of this or of the inner optimizer.
+    /// Checks the settings of this and of the inner optimizer.
     #[doc(hidden)]
     pub fn check_settings(&self) -> Result<(), AmpError> {
         self.optim.check_settings()?;
@@ -203,7 +203,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.options.loss = Some(loss);
     }
 
-    /// In a `Learner` (feature `train`): says that the model has a `TrainStep::optimize` of its own, to clip its weights for example, which
+    /// Says, in a `Learner` (feature `train`), that the model has a `TrainStep::optimize` of its own, to clip its weights for example, which
     /// every step that is not skipped is to call.
     ///
     /// Without this, a fused optimizer steps all parameters by itself in one pass, and the model's `optimize` is not called:
@@ -286,10 +286,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: M,
         grads: impl Into<StepGradients>,
     ) -> M {
-        or_panic(self.try_step(lr, module, grads))
+        or_panic(self.try_step_by(lr.into(), module, grads.into(), O::update))
     }
 
-    /// As [`step`](Self::step), for runs that want to handle a failure.
+    /// Steps as [`step`](Self::step) does, for runs that want to handle a failure.
     ///
     /// # Errors
     ///
@@ -313,7 +313,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.try_step_by(lr.into(), module, grads.into(), O::update)
     }
 
-    /// As [`try_step`](Self::try_step), with another function that updates the module.
+    /// Steps as [`try_step`](Self::try_step) does, with another function that updates the module.
     #[doc(hidden)]
     pub fn try_step_by<M: Module>(
         &mut self,
@@ -345,7 +345,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         or_panic(self.try_flush(lr, module))
     }
 
-    /// As [`flush`](Self::flush), for runs that want to handle a failure.
+    /// Steps as [`flush`](Self::flush) does, for runs that want to handle a failure.
     ///
     /// # Errors
     ///
@@ -394,7 +394,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.discard_on_host(grads.into())
     }
 
-    /// As [`step`](Self::step), with gradients that several devices computed at the present loss scale.
+    /// Steps as [`step`](Self::step) does, with gradients that several devices computed at the present loss scale.
     ///
     /// They are summed in f32 before they are unscaled, on the devices on which Burn's
     /// `ModuleOptimizer::step_multi` sums them; an overflow on one device skips the step.
@@ -436,7 +436,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.options.window.as_ref()
     }
 
-    /// How the gradients of parameters that match no group are clipped; none without [`with_clipping`](Self::with_clipping).
+    /// The rule by which gradients of parameters that match no group are clipped; none without [`with_clipping`](Self::with_clipping).
     pub fn clipping(&self) -> Option<&GradientClip> {
         self.options.clip.all.as_ref()
     }
@@ -532,7 +532,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Ok(())
     }
 
-    /// Why this cannot go on with a window or with averages, if it cannot.
+    /// Says why this cannot go on with a window or with averages, if it cannot.
     fn misfit(&self, record: &AmpRecord) -> Option<String> {
         if record.masters() > 0 {
             let reason = "it holds master weights that the model does not have: load it into a `PipelinedOptimizer`, or drop them with \
@@ -606,7 +606,7 @@ impl<O: Clone> Clone for ScaledOptimizer<O> {
     }
 }
 
-/// Without the inner optimizer: Burn's own does not print.
+/// Leaves out the inner optimizer: Burn's own does not print.
 impl<O> std::fmt::Debug for ScaledOptimizer<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ScaledOptimizer")

@@ -35,7 +35,7 @@ use crate::{
 };
 
 thread_local! {
-    /// Whether a scaler of its own has scaled a loss on this thread, whose gradients nobody has tested since.
+    /// Set if a scaler of its own has scaled a loss on this thread, whose gradients nobody has tested since.
     static SCALES_LOSSES: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -64,7 +64,7 @@ pub struct Scaler {
     amp: Option<MixedPrecision>,
     place: Arc<Place>,
     pub(crate) watch: LossWatch,
-    /// What was found in gradients that were unscaled, and then dropped.
+    /// The findings of gradients that were unscaled, and then dropped.
     pub(crate) dropped: Dropped,
     /// The scopes that were open at the last step.
     opened: u64,
@@ -204,7 +204,7 @@ impl Scaler {
         self.live.show(self.id(), true);
     }
 
-    /// Whether a device can move the scale: nobody else does, nor wants to see the gradients.
+    /// Says whether a device can move the scale: nobody else does, nor wants to see the gradients.
     pub(crate) fn can_step_on_device(&self) -> bool {
         let is_unobserved = |amp: &MixedPrecision| amp.observer().is_none();
         self.is_enabled()
@@ -228,7 +228,7 @@ impl Scaler {
         self.show_loaded();
     }
 
-    /// Whether losses are scaled and gradients tested.
+    /// Says whether losses are scaled and gradients tested.
     pub fn is_enabled(&self) -> bool {
         self.config().enabled
     }
@@ -248,7 +248,7 @@ impl Scaler {
         self.account(|account| account.counters)
     }
 
-    /// What the last call of `step`, `accumulate`, `flush`, `observe` or `discard` has done, of this scaler or of the optimizer
+    /// The outcome of the last call of `step`, `accumulate`, `flush`, `observe` or `discard` has done, of this scaler or of the optimizer
     /// that it belongs to; none before the first, and where it returned an error for gradients that were not counted.
     pub fn last_outcome(&self) -> Option<StepOutcome> {
         self.account(|account| account.last.outcome)
@@ -264,7 +264,7 @@ impl Scaler {
 
 /// Losses, and the test of their gradients.
 impl Scaler {
-    /// What this scaler itself multiplies losses by: nothing where scopes do it.
+    /// The factor by which this scaler itself multiplies losses: 1 where scopes do it.
     pub(crate) fn loss_factor(&self) -> f32 {
         match self.amp {
             Some(_) => 1.0,
@@ -314,7 +314,7 @@ impl Scaler {
         self.backward_at(self.loss_factor(), loss, module)
     }
 
-    /// As [`backward`](Self::backward), with another loss scale than the present one.
+    /// Goes [`backward`](Self::backward) with another loss scale than the present one.
     pub(crate) fn backward_at<const D: usize, M: Module>(
         &self,
         scale: f32,
@@ -432,7 +432,7 @@ impl Scaler {
         entries: &Entries,
     ) -> Result<UnscaledGradients, AmpError> {
         static SAID: Once = Once::new();
-        match self.precision() {
+        match &self.amp {
             Some(amp) if amp.is_scaled() => {
                 if let Some(parameter) = entries.adapted.clone() {
                     let name = LOW_RANK.to_string();
@@ -507,21 +507,23 @@ impl Scaler {
             grads.finding.cause = SkipCause::Scale;
         }
         live.note_test();
-        self.show(&grads);
+        if let Some(observer) = self.observer() {
+            observer.tested(&grads, self.loss_scale());
+        }
         grads
     }
 
     /// Shows gradients to those who look at them before they are counted: to regions, and to the warning of zeros.
-    pub(crate) fn look_at(&mut self, grads: &UnscaledGradients) {
+    pub(crate) fn look_at(&self, grads: &UnscaledGradients) {
         // Micro-batches were checked one by one, beside their losses.
-        if !self.is_enabled() || grads.finding.is_resolved {
+        if grads.finding.is_resolved || !self.is_enabled() {
             return;
         }
         if !grads.skips() {
             self.live.read_measures();
         }
         let is_new = || !self.account(|account| account.warned_of_zeros);
-        if grads.status().is_all_zero()
+        if grads.finding.measures.are_all_zero()
             && !self.live.is_idle()
             && is_new()
             && (self.watch.is_scaled() || self.live.have_arrived())
@@ -531,15 +533,8 @@ impl Scaler {
         }
     }
 
-    /// What a call says of gradients. A disabled scaler knows something only where somebody has asked, as clipping does.
+    /// The status of gradients for a call. A disabled scaler knows something only where somebody has asked, as clipping does.
     pub(crate) fn status_of(&self, grads: &UnscaledGradients) -> Option<Arc<GradientStatus>> {
         grads.known_status().cloned().map(Arc::new)
-    }
-
-    /// Warns, once, of plain gradients that may be those of a scaled loss.
-    pub(crate) fn check_plain(&mut self) {
-        if self.amp.is_none() && self.is_enabled() {
-            self.watch.check_plain();
-        }
     }
 }

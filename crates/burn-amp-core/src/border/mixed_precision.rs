@@ -8,13 +8,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::observer::Observer;
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 use crate::{
-    error::AmpError,
-    gradients::GradientStatus,
-    lock::{Guard, locked},
-    scale::border_events::next_number,
-    scale::followed::Followed,
-    scale::live_scale::LiveScale,
-    scale::step_counters::StepCounters,
+    error::AmpError, gradients::GradientStatus, lock::locked, scale::border_events::next_number,
+    scale::followed::Followed, scale::live_scale::LiveScale, scale::step_counters::StepCounters,
     values::is_half,
 };
 
@@ -61,6 +56,8 @@ struct Shared {
     live: Arc<LiveScale>,
     extension: OnceLock<Box<dyn Any + Send + Sync>>,
     observer: Mutex<Option<Arc<dyn Observer>>>,
+    /// Set while there is an observer: a step that nobody observes takes no lock for it.
+    is_observed: AtomicBool,
     /// Set while a `Learner` trains with it.
     in_learner: AtomicBool,
     /// Set once a model was attached.
@@ -133,6 +130,7 @@ impl MixedPrecision {
                 live: Arc::new(live),
                 extension: OnceLock::new(),
                 observer: Mutex::default(),
+                is_observed: AtomicBool::new(false),
                 in_learner: AtomicBool::new(false),
                 attached: AtomicBool::new(false),
                 read_elsewhere: Mutex::default(),
@@ -339,8 +337,22 @@ impl MixedPrecision {
     }
 
     /// The observer that follows the steps.
-    pub(crate) fn observer(&self) -> Guard<'_, Option<Arc<dyn Observer>>> {
-        locked(&self.shared.observer)
+    pub(crate) fn observer(&self) -> Option<Arc<dyn Observer>> {
+        let is_observed = self.shared.is_observed.load(Ordering::Relaxed);
+        is_observed.then(|| locked(&self.shared.observer).clone())?
+    }
+
+    /// Has this observer follow the steps, or none. Returns the one before.
+    pub(crate) fn set_observer(
+        &self,
+        observer: Option<Arc<dyn Observer>>,
+    ) -> Option<Arc<dyn Observer>> {
+        let is_observed = observer.is_some();
+        let before = std::mem::replace(&mut *locked(&self.shared.observer), observer);
+        self.shared
+            .is_observed
+            .store(is_observed, Ordering::Relaxed);
+        before
     }
 
     pub(crate) fn journal(&self) -> Followed {

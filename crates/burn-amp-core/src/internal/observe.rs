@@ -36,14 +36,14 @@ pub fn overflow_counts(grads: &UnscaledGradients) -> impl Iterator<Item = (&str,
 
 /// Attaches an observer to all clones of a `MixedPrecision`, or none. Returns the one before.
 pub fn set(amp: &MixedPrecision, observer: Option<Arc<dyn Observer>>) -> Option<Arc<dyn Observer>> {
-    std::mem::replace(&mut *amp.observer(), observer)
+    amp.set_observer(observer)
 }
 
 /// The observer of the dry run that the thread is in; or that of the enclosing scope, or of the model that a `Learner` trains.
 pub fn here() -> Option<Arc<dyn Observer>> {
     match scope::dry_run() {
         Some(dry) => dry.observer.clone(),
-        None => scope::current()?.observer().clone(),
+        None => scope::current()?.observer(),
     }
 }
 
@@ -118,14 +118,8 @@ impl Scaler {
         }
     }
 
-    /// Shows gradients that were tested to the observer.
-    pub(crate) fn show(&self, grads: &UnscaledGradients) {
-        if let Some(observer) = self.observer() {
-            observer.tested(grads, self.loss_scale());
-        }
-    }
-
-    fn observer(&self) -> Option<Arc<dyn Observer>> {
-        self.precision()?.observer().clone()
+    /// The observer of its `MixedPrecision`.
+    pub(crate) fn observer(&self) -> Option<Arc<dyn Observer>> {
+        self.precision()?.observer()
     }
 }

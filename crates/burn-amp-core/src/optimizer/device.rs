@@ -30,7 +30,7 @@ pub(crate) struct Flight {
     run: Option<(Arc<Run>, Stepped)>,
     /// The scale that has them.
     live: Option<Arc<LiveScale>>,
-    /// Whether each step is resolved at once: a thread takes them that nobody waits for.
+    /// Set if each step is resolved at once: a thread takes them that nobody waits for.
     is_off: bool,
 }
 
@@ -50,7 +50,7 @@ impl Flight {
         known.eq(stepped).then(|| run.clone())
     }
 
-    /// That of a clone: it begins a run of its own.
+    /// The flight of a clone, which begins a run of its own.
     pub(super) fn forked(&self) -> Self {
         Self {
             run: None,
@@ -78,9 +78,9 @@ type Start = (Inspected, Arc<DeviceStep>);
 #[derive(Clone)]
 pub(crate) struct Inspected {
     pub(super) entries: Vec<Entry>,
-    /// Where they came to the border, and left it.
+    /// The events of their way to the border, and from it.
     pub(super) events: Vec<BorderEvent>,
-    /// What is in them; nobody has read it.
+    /// The status of them all; nobody has read it.
     pub(super) status: Status,
 }
 
@@ -133,7 +133,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.end_run();
     }
 
-    /// From here on the host moves the scale.
+    /// Ends the run: the host moves the scale from here on.
     fn end_run(&mut self) {
         if self.flight.run.take().is_some() {
             self.scaler.live().set_device_step(None);
@@ -149,14 +149,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.scaler.resolve_dropped()
     }
 
-    /// What was wrong with a step that was in flight.
+    /// Returns, once, the error of a step that was in flight.
     pub(super) fn take_error(&self) -> Result<(), AmpError> {
         let live = self.scaler.live();
         let error = live.account(self.scaler.id(), |account| account.error.take());
         error.map_or(Ok(()), Err)
     }
 
-    /// Whether every step is resolved before it returns, from here on.
+    /// Says whether every step is resolved before it returns, from here on.
     #[doc(hidden)]
     pub fn resolve_each_step(&mut self, each: bool) {
         self.resolve();
@@ -242,7 +242,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module
     }
 
-    /// Whether steps can be recorded, whatever their gradients are. The error says why not.
+    /// Checks that steps can be recorded, whatever their gradients are. The error says why not.
     pub(super) fn can_record(&self) -> Result<(), AmpError> {
         let hook = self.options.hooks.first();
         let hook = hook.map(|name| format!("the hook `{name}` looks at its steps"));
@@ -250,7 +250,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         what.map_or(Ok(()), |what| Err(refused(what)))
     }
 
-    /// What has to be read between the gradients and the step, whatever they are.
+    /// Names the reason why the host has to decide a step, whatever its gradients are.
     fn why_host(&self) -> Option<&'static str> {
         let options = &self.options;
         let waits = [
@@ -288,7 +288,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             .find_map(|(waits, what)| waits.then_some(what))
     }
 
-    /// What a step begins with; none if it has to wait.
+    /// Finds what a step begins with; none if it has to wait.
     fn start<M: Module>(
         &mut self,
         lr: &ModuleLearningRate,

@@ -17,7 +17,7 @@ use crate::{
     update::module_optim::ModuleOptim,
 };
 
-/// What a call does to the module, once its outcome is known.
+/// The decision on a step: its outcome, and its update.
 struct Decided {
     outcome: StepOutcome,
     /// Gradients to step with, and what they are multiplied by first; none if the step is skipped, or the window is not full, or empty.
@@ -44,9 +44,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Ok(Decided { outcome, grads }) => {
                 let module = match grads {
                     Some((grads, factors)) => {
-                        let update =
-                            update(&mut self.optim, Update::of(lr, factors), module, grads);
-                        self.show_applied(update)
+                        let how = Update::of(lr, factors);
+                        let module = update(&mut self.optim, how, module, grads);
+                        match self.options.hooks.is_empty() {
+                            true => module,
+                            false => self.show_applied(module),
+                        }
                     }
                     None => module,
                 };
@@ -67,9 +70,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Shows an updated module to the hooks. The module with what they have changed.
     fn show_applied<M: Module>(&mut self, module: M) -> M {
-        if self.options.hooks.is_empty() {
-            return module;
-        }
         let (masters, known) = (|| self.optim.masters(), Resolution::applied());
         (self.options.hooks).applied(module, &masters, None, &known)
     }
@@ -81,15 +81,16 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: Option<StepGradients>,
         lr: &ModuleLearningRate,
     ) -> Result<Decided, Failed> {
-        if let Some(loaded) = self.loaded.take() {
-            // Refused, it is compared again.
-            let checked = loaded.check(parameters(module));
-            checked.inspect_err(|_| self.loaded = Some(loaded))?;
+        if let Some(loaded) = &self.loaded {
+            loaded.check(parameters(module))?;
+            self.loaded = None;
         }
         if let Some(StepGradients::Unscaled(grads)) = &grads {
             grads.count();
         }
-        self.scaler.resolve_dropped()?;
+        if !self.scaler.dropped.is_empty() {
+            self.scaler.resolve_dropped()?;
+        }
         // All that is to be refused is refused before a window takes the gradients.
         let params = grads.as_ref().map(StepGradients::params);
         let window = self.options.window.as_ref();
@@ -103,8 +104,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let losses = window.map(|window| window.state.losses.and(loss));
         let loss = losses.map_or(loss, Losses::mean);
         let tests_micro_batches = window.is_some_and(|window| window.config.skip_micro_batch);
-        self.scaler
-            .begin_step(module, std::mem::take(&mut entries.buffers));
+        let buffers = std::mem::take(&mut entries.buffers);
+        let has_buffers = !buffers.is_empty();
+        if has_buffers {
+            self.scaler.begin_step(module, buffers);
+        }
         let decided = self.test(module, grads, entries, loss);
         let outcome = match &decided {
             Ok(decided) => Some(decided.outcome),
@@ -119,7 +123,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         if outcome.is_some() {
             self.options.loss = None;
         }
-        self.scaler.leave_step(module, outcome, tests_micro_batches);
+        if has_buffers {
+            self.scaler.leave_step(module, outcome, tests_micro_batches);
+        }
         decided
     }
 

@@ -22,25 +22,25 @@ use crate::{
     values::{distinct_parameters, parameters},
 };
 
-/// What a step finds on the device, before it changes anything: each time in the same places, if it was recorded.
+/// The findings of a step on the device, before it changes anything: each time in the same places, if it was recorded.
 pub struct InspectedStep {
     inspected: Inspected,
     /// The loss, without autodiff.
     pub loss: Tensor<1>,
 }
 
-/// What a captured step has on the device, beside model and optimizer: the loss scale, and the rows that the optimizer reads.
+/// The state of a captured step on the device, beside model and optimizer: the loss scale, and the rows that the optimizer reads.
 pub struct Stage {
     /// The loss scale.
     pub scale: DeviceScale,
-    /// What the optimizer reads, for each of its calls.
+    /// The rows that the optimizer reads, for each of its calls.
     pub rows: Vec<Tensor<1>>,
-    /// How gradients are clipped by norms.
+    /// The table by which gradients are clipped by norms.
     pub clip: Option<ClipTable>,
 }
 
 impl Stage {
-    /// Where a recording finds all of it.
+    /// The addresses at which a recording finds all of it.
     pub fn addresses(&self) -> Vec<Option<BufferAddress>> {
         let row = |row: &Tensor<1>| BufferAddress::of(row.clone().into_dispatch());
         let clip = self.clip.iter().map(ClipTable::address);
@@ -50,7 +50,7 @@ impl Stage {
 }
 
 impl InspectedStep {
-    /// As the recording has checked those of its own step.
+    /// Checks the rates of a replay, as the recording has checked those of its own step.
     pub fn check_rates(&self, lr: &ModuleLearningRate) -> Result<(), AmpError> {
         let mut entries = self.inspected.entries.iter();
         entries.try_for_each(|entry| check_rate(lr, entry.id, &entry.path))
@@ -59,7 +59,7 @@ impl InspectedStep {
 
 #[doc(hidden)]
 impl<O: ModuleOptim> ScaledOptimizer<O> {
-    /// Why no step of this optimizer can be captured, if so.
+    /// Refuses an optimizer of which no step can be captured.
     pub fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
         self.check_settings()?;
         if let Some(loaded) = &self.loaded {
@@ -149,7 +149,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         (module, Stage { scale, rows, clip }, stays)
     }
 
-    /// What the host does before a replay: resolves steps that are over, sends what this one reads, and counts it.
+    /// Does the host's part before a replay: resolves steps that are over, sends what this one reads, and counts it.
     pub fn begin_replay<M: Module>(
         &mut self,
         mut stage: Stage,
@@ -196,7 +196,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Ok(run)
     }
 
-    /// What the host does after a replay: the step is pending.
+    /// Does the host's part after a replay: the step is pending.
     pub fn end_replay(&self, recorded: &InspectedStep) {
         // With an event, both go into one tensor that is read.
         let mut inspected = recorded.inspected.clone();

@@ -9,16 +9,16 @@ use crate::scale::finding::{Finding, Rejection};
 use crate::scale::loss_scale::{Evidence, LossScale, SkipCause, StepOutcome};
 use crate::scale::{status::GradientStatus, step_counters::StepCounters};
 
-/// Where so many steps in a row overflow, the causes are named, once in a row.
+/// The number of overflows in a row at which the likely causes are named.
 const MANY_SKIPS: u64 = 6;
 const CAUSES: &str = ". If it goes on: an operation inside `autocast` overflows (put it into `in_f32`), or \
                       the loss is scaled twice (multiplied by hand, or by a second `GradScaler`)";
 
-/// What gradients were for.
+/// The purpose that gradients had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Step,
-    /// To be added to an accumulation window, which leaves out those that overflow.
+    /// A part of an accumulation window, which leaves out those that overflow.
     MicroBatch,
     /// Nothing: they were thrown away.
     Discarded,
@@ -27,7 +27,7 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
-    /// What becomes of gradients that overflow.
+    /// Says what becomes of gradients that overflow.
     fn skip(self) -> &'static str {
         match self {
             Self::Step => "step skipped",
@@ -51,14 +51,14 @@ fn limit(
     }
 }
 
-/// What a call of an optimizer has done.
+/// The result of a call of an optimizer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Call {
-    /// None before the first call, and where gradients were refused.
+    /// Its outcome; none before the first call, and where gradients were refused.
     pub(crate) outcome: Option<StepOutcome>,
-    /// None where nothing was measured.
+    /// The measures of its gradients; none where nothing was measured.
     pub(crate) status: Option<Arc<GradientStatus>>,
-    /// Whether it was a step, applied or not.
+    /// Set if it was a step, applied or not.
     pub(crate) is_step: bool,
 }
 
@@ -77,7 +77,7 @@ impl Call {
 pub(crate) struct Account {
     pub(crate) counters: StepCounters,
     pub(crate) last: Call,
-    /// Why the run cannot go on, until a call returns it: a step that nobody has waited for has no call of its own.
+    /// The error that ends the run, until a call returns it: a step that nobody has waited for has no call of its own.
     pub(crate) error: Option<AmpError>,
     warned_of_nothing: bool,
     pub(crate) warned_of_zeros: bool,
@@ -85,7 +85,7 @@ pub(crate) struct Account {
     untested: u32,
     /// The loss scale at which gradients were finite last, and not all zero.
     worked_at: Option<f32>,
-    /// Of the skips in a row, those at scales far above that.
+    /// The number of those skips in a row that were at scales far above that.
     skips_above: u64,
 }
 
@@ -195,7 +195,7 @@ impl Account {
         }
     }
 
-    /// Whether a scale is more than one growth above the last at which gradients were finite, or the first of all, and can still fall to it.
+    /// Says whether a scale is more than one growth above the last at which gradients were finite, or the first of all, and can still fall to it.
     fn is_above(&self, schedule: &LossScale) -> bool {
         let config = schedule.config();
         // All gradients so far may have been zero.

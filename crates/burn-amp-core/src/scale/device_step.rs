@@ -12,16 +12,16 @@ use crate::scale::rehearsal::{Rehearsal, Rehearses};
 /// The loss scale as the device moves it, further than the host's by the steps in flight. It also decides the last of them.
 #[derive(Debug)]
 pub struct DeviceStep {
-    /// Where it is, in its words.
+    /// The scale on the device.
     pub scale: DeviceScale,
     factors: OnceLock<[Tensor<1>; 2]>,
     /// The steps that go on from one to the next.
     pub run: Arc<Run>,
     /// The optimizer whose steps move it.
     owner: Weak<()>,
-    /// How a step is recorded, if it is not made.
+    /// The recording of a step that is not made.
     rehearsal: Mutex<Option<Rehearsal>>,
-    /// How gradients are clipped, and what was found in those of the last step.
+    /// The table by which gradients are clipped, and the status of those of the last step.
     pub clip: Option<(ClipTable, Status)>,
 }
 
@@ -38,7 +38,7 @@ impl DeviceStep {
         }
     }
 
-    /// What decides steps that are recorded.
+    /// Makes one for steps that are recorded.
     pub(crate) fn recorded(
         scale: DeviceScale,
         clip: Option<(ClipTable, Status)>,
@@ -58,12 +58,12 @@ impl DeviceStep {
         locked(&self.rehearsal)
     }
 
-    /// What becomes of the step, if it is recorded or replayed.
+    /// Says what becomes of the step, if it is recorded or replayed.
     pub fn rehearses(&self) -> Option<Rehearses> {
         self.rehearsal().as_ref().map(|rehearsal| rehearsal.what)
     }
 
-    /// What is left of a step that was recorded: the scale after it, the rows that it reads, and whether all that it writes stays in its place.
+    /// Returns what is left of a step that was recorded: the scale after it, the rows that it reads, and whether all that it writes stays in its place.
     pub(crate) fn end(this: Arc<Self>) -> (DeviceScale, Vec<Tensor<1>>, bool) {
         let rehearsal = this.rehearsal().take();
         let (rows, stays) = rehearsal.map(Rehearsal::end).unwrap_or_default();
@@ -76,12 +76,12 @@ impl DeviceStep {
         self.factors.get_or_init(|| self.scale.factors())
     }
 
-    /// Whether the optimizer is there whose steps move it.
+    /// Says whether the optimizer is there whose steps move it.
     pub(crate) fn has_owner(&self) -> bool {
         self.owner.strong_count() > 0
     }
 
-    /// After a step with gradients of this status, which came to the border like this, and left half precision so.
+    /// Moves it by a step with gradients of this status, which came to the border like this, and left half precision so.
     pub(crate) fn advance(
         &self,
         status: &Status,

@@ -6,22 +6,22 @@ use std::sync::{Arc, Mutex, Once};
 use crate::lock::locked;
 use crate::scale::loss_scale::{Evidence, Measures, SkipCause, StepOutcome};
 
-/// What unscaled gradients say of the loss scale.
+/// The evidence of unscaled gradients on the loss scale.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Finding {
-    /// Whether there are no gradients at all: no evidence that the scale is fine, and no reason to let it grow.
+    /// Set if there are no gradients at all: no evidence that the scale is fine, and no reason to let it grow.
     pub(crate) is_empty: bool,
     /// The first parameter whose gradient overflows.
     pub(crate) overflow: Option<String>,
     pub(crate) cause: SkipCause,
-    /// Whether they have moved the loss scale already, micro-batch by micro-batch.
+    /// Set if they have moved the loss scale already, micro-batch by micro-batch.
     pub(crate) is_resolved: bool,
     pub(crate) measures: Measures,
-    /// Why they are not stepped with, although they are finite.
+    /// The reason why they are not stepped with, although they are finite.
     pub(crate) rejected: Option<Rejection>,
 }
 
-/// Who has rejected a step, and why.
+/// The hook that has rejected a step, and its reason.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rejection {
     pub(crate) hook: String,
@@ -29,12 +29,12 @@ pub(crate) struct Rejection {
 }
 
 impl Finding {
-    /// Whether they are not stepped with, and this loss scale is not the cause.
+    /// Says whether they are not stepped with, and this loss scale is not the cause.
     pub(crate) fn spares_scale(&self) -> bool {
         self.rejected.is_some() || (self.overflow.is_some() && self.cause != SkipCause::Scale)
     }
 
-    /// What becomes of a step with them.
+    /// The outcome of a step with them.
     pub(crate) fn outcome(&self) -> StepOutcome {
         match (&self.overflow, &self.rejected) {
             (Some(_), _) => StepOutcome::Skipped,
@@ -45,7 +45,7 @@ impl Finding {
         }
     }
 
-    /// That of a sum of gradients: it overflows if either of the two does, and unless both have moved the loss
+    /// Joins the findings of a sum of gradients: it overflows if either of the two does, and unless both have moved the loss
     /// scale already, the sum has not.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
@@ -61,7 +61,7 @@ impl Finding {
         }
     }
 
-    /// What moves the loss scale, if they do.
+    /// The evidence by which the loss scale moves, if it does.
     pub(crate) fn evidence(&self) -> Option<Evidence> {
         match self.overflow {
             _ if self.is_empty || self.is_resolved || self.spares_scale() => None,
@@ -82,7 +82,7 @@ pub(crate) struct Dropped(Arc<DroppedFindings>);
 #[derive(Debug, Default)]
 struct DroppedFindings {
     findings: Mutex<Vec<Finding>>,
-    /// Whether there are some: a step that has none takes no lock.
+    /// Set if there are some: a step that has none takes no lock.
     are_some: AtomicBool,
 }
 

@@ -32,7 +32,7 @@ impl Followed {
         self.live.journal(|journal| journal.step_after(read))
     }
 
-    /// What the last call has done, of any optimizer.
+    /// The result of the last call, of any optimizer.
     pub(crate) fn last(&self) -> Call {
         self.live.journal(|journal| journal.last())
     }
@@ -42,18 +42,18 @@ impl Followed {
         self.live.journal(|journal| journal.counters())
     }
 
-    /// Where the calls end now.
+    /// The present end of the calls.
     pub(crate) fn cursor(&self) -> Cursor {
         (self.live).journal(|journal| journal.cursor(self.optimizer))
     }
 
-    /// Whether the optimizer was called since then, and has not stepped: on this thread, or on any if this one has made no calls since.
+    /// Says whether the optimizer was called since then, and has not stepped: on this thread, or on any if this one has made no calls since.
     pub(crate) fn is_held_since(&self, before: Cursor) -> bool {
         self.cursor().is_held_since(before)
     }
 }
 
-/// Who follows it says nothing of the state of what is followed.
+/// Prints nothing of the state of what is followed.
 impl std::fmt::Debug for Followed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Followed")

@@ -7,19 +7,19 @@ pub(super) const MAX_IN_FLIGHT: usize = 16;
 
 /// A step in flight: launched on a device, not yet resolved.
 pub(crate) trait Pending: std::fmt::Debug + Send {
-    /// Whether its outcome is there.
+    /// Says whether its outcome is there.
     fn is_known(&self) -> bool;
 
     /// Counts the step, and moves its scale. Waits for the device.
     fn resolve(self: Box<Self>);
 }
 
-/// Whether a step was applied, known at the latest after [`synchronize`](crate::ScaledOptimizer::synchronize). Clones agree.
+/// Says whether a step was applied; it is known at the latest after [`synchronize`](crate::ScaledOptimizer::synchronize). Clones agree.
 #[derive(Clone, Debug, Default)]
 pub struct Resolution(Arc<OnceLock<bool>>);
 
 impl Resolution {
-    /// That of a step that is over.
+    /// The resolution of a step that is over.
     pub(crate) fn applied() -> Self {
         Self(Arc::new(true.into()))
     }
@@ -28,7 +28,7 @@ impl Resolution {
         let _first_holds = self.0.set(is_applied);
     }
 
-    /// Whether the step was applied; none while it is in flight. Does not wait.
+    /// Says whether the step was applied; none while it is in flight. Does not wait.
     pub fn is_applied(&self) -> Option<bool> {
         self.0.get().copied()
     }

@@ -7,26 +7,26 @@ use std::sync::{Arc, Weak};
 use super::{account::Account, account::Call, loss_scale::StepOutcome, members::OptimizerId};
 use super::{status::GradientStatus, step_counters::StepCounters};
 
-/// How many steps are remembered. The counters go on.
+/// The number of steps that are remembered. The counters go on.
 const MAX_STEPS: usize = 128;
 
 /// A step, as a metric shows it.
 #[derive(Clone, Copy, Debug)]
 pub struct StepEntry {
-    /// What became of it.
+    /// Its outcome.
     pub outcome: Option<StepOutcome>,
-    /// After the step.
+    /// The loss scale after the step.
     pub loss_scale: f64,
-    /// None where nothing was measured.
+    /// The norm of its gradients; none where nothing was measured.
     pub norm: Option<f64>,
     /// The share of gradients that were zero.
     pub zero_share: Option<f64>,
 }
 
-/// Where a learning-rate scheduler has read to.
+/// The place up to which a learning-rate scheduler has read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor {
-    /// Of this thread.
+    /// The calls of this thread.
     own: Calls,
     all: Calls,
 }
@@ -37,22 +37,22 @@ pub(super) struct Journal {
     accounts: BTreeMap<u64, Account>,
     /// The account of each optimizer: that of the clone which was called last.
     shown: BTreeMap<u64, Shown>,
-    /// What the last call has done, and of which optimizer.
+    /// The result of the last call, and its optimizer.
     last: Call,
     last_optimizer: u64,
-    /// Of each thread that runs by itself: the workers of a training on several devices step in their own time.
+    /// The calls of each thread that runs by itself: the workers of a training on several devices step in their own time.
     calls: Vec<Row>,
-    /// Of threads that have ended, by the optimizer.
+    /// The calls of threads that have ended, by the optimizer.
     ended: BTreeMap<u64, Calls>,
-    /// With the optimizers that have made them.
+    /// The last steps, with the optimizers that have made them.
     steps: VecDeque<(u64, StepEntry)>,
-    /// Of all steps, those that are forgotten included.
+    /// The number of all steps, those that are forgotten included.
     count: u64,
 }
 
 struct Shown {
     account: u64,
-    /// As it was when the clone was dropped.
+    /// The counters as they were when the clone was dropped.
     counters: StepCounters,
 }
 
@@ -63,7 +63,7 @@ struct Row {
     calls: Calls,
 }
 
-/// How many calls have stepped, and how many have not: skips, micro-batches, discards.
+/// The numbers of calls that have stepped, and of those that have not: skips, micro-batches, discards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Calls {
     applied: u64,
@@ -71,7 +71,7 @@ struct Calls {
 }
 
 impl Cursor {
-    /// Whether there were calls since `before`, and none has stepped: on this thread, or on any if this one has made none.
+    /// Says whether there were calls since `before`, and none has stepped: on this thread, or on any if this one has made none.
     pub(super) fn is_held_since(self, before: Self) -> bool {
         let (now, before) = match self.own == before.own {
             false => (self.own, before.own),
@@ -126,7 +126,7 @@ impl Journal {
         Some((read + 1, *step))
     }
 
-    /// Where the calls end now: of one optimizer, or of all.
+    /// The present end of the calls: of one optimizer, or of all.
     pub(super) fn cursor(&self, optimizer: Option<u64>) -> Cursor {
         let here = Caller::here();
         let is_meant = |by: u64| optimizer.is_none_or(|only| only == by);
@@ -240,7 +240,7 @@ impl Journal {
         self.shown.clear();
     }
 
-    /// What the last call has done, of any optimizer.
+    /// The result of the last call, of any optimizer.
     pub(super) fn last(&self) -> Call {
         self.last.clone()
     }

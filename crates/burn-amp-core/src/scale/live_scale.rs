@@ -13,7 +13,7 @@ use crate::scale::border_events::{BorderEvent, BorderEvents, next_number};
 use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale, StepOutcome};
 use crate::scale::members::{Members, Moves, OptimizerId, Seat};
 use crate::{
-    lock::{Guard, locked},
+    lock::locked,
     scale::device_step::DeviceStep,
     scale::finding::Finding,
     scale::in_flight::{MAX_IN_FLIGHT, Pending},
@@ -30,22 +30,22 @@ const MIN_SCALE: f32 = f32::from_bits(1 << 23); // 2^-126
 /// One schedule for all scopes and optimizers of a `MixedPrecision`. Its rules are asked without a lock: they are code of a program.
 #[derive(Default)]
 pub(crate) struct LiveScale {
-    /// Of what scopes apply: its inverse must be normal.
+    /// The range of what scopes apply: its inverse must be normal.
     range: [f32; 2],
-    /// How many scopes were opened.
+    /// The number of scopes that were opened.
     pub(super) opened: AtomicU64,
     pub(super) state: Mutex<State>,
     pub(super) regions: SharedRegions,
-    /// On which threads gradients came to scopes, the last of them at the end.
+    /// The threads on which gradients came to scopes, the last of them at the end.
     pub(super) threads: Mutex<Vec<ThreadId>>,
-    /// Whether several threads did so in turn.
+    /// Set if several threads did so in turn.
     pub(super) is_on_threads: AtomicBool,
     /// The gradients that came to the border since the last step.
     pub(crate) events: Arc<BorderEvents>,
     /// The steps of which the host does not know the outcome, in their order. They belong to the scale, so that no optimizer that is dropped or
     /// cloned takes them along. Locked before all else.
     queue: Mutex<VecDeque<Box<dyn Pending>>>,
-    /// When gradients were tested last, in the order of the events.
+    /// The time at which gradients were tested last, in the order of the events.
     tested: AtomicU64,
     /// Gradients that nobody has tested since.
     pub(super) untested: Untested,
@@ -56,17 +56,17 @@ pub(crate) struct LiveScale {
 #[derive(Default)]
 pub(super) struct State {
     schedule: LossScale,
-    /// How often the schedule has changed.
+    /// The number of changes of the schedule.
     changes: u64,
     /// The scale as the device moves it, ahead by the steps in flight; none where the host does.
     device_step: Option<Arc<DeviceStep>>,
     pub(super) members: Members,
     journal: Journal,
-    /// How many steps were skipped, whatever for.
+    /// The number of steps that were skipped, whatever for.
     skips: u64,
 }
 
-/// What the scopes of an iteration leave for a step that is decided elsewhere.
+/// The traces that scopes of an iteration leave for a step that is decided elsewhere.
 #[derive(Debug)]
 pub(crate) struct ScopesLeft {
     opened: u64,
@@ -101,12 +101,12 @@ impl LiveScale {
         in_range("min_scale", min, inside, "at most 2^126 in `autocast`")
     }
 
-    /// That of a `MixedPrecision`, which scopes apply.
+    /// The scale of a `MixedPrecision`, which scopes apply.
     pub(crate) fn new(schedule: LossScale) -> Self {
         Self::with(schedule, [MIN_SCALE, MAX_SCALE])
     }
 
-    /// That of a scaler that scales losses itself, by any number.
+    /// The scale of a scaler that scales losses itself, by any number.
     pub(crate) fn of_scaler(schedule: LossScale) -> Self {
         Self::with(schedule, [0.0, f32::MAX])
     }
@@ -127,41 +127,39 @@ impl LiveScale {
     /// A scale of its own, in the same state, that no scope uses.
     pub(crate) fn detached(&self) -> Self {
         let detached = Self::with(self.schedule(), self.range);
-        let regions = self.regions.lock().clone();
-        *detached.regions.lock() = regions;
+        if self.has_regions() {
+            let regions = self.regions.lock().clone();
+            detached.regions.replace(|own| *own = regions);
+        }
         detached
-    }
-
-    fn state(&self) -> Guard<'_, State> {
-        locked(&self.state)
     }
 
     /// The scale of the next scope.
     pub(crate) fn scale(&self) -> f32 {
         let [min, max] = self.range;
-        self.state().schedule.scale().clamp(min, max)
+        locked(&self.state).schedule.scale().clamp(min, max)
     }
 
     /// The scale as a program is shown it: 1 where it is disabled.
     pub(crate) fn loss_scale(&self) -> f32 {
-        self.state().loss_scale()
+        locked(&self.state).loss_scale()
     }
 
     pub(crate) fn schedule(&self) -> LossScale {
-        self.state().schedule.clone()
+        locked(&self.state).schedule.clone()
     }
 
-    /// Whether the scale multiplies nothing; see [`LossScale::is_idle`].
+    /// Says whether the scale multiplies nothing; see [`LossScale::is_idle`].
     pub(crate) fn is_idle(&self) -> bool {
-        self.state().schedule.is_idle()
+        locked(&self.state).schedule.is_idle()
     }
 
     /// The settings of the schedule.
     pub(crate) fn config(&self) -> GradScalerConfig {
-        *self.state().schedule.config()
+        *locked(&self.state).schedule.config()
     }
 
-    /// From which magnitude on unscaled gradients are to be counted, if the rule wants to know.
+    /// The magnitude from which on unscaled gradients are to be counted, if the rule wants to know.
     pub(crate) fn edge(&self) -> Option<f32> {
         // Its rule may ask for the scale.
         self.schedule().edge()
@@ -170,10 +168,10 @@ impl LiveScale {
     /// Goes on from this schedule, with a new iteration. Gradients that were not tested yet are still explained.
     pub(crate) fn set_schedule(&self, schedule: LossScale) {
         self.put(schedule, None);
-        self.state().members.iteration = Default::default();
+        locked(&self.state).members.iteration = Default::default();
     }
 
-    /// As [`set_schedule`](Self::set_schedule), of another run: what came to the border before is forgotten.
+    /// Goes on from the schedule of another run: what came to the border before is forgotten.
     pub(crate) fn restart_at(&self, schedule: LossScale) {
         self.set_schedule(schedule);
         self.events.forget();
@@ -186,7 +184,7 @@ impl LiveScale {
     ) -> Result<[f32; 2], E> {
         loop {
             let (schedule, changes) = {
-                let state = self.state();
+                let state = locked(&self.state);
                 (state.schedule.clone(), state.changes)
             };
             let before = schedule.scale();
@@ -206,7 +204,7 @@ impl LiveScale {
             schedule = lowered.unwrap_or(schedule);
         }
         let after = schedule.scale();
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         if changes.is_some_and(|changes| changes != state.changes) {
             return None;
         }
@@ -237,30 +235,30 @@ impl LiveScale {
         self.tested.load(Ordering::Relaxed)
     }
 
-    /// How many steps were skipped so far, by all optimizers.
+    /// The number of steps that all optimizers have skipped so far.
     pub(crate) fn skips(&self) -> u64 {
-        self.state().skips
+        locked(&self.state).skips
     }
 
     /// Adds an optimizer. An iteration ends when each of those has stepped that are [expected](Self::expect).
     pub(super) fn join(&self, id: OptimizerId) -> Seat {
         self.untested.expect_test();
-        self.state().members.join(id)
+        locked(&self.state).members.join(id)
     }
 
-    /// From now on an iteration waits for the step of this optimizer. It is counted with those of before if it `begins` after them.
+    /// Has an iteration wait for the step of this optimizer from now on. It is counted with those of before if it `begins` after them.
     pub(crate) fn expect(&self, id: OptimizerId, begins: bool) {
-        self.state().members.expect(id, begins);
+        locked(&self.state).members.expect(id, begins);
     }
 
-    /// Whether several optimizers move it; others than one, if that is given.
+    /// Says whether several optimizers move it; others than one, if that is given.
     pub(crate) fn is_shared(&self, beside: Option<OptimizerId>) -> bool {
-        self.state().members.has_expected_beside(beside)
+        locked(&self.state).members.has_expected_beside(beside)
     }
 
-    /// Whether some of its optimizers have stepped in an iteration that the others have not ended.
+    /// Says whether some of its optimizers have stepped in an iteration that the others have not ended.
     pub(crate) fn is_in_iteration(&self) -> bool {
-        self.state().members.iteration.is_open()
+        locked(&self.state).members.iteration.is_open()
     }
 }
 
@@ -268,17 +266,17 @@ impl LiveScale {
 impl LiveScale {
     /// Looks at the journal.
     pub(super) fn journal<T>(&self, look: impl FnOnce(&Journal) -> T) -> T {
-        look(&self.state().journal)
+        look(&locked(&self.state).journal)
     }
 
     /// Looks at the account of an optimizer, or changes it.
     pub(crate) fn account<T>(&self, id: OptimizerId, look: impl FnOnce(&mut Account) -> T) -> T {
-        look(self.state().journal.account(id))
+        look(locked(&self.state).journal.account(id))
     }
 
     /// The account is that of an optimizer from now on; none if the optimizer is gone.
     pub(super) fn set_account(&self, id: OptimizerId, account: Option<Account>) {
-        self.state().journal.put(id, account);
+        locked(&self.state).journal.put(id, account);
     }
 
     /// Ends a step, whoever has decided it: counts it, moves the scale by what its gradients have shown, and enters it in the journal.
@@ -309,14 +307,14 @@ impl LiveScale {
 
     /// Enters a call of an optimizer in the journal. `caller` was to step, with the learning rate of a scheduler.
     pub(crate) fn enter(&self, id: OptimizerId, call: Call, caller: Option<Caller>) {
-        let state = &mut *self.state();
+        let state = &mut *locked(&self.state);
         let scale = state.loss_scale();
         state.journal.enter(id, call, scale, caller);
     }
 
     /// Corrects the scale after the last steps of an optimizer, so many: their iteration has ended since.
     pub(crate) fn enter_end(&self, id: OptimizerId, steps: usize) {
-        let state = &mut *self.state();
+        let state = &mut *locked(&self.state);
         let scale = state.loss_scale();
         state.journal.end_iteration(id.optimizer, steps, scale);
     }
@@ -324,7 +322,7 @@ impl LiveScale {
     /// Shows what an optimizer counts, which has changed between two calls. If it `restarts`, those that are gone count no longer, if no other is
     /// there.
     pub(crate) fn show(&self, id: OptimizerId, restarts: bool) {
-        let state = &mut *self.state();
+        let state = &mut *locked(&self.state);
         if restarts && !state.members.has_others(id) {
             state.journal.forget();
         }
@@ -345,7 +343,7 @@ impl LiveScale {
     ) -> Result<(), AmpError> {
         let is_at_floor = found.overflow.is_some() && self.ends_at_floor();
         let (mut counted, moves) = {
-            let state = &mut *self.state();
+            let state = &mut *locked(&self.state);
             let is_lost = matches!(purpose, Purpose::Step | Purpose::MicroBatch);
             state.skips += u64::from(is_lost && found.overflow.is_some());
             let account = state.journal.account(id);
@@ -374,7 +372,7 @@ impl LiveScale {
         overflows: &[String],
     ) {
         let (before, skips, often, moves) = {
-            let state = &mut *self.state();
+            let state = &mut *locked(&self.state);
             let account = state.journal.account(id);
             if seen != Evidence::Overflow {
                 account.end_row();
@@ -390,7 +388,7 @@ impl LiveScale {
             (state.schedule.scale(), skips, often, moves)
         };
         self.apply(moves);
-        let after = self.state().schedule.scale();
+        let after = locked(&self.state).schedule.scale();
         if seen == Evidence::Overflow || before != after {
             log_scale([before, after], seen, purpose, overflows, skips, often);
         }
@@ -398,36 +396,30 @@ impl LiveScale {
 
     /// Moves the scale, or the factors of regions, as a step has said.
     fn apply(&self, moves: Moves) {
-        moves
-            .before
-            .into_iter()
-            .for_each(|seen| self.end_iteration(seen));
+        let advance = |seen| {
+            let Ok(_) = self.change(|schedule| Ok::<_, Infallible>(schedule.advance(seen)));
+        };
+        // An overflow has moved the scale already.
+        let end = |seen: Option<Evidence>| {
+            let finite = seen.filter(|seen| *seen != Evidence::Overflow);
+            finite.into_iter().for_each(advance);
+            if self.has_regions() {
+                self.regions.end_iteration(finite);
+            }
+            self.events.end_iteration(self.tested());
+        };
+        moves.before.into_iter().for_each(end);
         if let Some(regions) = moves.back_off
             && !self.regions.back_off(&regions)
         {
-            self.move_by(Evidence::Overflow);
+            advance(Evidence::Overflow);
         }
-        moves
-            .ended
-            .into_iter()
-            .for_each(|seen| self.end_iteration(seen));
-    }
-
-    /// Ends an iteration of all optimizers, that has shown this: an overflow has moved the scale already.
-    fn end_iteration(&self, seen: Option<Evidence>) {
-        let finite = seen.filter(|seen| *seen != Evidence::Overflow);
-        finite.into_iter().for_each(|seen| self.move_by(seen));
-        self.regions.end_iteration(finite);
-        self.events.end_iteration(self.tested());
-    }
-
-    fn move_by(&self, seen: Evidence) {
-        let Ok(_) = self.change(|schedule| Ok::<_, Infallible>(schedule.advance(seen)));
+        moves.ended.into_iter().for_each(end);
     }
 
     /// Ends an iteration after which the program has set the scale: the regions alone move by what it has shown, if it has shown something.
     pub(crate) fn end_regions(&self, seen: Option<Evidence>) {
-        let iteration = std::mem::take(&mut self.state().members.iteration);
+        let iteration = std::mem::take(&mut locked(&self.state).members.iteration);
         // Another optimizer's overflow has lowered them already.
         if seen == Some(Evidence::Overflow) && iteration.seen != seen {
             self.regions.back_off(&iteration.regions);
@@ -439,10 +431,10 @@ impl LiveScale {
         self.events.end_iteration(self.tested());
     }
 
-    /// Whether an overflow ends the run, because it finds nothing to lower: neither the scale nor the factors of the regions that are its cause.
+    /// Says whether an overflow ends the run, because it finds nothing to lower: neither the scale nor the factors of the regions that are its cause.
     fn ends_at_floor(&self) -> bool {
         let (seen, regions, schedule) = {
-            let state = self.state();
+            let state = locked(&self.state);
             let iteration = &state.members.iteration;
             (
                 iteration.seen,
@@ -488,20 +480,20 @@ impl LiveScale {
 
     /// The scale as the device moves it; none where the host does, or its optimizer is gone.
     pub(crate) fn device_step(&self) -> Option<Arc<DeviceStep>> {
-        let device_step = self.state().device_step.clone();
+        let device_step = locked(&self.state).device_step.clone();
         device_step.filter(|device_step| device_step.has_owner())
     }
 
-    /// From now on scopes take the scale from the device, or no longer.
+    /// Has scopes take the scale from the device from now on, or no longer.
     pub(crate) fn set_device_step(&self, device_step: Option<Arc<DeviceStep>>) {
-        let before = std::mem::replace(&mut self.state().device_step, device_step);
+        let before = std::mem::replace(&mut locked(&self.state).device_step, device_step);
         drop(before);
     }
 
     /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped, or where optimizers that
     /// are gone have left an iteration that is to be ended.
     pub(crate) fn on_device(&self) -> Option<ScaleState> {
-        let has_regions = self.regions.lock().were_opened();
+        let has_regions = self.has_regions() && self.regions.lock().were_opened();
         let is_open = self.is_in_iteration();
         let state = self.schedule().on_device();
         let state = state.filter(|_| !has_regions && !is_open)?;
@@ -549,8 +541,10 @@ impl LiveScale {
     /// Uses the scale, and the factors of the regions, that another has reached.
     pub(crate) fn follow(&self, other: &Self) {
         self.put(other.schedule(), None);
-        let regions = other.regions.lock().clone();
-        self.regions.lock().follow(&regions);
+        if other.has_regions() {
+            let regions = other.regions.lock().clone();
+            self.regions.replace(|own| own.follow(&regions));
+        }
     }
 }
 
@@ -563,7 +557,7 @@ impl std::fmt::Debug for LiveScale {
     }
 }
 
-/// What another thread is to look at, which does not launch what this one has queued.
+/// Measures what another thread is to look at, which does not launch what this one has queued.
 fn measured_elsewhere(events: VecDeque<BorderEvent>) -> VecDeque<BorderEvent> {
     events
         .into_iter()
@@ -583,7 +577,7 @@ mod tests {
     use crate::scale::border_events::READS;
     use crate::{
         GradScalerConfig, MixedPrecision, Rescale, ScaledOptimizer, Schedule, gradients::pass,
-        rescaled,
+        lock, rescaled,
     };
 
     #[test]
@@ -617,5 +611,23 @@ mod tests {
         }
         assert_eq!(READS.get(), 0);
         assert!(amp.regions().iter().all(|(_, factor)| *factor > 1.0));
+    }
+
+    /// The queue of steps in flight, the state of the scale, and the border events.
+    #[test]
+    fn a_plain_step_takes_three_locks() {
+        let device = Device::flex().autodiff();
+        let amp = MixedPrecision::f16();
+        let model = LinearConfig::new(4, 2).init(&device);
+        let (mut model, mut optim) = amp.prepare(model, SgdConfig::new().init());
+        for _ in 0..3 {
+            let input = Tensor::<2>::full([2, 4], 0.01, &device);
+            let loss = amp.autocast(input, |x| model.forward(x)).square().mean();
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            lock::TAKEN.take();
+            model = optim.step(0.1, model, grads);
+            assert_eq!(lock::TAKEN.take().len(), 3);
+        }
+        assert_eq!((amp.counters().steps(), amp.counters().skipped()), (3, 0));
     }
 }

@@ -8,16 +8,16 @@ use crate::scale::loss_scale::{Evidence, SkipCause};
 /// An optimizer that shares a scale: whose steps are counted where, and for whom an iteration waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OptimizerId {
-    /// Where its steps are counted. A clone counts on by itself.
+    /// The account in which its steps are counted. A clone counts on by itself.
     pub(super) account: u64,
-    /// Who has made a step, in the journal. Clones are one.
+    /// The number in the journal of who has made a step. Clones are one.
     pub(crate) optimizer: u64,
-    /// For whom an iteration waits. Clones are one.
+    /// The number of the one for whom an iteration waits. Clones are one.
     pub(super) seat: u64,
 }
 
 impl OptimizerId {
-    /// That of a new optimizer.
+    /// The id of a new optimizer.
     pub(crate) fn new() -> Self {
         let [account, optimizer, seat] = [(); 3].map(|()| new_number());
         Self {
@@ -27,7 +27,7 @@ impl OptimizerId {
         }
     }
 
-    /// That of a clone.
+    /// The id of a clone.
     pub(super) fn forked(self) -> Self {
         Self {
             account: new_number(),
@@ -35,7 +35,7 @@ impl OptimizerId {
         }
     }
 
-    /// That of a clone for which an iteration waits by itself.
+    /// The id of a clone for which an iteration waits by itself.
     pub(super) fn apart(self) -> Self {
         Self {
             account: new_number(),
@@ -58,7 +58,7 @@ pub(crate) type Seat = Arc<()>;
 pub(crate) struct Members {
     all: Vec<Member>,
     pub(crate) iteration: Iteration,
-    /// Whether an iteration has ended.
+    /// Set once an iteration has ended.
     has_ended: bool,
 }
 
@@ -67,9 +67,9 @@ pub(crate) struct Members {
 struct Member {
     seat: u64,
     handle: Weak<()>,
-    /// Whether an iteration waits for its step: not for a scaler that tests no gradients.
+    /// Set if an iteration waits for its step: not for a scaler that tests no gradients.
     is_expected: bool,
-    /// Whether it has not stepped yet, and others had when it began.
+    /// Set if it has not stepped yet, and others had when it began.
     is_late: bool,
 }
 
@@ -77,7 +77,7 @@ struct Member {
 #[derive(Debug, Default)]
 pub(crate) struct Iteration {
     reported: Vec<u64>,
-    /// What they have shown together, if any says something of the scale.
+    /// The evidence of all of them, if any says something of the scale.
     pub(crate) seen: Option<Evidence>,
     /// The cause of the last skip.
     pub(crate) cause: Option<SkipCause>,
@@ -85,7 +85,7 @@ pub(crate) struct Iteration {
     pub(crate) regions: Vec<Arc<str>>,
 }
 
-/// What a step does to the scale, in this order.
+/// The moves of the scale by a step, in this order.
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
     /// An iteration that has ended before this step, and what it has shown.
@@ -103,7 +103,7 @@ impl Member {
 }
 
 impl Iteration {
-    /// Whether some have stepped in it.
+    /// Says whether some have stepped in it.
     pub(crate) fn is_open(&self) -> bool {
         !self.reported.is_empty()
     }
@@ -122,7 +122,7 @@ impl Members {
         seat
     }
 
-    /// From now on an iteration waits for the step of this one. It is counted with those of before if it `begins` after them.
+    /// Has an iteration wait for the step of this one from now on. It is counted with those of before if it `begins` after them.
     pub(crate) fn expect(&mut self, id: OptimizerId, begins: bool) {
         let is_late = begins && self.has_ended;
         let member = self.all.iter_mut().find(|member| member.seat == id.seat);
@@ -131,7 +131,7 @@ impl Members {
         }
     }
 
-    /// Whether an iteration waits for others than this one; for several, if it is none.
+    /// Says whether an iteration waits for others than this one; for several, if it is none.
     pub(crate) fn has_expected_beside(&self, id: Option<OptimizerId>) -> bool {
         let is_waited_for = |m: &&Member| m.is_expected && m.is_there();
         let others = self.all.iter().filter(is_waited_for);
@@ -141,7 +141,7 @@ impl Members {
         }
     }
 
-    /// Whether there are others than this one.
+    /// Says whether there are others than this one.
     pub(crate) fn has_others(&self, id: OptimizerId) -> bool {
         let mut others = self.all.iter().filter(|member| member.seat != id.seat);
         others.any(Member::is_there)

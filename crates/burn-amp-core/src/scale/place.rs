@@ -50,7 +50,7 @@ impl Place {
     }
 }
 
-/// What it has counted stays in the journal.
+/// Leaves what it has counted in the journal.
 impl Drop for Place {
     fn drop(&mut self) {
         if let Some(live) = self.live() {

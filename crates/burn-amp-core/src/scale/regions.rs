@@ -14,13 +14,19 @@ use crate::{error::short, scale::region::are_same, values::number};
 #[derive(Default)]
 pub(crate) struct SharedRegions {
     regions: Mutex<Regions>,
-    /// Set once the program has entered one: parameters are read in regions then.
-    pub(super) are_entered: AtomicBool,
+    /// Set once there is one, entered or of a record: a training without regions passes none of this.
+    pub(super) are_there: AtomicBool,
 }
 
 impl SharedRegions {
     pub(crate) fn lock(&self) -> Guard<'_, Regions> {
         locked(&self.regions)
+    }
+
+    /// Changes all of them, also by adding some.
+    pub(crate) fn replace<T>(&self, change: impl FnOnce(&mut Regions) -> T) -> T {
+        self.are_there.store(true, Ordering::Relaxed);
+        change(&mut self.lock())
     }
 
     /// Returns the present factor of a region whose factor the program wants to move so. A `dry` run leaves no trace.
@@ -29,7 +35,7 @@ impl SharedRegions {
             let known = self.lock().by_name.get(name).cloned();
             return known.map_or(wanted.scale(), |region| region.schedule.scale());
         }
-        self.are_entered.store(true, Ordering::Relaxed);
+        self.are_there.store(true, Ordering::Relaxed);
         (self.lock().by_name.entry(name.to_string()))
             .or_insert_with(|| RegionState::first(wanted).into());
         let enter =

@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{BufferAddress, DeviceScale, UpdateRow};
 
-/// What becomes of a pass over parameters.
+/// The part of a pass over parameters in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rehearses {
     /// It runs and changes nothing, as before a recording.
@@ -17,16 +17,16 @@ pub enum Rehearses {
 /// A pass over parameters that is recorded, or made by a replay, and the rows that it reads on the device.
 #[derive(Debug)]
 pub struct Rehearsal {
-    /// What becomes of the step.
+    /// The part of the step in a recording.
     pub what: Rehearses,
-    /// Of each call of the kernel.
+    /// The rows of each call of the kernel.
     rows: Vec<Tensor<1>>,
-    /// Whether something was not written in its place.
+    /// Set if something was not written in its place.
     moved: bool,
 }
 
 impl Rehearsal {
-    /// With the rows that the recording reads, if there are any yet.
+    /// Begins one with the rows that the recording reads, if there are any yet.
     pub fn new(what: Rehearses, rows: Vec<Tensor<1>>) -> Self {
         Self {
             what,

@@ -52,9 +52,9 @@ impl LiveScale {
         }
     }
 
-    /// Says whether the program has entered a region whose factor moves.
-    fn has_regions(&self) -> bool {
-        self.regions.are_entered.load(Ordering::Relaxed)
+    /// Says whether there is a region whose factor moves.
+    pub(super) fn has_regions(&self) -> bool {
+        self.regions.are_there.load(Ordering::Relaxed)
     }
 
     /// Returns the parameter that was read last in a scope that is closed.

@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{scale::loss_scale::StepOutcome, values::number::is_default};
 
-/// How many steps were taken, skipped, rejected, dropped and discarded.
+/// The numbers of steps that were taken, skipped, rejected, dropped and discarded.
 ///
 /// Host values: reading them never waits for a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,7 +71,7 @@ impl StepCounters {
         self.bad_losses
     }
 
-    /// Those of [`bad_losses`](Self::bad_losses) whose cause is not known: every scope of `autocast` gave finite gradients, and they became infinite
+    /// The part of [`bad_losses`](Self::bad_losses) whose cause is not known: every scope of `autocast` gave finite gradients, and they became infinite
     /// or NaN outside, before they came to the optimizer. A penalty in f32 or another rank may have done it.
     pub fn unknown_causes(&self) -> u64 {
         self.unknown_causes
@@ -93,7 +93,7 @@ impl StepCounters {
         }
     }
 
-    /// With what is in a row of another.
+    /// Takes the counts in a row of another.
     pub(crate) fn with_rows_of(self, other: Self) -> Self {
         Self {
             consecutive_skips: other.consecutive_skips,
@@ -104,7 +104,7 @@ impl StepCounters {
         }
     }
 
-    /// Why no run can have counted so, if none can.
+    /// Says why no run can have counted so, if none can.
     pub(crate) fn contradiction(&self) -> Option<String> {
         let counts = [
             self.steps,

@@ -13,7 +13,7 @@ use crate::{
     scaler::accumulation::AccumulationWindow,
 };
 
-/// What became of gradients that were to be stepped with.
+/// The result of a test of gradients that were to be stepped with.
 pub(crate) enum Inspected {
     /// They were tested: these, or those of a window that is full.
     Tested(UnscaledGradients),
@@ -29,8 +29,9 @@ impl Scaler {
         grads: Option<StepGradients>,
         entries: Entries,
     ) -> Result<Inspected, Failed> {
-        if let Some(StepGradients::Plain(_)) = &grads {
-            self.check_plain();
+        if self.amp.is_none() && matches!(grads, Some(StepGradients::Plain(_))) && self.is_enabled()
+        {
+            self.watch.check_plain();
         }
         let tested = match (window, grads) {
             (None, Some(grads)) => {

@@ -119,7 +119,7 @@ impl AccumulationWindow {
         self.state.len == 0
     }
 
-    /// Whether it is to be stepped with.
+    /// Says whether it is to be stepped with.
     pub(crate) fn is_full(&self) -> bool {
         self.state.len >= self.config.micro_batches
     }

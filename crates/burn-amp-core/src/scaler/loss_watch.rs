@@ -18,7 +18,7 @@ impl LossWatch {
         self.scaled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a loss was scaled since the last `update`.
+    /// Says whether a loss was scaled since the last `update`.
     pub(crate) fn is_scaled(&self) -> bool {
         self.scaled.load(Ordering::Relaxed)
     }

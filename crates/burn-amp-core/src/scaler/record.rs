@@ -53,10 +53,8 @@ impl ScalerState {
         let resumed = self.check(live, origin)?;
         self.log_differences(&live.schedule(), &resumed, origin);
         live.restart_at(resumed);
-        let restored = live
-            .regions()
-            .lock()
-            .restore(&self.regions, self.with_settings);
+        let restored =
+            (live.regions()).replace(|own| own.restore(&self.regions, self.with_settings));
         drop(restored);
         Ok(())
     }
@@ -144,7 +142,7 @@ fn differences(here: &LossScale, stored: &LossScale) -> BTreeMap<String, String>
 }
 
 impl ScalerState {
-    /// What the iteration that was not ended has shown.
+    /// The evidence of the iteration that was not ended.
     pub(crate) fn pending(&self) -> Option<Evidence> {
         let pending = self.pending?;
         Observation::of(pending, self.seen).0

@@ -10,7 +10,7 @@ use crate::scale::finding::{Finding, Rejection};
 use crate::scale::{journal::Caller, loss_scale::Evidence, loss_scale::StepOutcome};
 use crate::{error::AmpError, update::module_optim::ModuleOptim};
 
-/// What several gradients have shown together.
+/// The evidence of several gradients together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Joint {
     pub(crate) seen: Option<Evidence>,
@@ -27,10 +27,10 @@ impl Joint {
     }
 }
 
-/// Why a call has not ended as it was to.
+/// The failure of a call.
 pub(crate) struct Failed {
     pub(crate) error: AmpError,
-    /// What it has done nevertheless; none of a call that was refused.
+    /// Its outcome nevertheless; none of a call that was refused.
     pub(crate) outcome: Option<StepOutcome>,
 }
 
@@ -55,7 +55,9 @@ impl Scaler {
     ) -> Result<(StepOutcome, Option<GradientsParams>), Failed> {
         check_accepted(optim, &grads.entries, |entry| grads.dtype_of(entry))?;
         self.look_at(&grads);
-        self.watch.start();
+        if self.amp.is_none() {
+            self.watch.start();
+        }
         grads.finding.rejected = rejected;
         let (found, status) = (&grads.finding, self.status_of(&grads));
         let ended = (self.live).end(self.id(), found, status, Caller::here());

@@ -10,7 +10,7 @@ use crate::{
     error::AmpError, gradients::StepGradients, scale::loss_scale::StepOutcome, values::Parameter,
 };
 
-/// What the side that scales has recorded in an iteration.
+/// The records of an iteration by the side that scales.
 pub struct HandedOver {
     scopes: ScopesLeft,
     losses: Arc<AtomicBool>,
@@ -56,7 +56,7 @@ impl Scaler {
         }
     }
 
-    /// As [`follow`](Self::follow), by a setting: what the last call of `step` has done stays.
+    /// Follows a setting: what the last call of `step` has done stays.
     pub fn follow_setting(&mut self, reached: &Self) {
         let last: Call = self.account(|account| account.last.clone());
         self.follow(reached, false);
@@ -66,10 +66,10 @@ impl Scaler {
     /// Takes over which regions are open on the other side: the step that comes moves them.
     pub fn take_opened_regions(&self, other: &Self) {
         let other = other.live.regions().lock().clone();
-        self.live.regions().lock().open_as(&other);
+        self.live.regions().replace(|own| own.open_as(&other));
     }
 
-    /// Whether other optimizers move the scale, too.
+    /// Says whether other optimizers move the scale, too.
     pub fn is_shared(&self) -> bool {
         self.live.is_shared(None)
     }
@@ -81,7 +81,7 @@ impl Scaler {
         }
     }
 
-    /// Before a step, or a micro-batch, of a module in which these values are not trained.
+    /// Begins a step, or a micro-batch, of a module in which these values are not trained.
     pub fn begin_step<M: Module>(&mut self, module: &M, found: Vec<Parameter>) {
         let found = match self.is_enabled() {
             true => found,
@@ -90,7 +90,7 @@ impl Scaler {
         self.buffers.before_step(module, found);
     }
 
-    /// After it. Waits for the device only where something was skipped.
+    /// Ends it. Waits for the device only where something was skipped.
     pub fn leave_step<M: Module>(
         &mut self,
         module: &M,

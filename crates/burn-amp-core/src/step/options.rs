@@ -5,7 +5,7 @@ use crate::{
     scaler::accumulation::AccumulationWindow, step::hook::Hooks,
 };
 
-/// What a [`ScaledOptimizer`](crate::ScaledOptimizer) adds to a step.
+/// The additions of a [`ScaledOptimizer`](crate::ScaledOptimizer) to a step.
 #[derive(Clone, Debug, Default)]
 pub struct StepOptions {
     /// The micro-batches that wait for a step.
@@ -38,7 +38,7 @@ impl StepOptions {
         checked.map_err(refused).ok()
     }
 
-    /// As [`added`](Self::added), of a setting that takes the place of the one before, and of what was wrong with that.
+    /// Adds a setting that takes the place of the one before, and of what was wrong with that.
     pub(crate) fn replaced<T>(
         &mut self,
         method: &'static str,

@@ -18,18 +18,18 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct PendingStep {
     pub(crate) entries: Vec<Entry>,
-    /// What was found in its gradients, and in the events.
+    /// The findings of its gradients, and of the events.
     pub(crate) reading: Reading,
-    /// Where they came to the border, and left it.
+    /// The events of their way to the border, and from it.
     pub(crate) events: Vec<BorderEvent>,
-    /// By which they were clipped.
+    /// The rules by which they were clipped.
     pub(crate) clip: ClipRules,
     pub(crate) run: Arc<Run>,
-    /// Where it stands in its run.
+    /// Its number in its run.
     pub(crate) number: usize,
     /// Whose outcome this is: it is counted although the optimizer is gone.
     pub(crate) place: Arc<Place>,
-    /// Which has made it.
+    /// The thread that has made it.
     pub(crate) caller: Caller,
     /// Receives whether it was applied.
     pub(crate) resolution: Resolution,

@@ -16,10 +16,8 @@ use self::draws::Draws;
 pub use self::input::CaptureInput;
 use self::input::{Kind, addresses_of, copied_to, kinds_of};
 use crate::PANICKED;
-use burn_amp_core::internal::{
-    fused::{InspectedStep, Rehearses, Stage},
-    replaced,
-};
+use burn_amp_core::internal::fused::{InspectedStep, Rehearses, Stage};
+use burn_amp_core::internal::replaced;
 use burn_amp_core::{AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, StepError};
 
 /// Runs before a recording: fusing backends find their kernels in the first ones, and memory is there after them.

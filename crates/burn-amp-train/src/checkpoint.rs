@@ -9,17 +9,25 @@ use burn::tensor::{DType, Device, Tensor};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
-use super::steps::Shared;
 use burn_amp_core::internal::learner::{self, SECTION, placeholders};
 use burn_amp_core::internal::{during, locked, or_panic};
 use burn_amp_core::{AmpRecord, MixedPrecision};
 use burn_amp_pipeline::internal::trained;
 
+/// The steps of a run, of which checkpoints are taken.
+pub(super) trait Recorded: Send + Sync {
+    /// The record of the loss scaler and the options.
+    fn record(&self) -> AmpRecord;
+
+    /// Adds the state that a parameter has on a thread.
+    fn flatten(&self, id: &str, out: &mut StateSink);
+}
+
 /// The state of the parameter that no model has; and in a run whose optimizer steps on a thread, the state of each parameter.
 #[derive(Clone)]
 pub(super) enum Entry {
     /// The steps of the run, which know what a checkpoint is to hold when it is taken. None while a step is made.
-    Steps(Option<Shared>),
+    Steps(Option<Arc<dyn Recorded>>),
     /// The record of a checkpoint that was loaded: none if it is that of a run without scaler.
     Loaded(Option<Box<AmpRecord>>),
 }
@@ -32,7 +40,7 @@ pub(super) struct Resumed {
 }
 
 /// The entries that the next step of the parameter puts into the optimizer, and takes out of it.
-type Exchanged = (Option<Shared>, Option<Entry>);
+type Exchanged = (Option<Arc<dyn Recorded>>, Option<Entry>);
 
 thread_local! {
     /// A place for both: Burn's `step` takes and returns nothing of ours.
@@ -52,7 +60,7 @@ fn with_entries(optim: ModuleOptimizer, ids: Vec<ParamId>, resumed: &Resumed) ->
 pub(super) fn hand_over<M: Module>(
     optim: &mut ModuleOptimizer,
     model: &M,
-    steps: &Shared,
+    steps: Arc<dyn Recorded>,
     resumed: &Resumed,
 ) {
     let trained = trained(model);
@@ -61,11 +69,14 @@ pub(super) fn hand_over<M: Module>(
     // Burn makes states in a step alone.
     let grads = placeholders(trained.iter().cloned());
     let step = || optim.step(0.0, model.clone(), grads);
-    during(&EXCHANGED, (Some(steps.clone()), None), step);
+    during(&EXCHANGED, (Some(steps), None), step);
 }
 
 /// Takes the entry out, and puts in what the next checkpoint is to hold. There is none in an optimizer that has had no scaler yet.
-pub(super) fn exchange(optim: &mut ModuleOptimizer, steps: Option<&Shared>) -> Option<Entry> {
+pub(super) fn exchange(
+    optim: &mut ModuleOptimizer,
+    steps: Option<Arc<dyn Recorded>>,
+) -> Option<Entry> {
     let device = Device::flex();
     let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
     let id = ParamId::from(SECTION);
@@ -73,7 +84,7 @@ pub(super) fn exchange(optim: &mut ModuleOptimizer, steps: Option<&Shared>) -> O
     grads.register(id, one());
     let param = Tensor::from_inner(one()).require_grad();
     let step = || optim.step(0.0, Param::initialized(id, param), grads);
-    let (_, (_, found)) = during(&EXCHANGED, (steps.cloned(), None), step);
+    let (_, (_, found)) = during(&EXCHANGED, (steps, None), step);
     found
 }
 
@@ -104,9 +115,9 @@ impl DynOptimizer for Carrier {
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
         let record = match state.downcast_ref::<Entry>() {
             Entry::Steps(Some(steps)) if prefix != SECTION.to_string() => {
-                return steps.lock().flatten_of_thread(prefix, out);
+                return steps.flatten(prefix, out);
             }
-            Entry::Steps(steps) => steps.as_ref().map(|steps| steps.lock().record()),
+            Entry::Steps(steps) => steps.as_ref().map(|steps| steps.record()),
             Entry::Loaded(record) => record.as_deref().cloned(),
         };
         if let Some(record) = record {

@@ -64,7 +64,7 @@ pub(super) fn learner<M: LearnerModel>(
         reloaded: false,
     };
     let mut optim = checkpoint::attach(parts.optim, &model.steps.resumed);
-    checkpoint::exchange(&mut optim, Some(&model.steps.shared));
+    checkpoint::exchange(&mut optim, Some(model.steps.shared.recorded()));
     Ok(Learner::new(model, optim, lr_scheduler))
 }
 

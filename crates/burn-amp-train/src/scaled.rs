@@ -158,7 +158,7 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         self.inner = inner;
         self.steps.update();
         self.steps.shared.lock().checkpointed = checkpointed;
-        checkpoint::exchange(optim, Some(&self.steps.shared));
+        checkpoint::exchange(optim, Some(self.steps.shared.recorded()));
         self.end_with(result);
         self
     }

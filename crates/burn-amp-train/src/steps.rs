@@ -10,7 +10,7 @@ use std::ops::DerefMut;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
-use super::checkpoint::{self, Resumed};
+use super::checkpoint::{self, Recorded, Resumed};
 use burn_amp_core::internal::learner::{self, Container};
 use burn_amp_core::internal::{ParamTensors, StepOptions, Update, locked, masters_of};
 use burn_amp_core::{
@@ -246,7 +246,7 @@ impl State {
         let mut thread = thread.with_synchronous(synchronous);
         thread.stored = take(&mut self.masters);
         self.thread = Some(thread);
-        checkpoint::hand_over(own, model, &steps.shared, &steps.resumed);
+        checkpoint::hand_over(own, model, steps.shared.recorded(), &steps.resumed);
         Ok(())
     }
 
@@ -274,7 +274,7 @@ impl State {
     }
 
     /// The record for the next checkpoint: all steps are known then. The next one returns what was wrong.
-    pub(super) fn record(&mut self) -> AmpRecord {
+    fn record(&mut self) -> AmpRecord {
         self.was_recorded = true;
         let Some(thread) = &mut self.thread else {
             self.optim.resolve();
@@ -286,7 +286,7 @@ impl State {
     }
 
     /// Adds the state that a parameter has on the thread: of one record for all parameters.
-    pub(super) fn flatten_of_thread(&mut self, id: &str, out: &mut StateSink) {
+    fn flatten_of_thread(&mut self, id: &str, out: &mut StateSink) {
         if self.stored_optimizer.is_none() {
             self.record();
         }
@@ -298,7 +298,21 @@ impl State {
     }
 }
 
+impl Recorded for Mutex<State> {
+    fn record(&self) -> AmpRecord {
+        locked(self).record()
+    }
+
+    fn flatten(&self, id: &str, out: &mut StateSink) {
+        locked(self).flatten_of_thread(id, out);
+    }
+}
+
 impl Shared {
+    pub(super) fn recorded(&self) -> Arc<dyn Recorded> {
+        self.0.clone()
+    }
+
     pub(super) fn lock(&self) -> impl DerefMut<Target = State> {
         // A step that has panicked has lost the model, and the run.
         locked(&self.0)

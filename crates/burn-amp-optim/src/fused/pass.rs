@@ -42,7 +42,8 @@ impl Job {
     fn take_from(self, list: &mut impl Iterator<Item = AnyTensor>) -> AnyTensor {
         let parameter = list.next();
         let mut kept = list.map(ParamTensor::from);
-        self.slot.fill(WithMaster {
+        // It is empty: the job has made it.
+        let _ = self.slot.set(WithMaster {
             master: self.has_master.then(|| kept.next()).flatten(),
             state: Tensors {
                 time: self.time,

@@ -5,6 +5,7 @@ use burn::optim::{DynOptimizer, DynState, LearningRate, Optimizer, StateSink, St
 use burn::tensor::kind::BridgeTensor;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_amp_kernels::can_update;
+use std::sync::Arc;
 
 use super::pass::{self, Job};
 use super::rule::{FusedConfig, Rule};
@@ -144,7 +145,7 @@ impl<C: FusedConfig> DynOptimizer for Single<C> {
         _device: &Device,
     ) -> Option<DynState> {
         let kept = unflatten(&self.rule, rank, prefix, src)?;
-        let state = State::<C::Optim>::Tensors(Slot::of(kept));
+        let state = State::<C::Optim>::Tensors(Arc::new(kept.into()));
         Some(DynState::create(state, rank))
     }
 }
@@ -171,7 +172,7 @@ mod tests {
                 _ => panic!("not a float tensor on Flex"),
             }
         };
-        let kept = slot.get();
+        let kept = slot.get().unwrap();
         let tensors = kept.master.iter().chain(&kept.state.tensors);
         tensors.map(address).collect()
     }

@@ -80,34 +80,13 @@ impl Time {
 }
 
 /// A place for a state, which the pass fills. Full from the end of a step to the next; a clone takes handles out of it.
-#[derive(Clone, Default)]
-pub(super) struct Slot(Arc<OnceLock<WithMaster<Tensors>>>);
-
-impl Slot {
-    /// Does nothing where it is full.
-    pub(super) fn fill(&self, kept: WithMaster<Tensors>) {
-        let _ = self.0.set(kept);
-    }
-
-    pub(super) fn of(kept: WithMaster<Tensors>) -> Self {
-        Self(Arc::new(kept.into()))
-    }
-
-    pub(super) fn get(&self) -> &WithMaster<Tensors> {
-        self.0.get().expect(PANICKED)
-    }
-
-    pub(super) fn take(self) -> WithMaster<Tensors> {
-        let kept = Arc::unwrap_or_clone(self.0).into_inner();
-        kept.expect(PANICKED)
-    }
-}
+pub(super) type Slot = Arc<OnceLock<WithMaster<Tensors>>>;
 
 impl<O: Optimizer> State<O> {
     pub(super) fn flatten(&self, rule: &Rule, prefix: &str, out: &mut StateSink) {
         let kept = match self {
             Self::Burns(_, kept) => return kept.state_flatten(prefix, out),
-            Self::Tensors(slot) => slot.get(),
+            Self::Tensors(slot) => slot.get().expect(PANICKED),
         };
         if kept.state.time.is_fresh() {
             if !kept.shows_master(prefix) {
@@ -128,7 +107,7 @@ impl<O: Optimizer> State<O> {
     /// Gives the state as kernels take it, by a record if it was Burn's, which Burn shows to records alone. That waits for the device.
     pub(super) fn into_tensors(self, rule: &Rule, rank: usize) -> Option<WithMaster<Tensors>> {
         match self {
-            Self::Tensors(slot) => Some(slot.take()),
+            Self::Tensors(slot) => Some(Arc::unwrap_or_clone(slot).into_inner().expect(PANICKED)),
             Self::Burns(_, kept) => {
                 let mut sink = StateSink::default();
                 kept.state_flatten("", &mut sink);

@@ -47,7 +47,7 @@ use crate::{
 /// assert_eq!(resumed.loss_scale(), 1024.0);
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct AmpRecord {
     /// Its name in messages.
     pub(crate) origin: String,

@@ -10,7 +10,7 @@ use super::section::names_section;
 use crate::error::AmpError;
 
 /// A burnpack in memory. A clone shares the tensors.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Container {
     pub(crate) tensors: BTreeMap<String, Tensor>,
     pub(crate) scalars: BTreeMap<String, Scalar>,

@@ -117,6 +117,19 @@ impl AmpRecord {
     }
 }
 
+impl std::fmt::Debug for AmpRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AmpRecord")
+            .field("origin", &self.origin)
+            .field("num_tensors", &self.num_tensors())
+            .field("scaler", &self.scaler)
+            .field("window", &self.window())
+            .field("masters", &self.masters())
+            .field("hooks", &self.hooks().collect::<Vec<_>>())
+            .finish()
+    }
+}
+
 impl Scaler {
     /// Takes the counters of a record, where the schedule is in place already. Counts from zero, and returns false, if the record has none.
     pub(crate) fn take_counters(&mut self, record: &mut AmpRecord) -> bool {

@@ -38,13 +38,13 @@ fn burns_optimizer_in_place_of_a_scaled_one_is_warned_of() {
 /// What a dry run says of a loss. In f32 a scope loses nothing; a free `autocast` does nothing in a loop of one's own, nor in one part of it; and of two
 /// handles nobody moves one of the scales, unless gradients do not pass it.
 const CHECKED: &str = "
-the loss inside > HalfPrecisionLoss > [ T sum ]
+the loss inside > Border { what: Loss > [ T sum ]
 a second scope in f32 > right > [ T ] [f32 O ] sum
 a free scope > NoScope > [free T ] sum
 a free scope in part > NoScope > [ T ] [free T ] sum
 scopes of two handles > TwoPrecisions > [ T ] [b L ] sum
 a teacher of another handle > right > [b R ] *1 = ones [ T ] less square sum
-half precision that is carried out > DTypeClash > [ T = ] plus sum
+half precision that is carried out > Border { what: Clash > [ T = ] plus sum
 ";
 
 #[test]

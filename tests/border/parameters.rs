@@ -146,7 +146,7 @@ fn flex32_parameters_are_refused() {
     let model = amp.attach(model);
     let output = amp.try_autocast(random(1, [4, 3], &device), |x| model.forward(x));
     let (parameter, dtype) = ("weight".to_string(), DType::Flex32);
-    let expected = AmpError::HalfPrecisionLeaf { parameter, dtype };
+    let expected = AmpError::border(BorderFault::Parameter, Some(&parameter), dtype);
     assert_eq!(output.unwrap_err(), expected);
     assert_eq!(to_full(model).weight.base().dtype(), DType::F32);
 }

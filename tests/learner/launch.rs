@@ -90,7 +90,7 @@ fn parameters_and_states_that_do_not_fit_are_refused_before_the_run() {
     };
     let half = to_half(net(), FloatDType::F16, &[]);
     let error = refused(half, |amp| adam(amp).into());
-    is_error(&error, "HalfPrecisionLeaf", ["`GradScaler`"]);
+    is_error(&error, "Border { what: Parameter", ["`GradScaler`"]);
     let optims: [fn(&MixedPrecision) -> LearnerOptimizer; 3] = [
         |amp| trained(burns_adam(), amp).into(),
         |amp| trained(fused_adam(), amp).into(),

@@ -31,8 +31,8 @@ pub use burn::{
 pub use burn_amp::{
     adaptive::Guard,
     gradients::{
-        AccumulationWindow, GradientStatus, ScaledGradients, UnscaledGradients, histogram, inspect,
-        sum_of_devices,
+        AccumulationWindow, BorderFault, GradientStatus, ScaledGradients, UnscaledGradients,
+        histogram, inspect, sum_of_devices,
     },
     optim::{
         CaptureInput, CapturedStep, Fused, FusedAdam, FusedAdamW, FusedSgd, ModuleOptim, Scaler,

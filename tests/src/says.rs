@@ -16,25 +16,25 @@ LossNotFinite .. output_finite: false > the model's output is infinite or NaN > 
 LossNotFinite .. parameter: Some > itself is infinite or NaN
 LossNotFinite .. parameter: None, last_read: Some > The parameter read last in `autocast` is
 UnknownCause > another rank > The loss scale stays
-HalfPrecisionInput > `autocast` from outside > pass it in f32, or compute it inside
-HalfPrecisionLeaf > `to_full(model)` > `GradScaler` > `MasterWeights`
-CapturedOutput > returns a > outside > `in_f32` > Return the half-precision tensor > `amp.attach(model)`
-NotAttached > `amp.cast(tensor)`
-NotAttached .. attached: true > another `MixedPrecision`
-NotAttached .. attached: false > not attached > amp.prepare(model, optim)
-BackwardInside > return the output > take the loss outside
+Border { what: Input > `autocast` from outside > pass it in f32, or compute it inside
+Border { what: Parameter > `to_full(model)` > `GradScaler` > `MasterWeights`
+Border { what: Output > returns a > outside > `in_f32` > Return the half-precision tensor > `amp.attach(model)`
+Border { what: NotAttached > `amp.cast(tensor)`
+Border { what: NotAttached .. attached: true > another `MixedPrecision`
+Border { what: NotAttached .. attached: false > not attached > amp.prepare(model, optim)
+Border { what: Backward > return the output > take the loss outside
 TwoPrecisions > two `MixedPrecision`s
-OtherThread > is f32 there > `scope.enter(|| ..)`
-DTypeClash { dtype: F16 > which computes in F16 > amp.cast(tensor) > `in_f32(x, |x| layer.forward(x))`
-DTypeClash { dtype: F16 > `Scope::enter` > A target > take the loss outside > `Param::map` > `amp.attach(model)` again
-DTypeClash .. parameter: Some > the parameter read last is
-DTypeClash { dtype: F16, parameter: None, attached: true > no parameter was read before it: this model was not attached
-DTypeClash { dtype: F16, parameter: None, attached: true > another `MixedPrecision` > an f32 tensor of the program meets the input
-DTypeClash { dtype: F16, parameter: None, attached: false > (no parameter was read: the model was not attached
-DTypeClash { dtype: F32 > meet outside half precision > carried out of the closure
-DTypeClash .. F64 > f64 as it is > as f32
+Border { what: Thread > is f32 there > `scope.enter(|| ..)`
+Border { what: Clash .. dtype: F16 > which computes in F16 > amp.cast(tensor) > `in_f32(x, |x| layer.forward(x))`
+Border { what: Clash .. dtype: F16 > `Scope::enter` > A target > take the loss outside > `Param::map` > `amp.attach(model)` again
+Border { what: Clash .. parameter: Some > the parameter read last is
+Border { what: Clash { attached: true .. parameter: None, dtype: F16 > no parameter was read before it: this model was not attached
+Border { what: Clash { attached: true .. parameter: None, dtype: F16 > another `MixedPrecision` > an f32 tensor of the program meets the input
+Border { what: Clash { attached: false .. parameter: None, dtype: F16 > (no parameter was read: the model was not attached
+Border { what: Clash .. dtype: F32 > meet outside half precision > carried out of the closure
+Border { what: Clash .. F64 > f64 as it is > as f32
 NoScope > free `autocast`
-HalfPrecisionLoss > take the loss of it in f32
+Border { what: Loss > take the loss of it in f32
 GradientsNotFinite > infinite or NaN at every loss scale
 FarFromF32 > the loss is > % off > in_f32
 NoGradients > adapters

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::border::{DryRun, DryRunNotes, MixedPrecision, scope};
-use crate::error::AmpError;
+use crate::error::{AmpError, BorderFault};
 use crate::gradients::{Entries, Entry, GradientStatus, inspect, unchanged};
 use crate::values::{AnyTensor, is_half};
 
@@ -67,9 +67,9 @@ impl MixedPrecision {
     ///
     /// # Errors
     ///
-    /// [`AmpError::BorderLeak`], which names the parameter with the most bits that differ. [`AmpError::FarFromF32`] as above. [`AmpError::DTypeClash`] and the
+    /// [`AmpError::BorderLeak`], which names the parameter with the most bits that differ. [`AmpError::FarFromF32`] as above. [`AmpError::Border`] and the
     /// other errors of [`try_autocast`](Self::try_autocast). [`AmpError::NoScope`] if no scope of this was opened,
-    /// [`AmpError::HalfPrecisionLoss`] for a loss in half precision, and for one that is taken inside `autocast`: a vector of one value that
+    /// [`BorderFault::Loss`] for a loss in half precision, and for one that is taken inside `autocast`: a vector of one value that
     /// leaves it. [`AmpError::HalfPrecisionParameter`] if the gradient of a parameter is narrower than the parameter, which met half precision without a cast.
     /// [`AmpError::TwoPrecisions`] if gradients pass through scopes of another handle too. [`AmpError::GradientsNotFinite`] if they overflow at every
     /// scale, [`AmpError::NoGradients`] if there is none, the loss was computed without autodiff, or all are zero. What [`check_device`](Self::check_device)
@@ -129,7 +129,7 @@ impl MixedPrecision {
             return Err(AmpError::NoScope);
         }
         if notes.is_loss_inside && is_half(dtype) {
-            return Err(AmpError::HalfPrecisionLoss { dtype });
+            return Err(AmpError::border(BorderFault::Loss, None, dtype));
         }
         let mut others = notes.handles.iter().filter(|other| !other.is(self));
         match others.any(Self::is_scaled) {
@@ -281,7 +281,7 @@ pub fn dry_loss<M: Module, const D: usize>(
         return Err(AmpError::NoScope);
     }
     if is_half(dtype) {
-        return Err(AmpError::HalfPrecisionLoss { dtype });
+        return Err(AmpError::border(BorderFault::Loss, None, dtype));
     }
     match loss.is_tracked() {
         true => Ok(loss),

@@ -3,7 +3,7 @@ use burn_amp_kernels::UnsupportedDType as Unsupported;
 use std::convert::Infallible;
 use thiserror::Error;
 
-/// What can go wrong in this crate. One type for all of it.
+/// The failures of this crate. One type for all of them.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum AmpError {
@@ -56,7 +56,7 @@ pub enum AmpError {
     LossNotFinite {
         /// Skipped steps in a row, this one included.
         skips: u64,
-        /// Whether the output of the model, where it left half precision, was finite.
+        /// True if the output of the model, where it left half precision, was finite.
         output_finite: bool,
         /// The path of the first parameter that is infinite or NaN itself; none if all are finite, or no module was at hand.
         parameter: Option<String>,
@@ -82,7 +82,7 @@ pub enum AmpError {
     /// A step cannot be captured, because a replay would repeat what was true when it was captured. Model and optimizer are as they were.
     #[error("the step cannot be captured: {reason}")]
     CannotCapture {
-        /// What stands in the way.
+        /// The obstacle.
         reason: String,
     },
 
@@ -99,7 +99,7 @@ pub enum AmpError {
         hook: String,
         /// Steps rejected in a row, this one included.
         steps: u64,
-        /// Why the last one was.
+        /// The hook's reason for the last one.
         reason: String,
     },
 
@@ -113,65 +113,15 @@ pub enum AmpError {
     )]
     LossNotScaled,
 
-    /// A half-precision tensor that requires gradients came into a scope from outside: its gradient would be rounded to half
-    /// precision without the loss scale.
-    #[error(
-        "a {dtype:?} tensor that requires gradients came into `autocast` from outside, where its gradient is not scaled: pass it \
-         in f32, or compute it inside"
-    )]
-    HalfPrecisionInput {
-        /// The tensor's dtype.
+    /// A tensor met the border of half precision in a way that would lose the loss scale, or values.
+    #[error("{}", what.message(parameter.as_deref().unwrap_or_default(), *dtype))]
+    Border {
+        /// The way.
+        what: BorderFault,
+        /// The path of a parameter that it is about, or that was read last; none if there is none.
+        parameter: Option<String>,
+        /// The dtype of the tensor, or of the scope.
         dtype: DType,
-    },
-
-    /// A half-precision parameter that requires gradients was read in a scope, or an f16 one is to be trained in a `Learner`.
-    #[error(
-        "parameter `{parameter}` is {dtype:?}: `autocast` needs f32 parameters (`to_full(model)`). To train half-precision \
-         parameters, scale the loss with `GradScaler` and keep f32 copies with `MasterWeights`"
-    )]
-    HalfPrecisionLeaf {
-        /// The path of the parameter.
-        parameter: String,
-        /// The parameter's dtype.
-        dtype: DType,
-    },
-
-    /// A tensor that requires gradients and is not of the scope's dtype came out of a scope.
-    #[error(
-        "`autocast` returns a {dtype:?} tensor that requires gradients and is not in the scope's half precision: its gradient \
-         would be off by the loss scale. Return the half-precision tensor, or compute this one outside (a loss, a head in f32). \
-         Put a region that must be f32 into `in_f32`, which casts its result back. A model all of which runs in f32 inside was not attached: \
-         `amp.prepare(model, optim)` or `amp.attach(model)`"
-    )]
-    CapturedOutput {
-        /// The tensor's dtype.
-        dtype: DType,
-    },
-
-    /// What came out of a scope requires gradients, and nothing that does has come in: no parameter of the scope's handle, and no input.
-    ///
-    /// So it comes from a tensor that the scope has not cast, whose gradient would be off by the loss scale. On a device that does not refuse two dtypes the
-    /// value is garbage, too.
-    #[error(
-        "`autocast` returns a {dtype:?} tensor that requires gradients, but no parameter of this `MixedPrecision` that does was read inside: {}. A tensor of your own \
-         that requires gradients goes in as an input, or by `amp.cast(tensor)`",
-        not_attached(*attached)
-    )]
-    NotAttached {
-        /// The tensor's dtype.
-        dtype: DType,
-        /// Whether a model was attached to the `MixedPrecision`.
-        attached: bool,
-    },
-
-    /// `backward` was called inside the closure of `autocast`.
-    #[error(
-        "the gradient of `{parameter}` was computed inside `autocast`, where it lacks the loss scale, and so is too small by that factor: \
-         return the output from the closure, take the loss outside, and call `backward` there"
-    )]
-    BackwardInside {
-        /// The path of the first parameter whose gradient came.
-        parameter: String,
     },
 
     /// Gradients pass through scopes of two handles, and an optimizer moves the loss scale of one.
@@ -182,35 +132,6 @@ pub enum AmpError {
     )]
     TwoPrecisions,
 
-    /// A thread that was started inside a scope has panicked, on which a parameter was read.
-    #[error(
-        "a thread that was started inside `autocast` has panicked: its own message is above. A scope belongs to its thread, so `{parameter}` is f32 there, \
-         where it meets {dtype:?}. Take the scope along: `let scope = Scope::current();` before the thread starts, and `scope.enter(|| ..)` in it"
-    )]
-    OtherThread {
-        /// The path of the parameter that was read last there.
-        parameter: String,
-        /// The dtype of the scope.
-        dtype: DType,
-    },
-
-    /// Burn refused to combine two dtypes inside a scope, or outside in a dry run.
-    #[error(
-        "two dtypes meet {}. {}Burn says: {message}",
-        clash(*dtype, parameter.as_deref(), *attached),
-        if message.contains("F64") { "`autocast` leaves f64 as it is: pass such an input as f32, `input.cast(FloatDType::F32)`. " } else { "" }
-    )]
-    DTypeClash {
-        /// The dtype of the scope; f32 outside of all scopes.
-        dtype: DType,
-        /// The path of the parameter that was read last; none if none was read.
-        parameter: Option<String>,
-        /// Whether a model was attached to the `MixedPrecision`.
-        attached: bool,
-        /// What Burn said.
-        message: String,
-    },
-
     /// A dry run, or a `Learner`'s first step, opened no scope of its `MixedPrecision`: it ran in f32.
     #[error(
         "the loss was computed, in whole or in part, without `autocast` of this `MixedPrecision`: in a loop call \
@@ -218,15 +139,6 @@ pub enum AmpError {
          check it by `amp.check_in_learner(..)`"
     )]
     NoScope,
-
-    /// A dry run gave a loss in half precision, which is too coarse for it.
-    #[error(
-        "the loss is {dtype:?}: let the model's output leave `autocast`, and take the loss of it in f32"
-    )]
-    HalfPrecisionLoss {
-        /// The dtype of the loss.
-        dtype: DType,
-    },
 
     /// A dry run found gradients that are infinite or NaN at every loss scale.
     #[error(
@@ -252,7 +164,7 @@ pub enum AmpError {
         half: f64,
         /// The loss in f32.
         full: f64,
-        /// How far what leaves the scopes is from the same in f32: the norm of the difference over the norm in f32.
+        /// The distance of the scopes' outputs from the same in f32: the norm of the difference over the norm in f32.
         outputs: f64,
     },
 
@@ -276,9 +188,9 @@ pub enum AmpError {
     BorderLeak {
         /// The path of the parameter with the most such values.
         parameter: String,
-        /// How many values differ.
+        /// The number of values that differ.
         differ: usize,
-        /// How many there are.
+        /// The number of values.
         values: usize,
     },
 
@@ -355,7 +267,7 @@ pub enum AmpError {
     /// Burn ended a `Learner`'s run: its data, a checkpoint or a worker failed.
     #[error("the run has ended before its last epoch: {reason}")]
     RunFailed {
-        /// What Burn said.
+        /// Burn's message.
         reason: String,
     },
 
@@ -368,7 +280,7 @@ pub enum AmpError {
     OtherModule {
         /// The path of the parameter, or a name for all of them.
         parameter: String,
-        /// What is different.
+        /// The difference.
         reason: String,
     },
 
@@ -377,7 +289,7 @@ pub enum AmpError {
     RecordIo {
         /// The file, or "memory".
         origin: String,
-        /// What the system said.
+        /// The system's message.
         reason: String,
     },
 
@@ -386,7 +298,7 @@ pub enum AmpError {
     DamagedRecord {
         /// The file, or "memory".
         origin: String,
-        /// What does not fit.
+        /// The contradiction.
         reason: String,
     },
 
@@ -395,7 +307,7 @@ pub enum AmpError {
     ForeignRecord {
         /// The file, or "memory".
         origin: String,
-        /// What was found and what was expected.
+        /// The difference.
         reason: String,
     },
 
@@ -421,7 +333,7 @@ pub enum AmpError {
     /// A [`state_dict`](crate::GradScaler::state_dict) lacks a value, or the text is none. Nothing was loaded.
     #[error("not the state of a GradScaler: {reason}")]
     InvalidState {
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
 
@@ -450,7 +362,88 @@ pub enum AmpError {
     },
 }
 
-/// Of a conversion that cannot fail.
+/// The ways to cross the border of half precision, or not to cross it, that are refused: see [`AmpError::Border`].
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum BorderFault {
+    /// A half-precision tensor that requires gradients came into a scope from outside: its gradient would be rounded to half
+    /// precision without the loss scale.
+    Input,
+    /// A half-precision parameter that requires gradients was read in a scope, or an f16 one is to be trained in a `Learner`.
+    Parameter,
+    /// A tensor that requires gradients and is not of the scope's dtype came out of a scope.
+    Output,
+    /// A tensor came out of a scope that requires gradients, and nothing that does has come in: no parameter of the scope's handle, and no input.
+    ///
+    /// So it comes from a tensor that the scope has not cast, whose gradient would be off by the loss scale. On a device that does not refuse two dtypes the
+    /// value is garbage, too.
+    NotAttached {
+        /// True if a model was attached to the `MixedPrecision`.
+        attached: bool,
+    },
+    /// `backward` was called inside the closure of `autocast`; the parameter is the first whose gradient came.
+    Backward,
+    /// A thread that was started inside a scope has panicked; the parameter was read last there.
+    Thread,
+    /// Burn refused to combine two dtypes inside a scope, or outside in a dry run, where the dtype is f32.
+    Clash {
+        /// True if a model was attached to the `MixedPrecision`.
+        attached: bool,
+        /// Burn's message.
+        message: String,
+    },
+    /// A dry run gave a loss in half precision, which is too coarse for it.
+    Loss,
+}
+
+impl BorderFault {
+    fn message(&self, parameter: &str, dtype: DType) -> String {
+        match self {
+            Self::Input => format!(
+                "a {dtype:?} tensor that requires gradients came into `autocast` from outside, where its gradient is not scaled: pass it \
+                 in f32, or compute it inside"
+            ),
+            Self::Parameter => format!(
+                "parameter `{parameter}` is {dtype:?}: `autocast` needs f32 parameters (`to_full(model)`). To train half-precision \
+                 parameters, scale the loss with `GradScaler` and keep f32 copies with `MasterWeights`"
+            ),
+            Self::Output => format!(
+                "`autocast` returns a {dtype:?} tensor that requires gradients and is not in the scope's half precision: its gradient \
+                 would be off by the loss scale. Return the half-precision tensor, or compute this one outside (a loss, a head in f32). \
+                 Put a region that must be f32 into `in_f32`, which casts its result back. A model all of which runs in f32 inside was not attached: \
+                 `amp.prepare(model, optim)` or `amp.attach(model)`"
+            ),
+            Self::NotAttached { attached } => format!(
+                "`autocast` returns a {dtype:?} tensor that requires gradients, but no parameter of this `MixedPrecision` that does was read inside: {}. \
+                 A tensor of your own that requires gradients goes in as an input, or by `amp.cast(tensor)`",
+                not_attached(*attached)
+            ),
+            Self::Backward => format!(
+                "the gradient of `{parameter}` was computed inside `autocast`, where it lacks the loss scale, and so is too small by that factor: \
+                 return the output from the closure, take the loss outside, and call `backward` there"
+            ),
+            Self::Thread => format!(
+                "a thread that was started inside `autocast` has panicked: its own message is above. A scope belongs to its thread, so `{parameter}` is \
+                 f32 there, where it meets {dtype:?}. Take the scope along: `let scope = Scope::current();` before the thread starts, and \
+                 `scope.enter(|| ..)` in it"
+            ),
+            Self::Clash { attached, message } => format!(
+                "two dtypes meet {}. {}Burn says: {message}",
+                clash(dtype, parameter, *attached),
+                match message.contains("F64") {
+                    true =>
+                        "`autocast` leaves f64 as it is: pass such an input as f32, `input.cast(FloatDType::F32)`. ",
+                    false => "",
+                }
+            ),
+            Self::Loss => format!(
+                "the loss is {dtype:?}: let the model's output leave `autocast`, and take the loss of it in f32"
+            ),
+        }
+    }
+}
+
+/// The error of a conversion that cannot fail.
 impl From<Infallible> for AmpError {
     fn from(error: Infallible) -> Self {
         match error {}
@@ -469,12 +462,12 @@ impl From<Unsupported> for AmpError {
 
 #[doc(hidden)]
 impl AmpError {
-    /// Of a number that a setting cannot have.
+    /// The error for a number that a setting cannot have.
     pub fn invalid(field: &'static str, value: impl Into<f64>, allowed: impl Into<String>) -> Self {
         Self::refused(field, short(value.into()), allowed)
     }
 
-    /// As [`invalid`](Self::invalid), of a setting that is no number.
+    /// The error for a value that is no number, and that a setting cannot have.
     pub fn refused(
         field: &'static str,
         value: impl Into<String>,
@@ -488,32 +481,42 @@ impl AmpError {
         }
     }
 
-    /// Of a parameter that is not that of the last step.
+    /// The error for a parameter that is not that of the last step.
     pub fn other_module(parameter: impl Into<String>, reason: impl Into<String>) -> Self {
         let (parameter, reason) = (parameter.into(), reason.into());
         Self::OtherModule { parameter, reason }
     }
 
-    /// Of a record that cannot be read or written.
+    /// The error for a tensor at the border of half precision.
+    pub fn border(what: BorderFault, parameter: Option<&str>, dtype: DType) -> Self {
+        let parameter = parameter.map(String::from);
+        Self::Border {
+            what,
+            parameter,
+            dtype,
+        }
+    }
+
+    /// The error for a record that cannot be read or written.
     pub fn record_io(origin: impl Into<String>, reason: impl Into<String>) -> Self {
         let (origin, reason) = (origin.into(), reason.into());
         Self::RecordIo { origin, reason }
     }
 
-    /// Of a record that no run has written.
+    /// The error for a record that no run has written.
     pub fn damaged(origin: impl Into<String>, reason: impl Into<String>) -> Self {
         let (origin, reason) = (origin.into(), reason.into());
         Self::DamagedRecord { origin, reason }
     }
 
-    /// Of a record that is of something else.
+    /// The error for a record that is of something else.
     pub fn foreign(origin: impl Into<String>, reason: impl Into<String>) -> Self {
         let (origin, reason) = (origin.into(), reason.into());
         Self::ForeignRecord { origin, reason }
     }
 }
 
-/// What is known of where a loss became infinite or NaN.
+/// Names where a loss became infinite or NaN, as far as it is known.
 fn named(parameter: Option<&str>, last_read: Option<&str>) -> String {
     match (parameter, last_read) {
         (Some(path), _) => format!(
@@ -524,20 +527,20 @@ fn named(parameter: Option<&str>, last_read: Option<&str>) -> String {
     }
 }
 
-/// Where two dtypes meet, and what to do.
-fn clash(dtype: DType, parameter: Option<&str>, attached: bool) -> String {
+/// Says where two dtypes meet, and what to do. The parameter is empty where none was read.
+fn clash(dtype: DType, parameter: &str, attached: bool) -> String {
     if dtype == DType::F32 {
         return "outside half precision: a tensor was carried out of the closure of `autocast`, or cast by hand. Return it from the closure, \
                 which casts it to f32"
             .to_string();
     }
     let last = match (parameter, attached) {
-        (Some(path), _) => format!("the parameter read last is `{path}`"),
-        (None, true) => format!(
+        (path, _) if !path.is_empty() => format!("the parameter read last is `{path}`"),
+        (_, true) => format!(
             "no parameter was read before it: {}; or an f32 tensor of the program meets the input",
             not_attached(true)
         ),
-        (None, false) => format!("no parameter was read: {}", not_attached(false)),
+        (_, false) => format!("no parameter was read: {}", not_attached(false)),
     };
     format!(
         "inside `autocast`, which computes in {dtype:?} ({last}). A layer that holds f32 tensors of its own (BatchNorm, Lstm, Gru, positional \
@@ -547,7 +550,7 @@ fn clash(dtype: DType, parameter: Option<&str>, attached: bool) -> String {
     )
 }
 
-/// Why a scope has read no parameter; whether its handle has some.
+/// Says why a scope has read no parameter, where its handle has some or not.
 fn not_attached(attached: bool) -> &'static str {
     match attached {
         true => {
@@ -568,7 +571,7 @@ fn share(value: f64) -> String {
     }
 }
 
-/// Whether a setting is inside its range, which the caller has looked at.
+/// Refuses a setting that is not `inside` its range.
 pub fn in_range(
     field: &'static str,
     value: f64,
@@ -609,13 +612,13 @@ pub struct StepError<M> {
     /// The module: `*failed.module`. As it was given; where a `PipelinedOptimizer` is synchronized, with its newest parameters; of a run, as far as it was
     /// trained. Boxed, so that a `Result` of a step stays small.
     pub module: Box<M>,
-    /// What went wrong.
+    /// The failure.
     pub error: AmpError,
 }
 
 #[doc(hidden)]
 impl<M> StepError<M> {
-    /// With the module, as it was given.
+    /// The failure, with the module as it was given.
     pub fn new(module: M, error: AmpError) -> Self {
         let module = Box::new(module);
         Self { module, error }
@@ -638,7 +641,7 @@ impl<M> StepError<M> {
     }
 }
 
-/// Without the module, which may not print.
+/// Leaves out the module, which may not print.
 impl<M> std::fmt::Debug for StepError<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("StepError")

@@ -39,7 +39,7 @@ pub use border::cast::CastFloat;
 pub use border::mixed_precision::MixedPrecision;
 pub use border::scope::{Scope, autocast, in_f32, rescaled};
 pub use ema::{Ema, EmaConfig};
-pub use error::{AmpError, StepError};
+pub use error::{AmpError, BorderFault, StepError};
 pub use grad_scaler::GradScaler;
 pub use gradients::clip::GradientClip;
 pub use gradients::status::GradientStatus;

@@ -42,7 +42,7 @@ pub use verdict::Verdict;
 /// # Errors
 ///
 /// [`ReportError::Amp`]: the device lacks the half precision ([`AmpError::UnsupportedDType`]), and what
-/// [`check`](MixedPrecision::check) refuses before there are gradients: [`AmpError::NoScope`], [`AmpError::DTypeClash`],
+/// [`check`](MixedPrecision::check) refuses before there are gradients: [`AmpError::NoScope`], [`AmpError::Border`],
 /// [`AmpError::NoGradients`] and those of `try_autocast`.
 ///
 /// # Panics

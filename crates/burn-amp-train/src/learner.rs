@@ -11,7 +11,7 @@ use super::steps::{Kind, Steps};
 use burn_amp_core::internal::learner::{OptimizerState, set_running};
 use burn_amp_core::internal::{ParamTensors, Parameter, StepOptions, parameters};
 use burn_amp_core::{
-    AmpError, Ema, MasterWeights, MixedPrecision, ModuleOptim, ScaledOptimizer, Scaler,
+    AmpError, BorderFault, Ema, MasterWeights, MixedPrecision, ModuleOptim, ScaledOptimizer, Scaler,
 };
 use burn_amp_optim::Fused;
 use burn_amp_pipeline::PipelinedOptimizer;
@@ -30,8 +30,11 @@ pub(super) fn learner<M: LearnerModel>(
     let parameters = parameters(&model);
     let is_f16 = |found: &&Parameter| found.is_trained && found.value.dtype() == DType::F16;
     if let Some(Parameter { path, .. }) = parameters.iter().find(is_f16) {
-        let (parameter, dtype) = (path.clone(), DType::F16);
-        return Err(AmpError::HalfPrecisionLeaf { parameter, dtype });
+        return Err(AmpError::border(
+            BorderFault::Parameter,
+            Some(path),
+            DType::F16,
+        ));
     }
     if let Some(loaded) = parts.loaded {
         loaded.check(parameters)?;

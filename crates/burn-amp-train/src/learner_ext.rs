@@ -142,7 +142,7 @@ pub trait LearnerExt: Borrow<MixedPrecision> {
     ///
     /// # Errors
     ///
-    /// [`AmpError::UnsupportedDType`] if a device of the model cannot compute in this precision. [`AmpError::HalfPrecisionLeaf`] for parameters that
+    /// [`AmpError::UnsupportedDType`] if a device of the model cannot compute in this precision. [`AmpError::Border`] for parameters that
     /// are f16 themselves. [`AmpError::ForeignRecord`] if the optimizer's state was loaded and is of another model.
     /// [`AmpError::OptimizerThread`] for a [`PipelinedOptimizer`](burn_amp_pipeline::PipelinedOptimizer) whose thread has panicked.
     /// [`AmpError::InvalidValue`] for a setting that is out of its range, for a [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) that was not made with

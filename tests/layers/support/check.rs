@@ -95,7 +95,7 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         let forward = |x| (self.forward)(&model, x, &flex());
         let error = self.amp.try_autocast(self.input(&flex()), forward);
         let error = error.map(drop).expect_err("it runs as it is: list it so");
-        is_error(&error, "DTypeClash", []);
+        is_error(&error, "Border { what: Clash", []);
     }
 
     /// The layer in f32 and in half precision, whose outputs and gradients are close, and the parameters that have gradients.

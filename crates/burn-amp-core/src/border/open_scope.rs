@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, Once};
 
 use super::dry_run::DryRun;
 use super::mixed_precision::MixedPrecision;
+use crate::error::{AmpError, BorderFault};
 use crate::scale::border_events::{EventPlace, OpenRegion};
 use crate::scale::region::{Factor, Region};
 use crate::values::{AnyTensor, is_half};
-use crate::{error::AmpError, lock::locked, scale::device_step::DeviceStep};
+use crate::{lock::locked, scale::device_step::DeviceStep};
 
 /// The factor between two sides, and its inverse, must be normal in f32, or gradients lose digits.
 const MAX_EXPONENT: u32 = 126;
@@ -60,18 +61,17 @@ pub(super) struct ScopeNotes {
 
 impl ScopeNotes {
     /// Refuses a backward pass that comes to this parameter while a closure runs: that of this scope, or of the next around it.
-    fn refuse_backward(notes: &Mutex<Self>, parameter: &str) -> bool {
+    fn refuse_backward(notes: &Mutex<Self>, parameter: &str, dtype: DType) -> bool {
         let outer = {
             let mut notes = locked(notes);
             if !notes.is_closed {
-                let parameter = parameter.to_string();
-                let error = AmpError::BackwardInside { parameter };
+                let error = AmpError::border(BorderFault::Backward, Some(parameter), dtype);
                 notes.refused.get_or_insert(error);
                 return true;
             }
             notes.outer.clone()
         };
-        outer.is_some_and(|outer| Self::refuse_backward(&outer, parameter))
+        outer.is_some_and(|outer| Self::refuse_backward(&outer, parameter, dtype))
     }
 }
 
@@ -271,7 +271,7 @@ impl OpenScope {
             locked(&self.notes).has_gradients = true;
             if is_outside && is_half(dtype) {
                 // On its way back its gradient would be rounded to half precision without the scale.
-                self.refuse(AmpError::HalfPrecisionInput { dtype });
+                self.refuse(AmpError::border(BorderFault::Input, None, dtype));
             }
             if is_outside && keeps {
                 left = self.watch_leaving();
@@ -299,8 +299,7 @@ impl OpenScope {
         let (dtype, is_tracked) = (base.dtype(), base.is_tracked());
         // Of Flex32 nobody knows how many digits a device keeps.
         if is_tracked && (is_half(dtype) || dtype == DType::Flex32) {
-            let parameter = path.to_string();
-            self.refuse(AmpError::HalfPrecisionLeaf { parameter, dtype });
+            self.refuse(AmpError::border(BorderFault::Parameter, Some(path), dtype));
         }
         let has_regions = {
             let mut notes = locked(&self.notes);
@@ -322,6 +321,7 @@ impl OpenScope {
         if is_tracked && (is_scaled || is_step) {
             let place = EventPlace::Parameter(self.number, self.region.clone());
             let (notes, path, amp) = (self.notes.clone(), path.clone(), self.amp.clone());
+            let dtype = self.side.dtype.into();
             watch = Some(Watch::of_passing(move |gradient| {
                 let (awaits_gradients, is_over) = {
                     let notes = locked(&notes);
@@ -329,7 +329,7 @@ impl OpenScope {
                     (notes.awaits_gradients, is_over)
                 };
                 let is_inside = is_scaled && !is_over;
-                if is_inside && ScopeNotes::refuse_backward(&notes, &path) {
+                if is_inside && ScopeNotes::refuse_backward(&notes, &path, dtype) {
                     return;
                 }
                 if is_step {
@@ -349,7 +349,7 @@ impl OpenScope {
         let is_tracked = tensor.is_tracked();
         if !self.side.holds(dtype) {
             if is_tracked {
-                self.refuse(AmpError::CapturedOutput { dtype });
+                self.refuse(AmpError::border(BorderFault::Output, None, dtype));
             }
             return tensor.cast(FloatDType::F32);
         }
@@ -357,7 +357,8 @@ impl OpenScope {
         // A gradient that comes from nowhere is of a parameter that was not cast.
         if is_narrow && !locked(&self.notes).has_gradients {
             let attached = self.amp.is_attached();
-            self.refuse(AmpError::NotAttached { dtype, attached });
+            let what = BorderFault::NotAttached { attached };
+            self.refuse(AmpError::border(what, None, dtype));
         }
         if let Some(dry) = &self.dry {
             dry.leaves(&tensor, &self.amp, to.is_outside());

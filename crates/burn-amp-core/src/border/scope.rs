@@ -29,7 +29,7 @@ use super::cast::{CastFloat, cast_each};
 use super::dry_run::DryRun;
 use super::mixed_precision::{MixedPrecision, half_exists};
 use super::open_scope::{OpenScope, Side};
-use crate::error::{AmpError, or_panic};
+use crate::error::{AmpError, BorderFault, or_panic};
 use crate::values::{AnyTensor, SCOPED, is_half};
 use crate::{
     lock::locked,
@@ -155,8 +155,7 @@ fn explain(open: &OpenScope, panic: Box<dyn Any + Send>) -> AmpError {
     if OF_THREADS.iter().any(|said| message.contains(said))
         && let Some(path) = open.amp.read_elsewhere(open.number)
     {
-        let parameter = path.to_string();
-        return AmpError::OtherThread { parameter, dtype };
+        return AmpError::border(BorderFault::Thread, Some(&path), dtype);
     }
     dtype_clash(panic, dtype, last_read, open.amp.is_attached())
 }
@@ -172,12 +171,8 @@ pub(crate) fn dtype_clash(
     if !CLASHES.iter().any(|clash| message.contains(clash)) {
         resume_unwind(panic);
     }
-    AmpError::DTypeClash {
-        dtype,
-        parameter: parameter.map(|path| path.to_string()),
-        attached,
-        message,
-    }
+    let what = BorderFault::Clash { attached, message };
+    AmpError::border(what, parameter.as_deref(), dtype)
 }
 
 /// The words of Burn 0.22.1 when two dtypes meet: its Flex backend (an operation on two tensors, a layer norm), its fusion, its
@@ -237,13 +232,13 @@ impl MixedPrecision {
     ///
     /// # Errors
     ///
-    /// [`AmpError::HalfPrecisionInput`] if a half-precision tensor that requires gradients comes in from outside,
-    /// [`AmpError::HalfPrecisionLeaf`] if such a parameter is read, [`AmpError::CapturedOutput`] if an f32 tensor that
-    /// requires gradients is returned, [`AmpError::NotAttached`] if what is returned requires gradients although nothing that does has come in,
-    /// [`AmpError::DTypeClash`] if Burn panics because of two dtypes inside, [`AmpError::OtherThread`] if a thread that `forward` waits for panics, and
-    /// parameters were read there,
+    /// [`AmpError::Border`], of which [`BorderFault`] has the cases: if a half-precision tensor that requires gradients comes in from outside,
+    /// or such a parameter is read, if an f32 tensor that
+    /// requires gradients is returned, or anything does although nothing that does has come in,
+    /// if Burn panics because of two dtypes inside, if a thread that `forward` waits for panics, and
+    /// parameters were read there, or if `forward` itself calls `backward` and the loss scale is not 1.
     /// [`AmpError::UnsupportedDType`] and [`AmpError::UncheckedDTypes`] as [`check_device`](Self::check_device),
-    /// [`AmpError::BackwardInside`] if `forward` itself calls `backward` and the loss scale is not 1. [`AmpError::InvalidValue`] for a
+    /// and [`AmpError::InvalidValue`] for a
     /// [`rescaled`] region whose power of two is outside -126 to 126.
     pub fn try_autocast<I: CastFloat, R: CastFloat>(
         &self,

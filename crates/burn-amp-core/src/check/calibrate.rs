@@ -48,8 +48,8 @@ impl MixedPrecision {
     /// # Errors
     ///
     /// The scale stays as it was. [`AmpError::GradientsNotFinite`] if gradients overflow even at 2^-24 (a scale below 1 is set, and warned of),
-    /// [`AmpError::NoGradients`] if there is none, the loss was computed without autodiff, or all are zero. [`AmpError::NoScope`], [`AmpError::HalfPrecisionLoss`],
-    /// [`AmpError::DTypeClash`] and the rest as [`check`](Self::check).
+    /// [`AmpError::NoGradients`] if there is none, the loss was computed without autodiff, or all are zero. [`AmpError::NoScope`],
+    /// [`AmpError::Border`] and the rest as [`check`](Self::check).
     ///
     /// # Panics
     ///

@@ -3,7 +3,7 @@
 use burn::tensor::{FloatDType, Tensor};
 use burn::{module::Module, optim::GradientsParams};
 use burn_amp_core::internal::observe::{self, DryRun, measure};
-use burn_amp_core::{AmpError, MixedPrecision};
+use burn_amp_core::{AmpError, BorderFault, MixedPrecision};
 use std::sync::Arc;
 
 use super::compare::Figures;
@@ -48,7 +48,13 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             ..DryRun::at(loss_scale)
         });
         let loss = observe::dry_loss(self.amp, &dry, self.model, &mut self.loss);
-        let is_refused = matches!(loss, Err(AmpError::HalfPrecisionLoss { .. }));
+        let is_refused = matches!(
+            loss,
+            Err(AmpError::Border {
+                what: BorderFault::Loss,
+                ..
+            })
+        );
         self.losses_computed += u32::from(!is_refused);
         let loss = loss?;
         let grads = loss.backward();
@@ -88,7 +94,10 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         let mut runs = Vec::new();
         for (dtype, scale) in specs {
             match self.run(SEED, dtype, scale, Trace::of_all(), &[]) {
-                Err(AmpError::HalfPrecisionLoss { .. }) => {
+                Err(AmpError::Border {
+                    what: BorderFault::Loss,
+                    ..
+                }) => {
                     return Ok(self.judged(&reference, present, Verdict::LossInHalf));
                 }
                 trial => runs.push(reference.compare(trial?)?),
@@ -260,7 +269,10 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
                 match self.run(SEED, self.formats[0], *scale, Trace::default(), layers) {
                     Ok(trial) => Ok(reference.is_right(&reference.compare(trial)?, None)),
                     // A tensor that the layer captures is f16.
-                    Err(AmpError::DTypeClash { .. }) => Ok(false),
+                    Err(AmpError::Border {
+                        what: BorderFault::Clash { .. },
+                        ..
+                    }) => Ok(false),
                     Err(error) => Err(error),
                 }
             };

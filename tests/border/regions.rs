@@ -259,6 +259,28 @@ fn a_region_that_is_not_enabled_has_no_factor() {
     assert_eq!(take_in(&mut run(), &off.unwrap(), 5), "+10: ");
 }
 
+/// Gradients that come to it are not those that come to the region around it.
+#[test]
+fn a_region_that_is_not_enabled_shows_nothing_to_the_one_around_it() {
+    let off = GradScalerConfig::new().with_enabled(false);
+    let off = Rescale::dynamic("off").with_scaler(off).unwrap();
+    let steps = |has_off: bool| {
+        let mut run = run();
+        let mut step = |_| {
+            let inside = |x: Tensor<1>| match has_off {
+                true => rescaled(off.clone(), x, |x| run.model.trunk.forward(x)),
+                false => run.model.trunk.forward(x),
+            };
+            let output = run.amp.autocast(ones(), |x| {
+                rescaled(eager(Schedule::log_max()), x, |x| inside(x) * two(10))
+            });
+            step_on(&mut run, output.sum() * two(-10))
+        };
+        (0..8).map(&mut step).collect::<Vec<_>>()
+    };
+    assert_eq!(steps(true), steps(false));
+}
+
 /// A program that has no such region any more is warned, and keeps it for one that has; it holds no fused optimizer up.
 #[test]
 fn a_region_of_a_record_that_is_not_opened_waits() {

@@ -4,9 +4,10 @@ pub(crate) mod cast;
 pub(crate) mod dry_run;
 pub(crate) mod mixed_precision;
 pub(crate) mod observer;
-pub(crate) mod open_scope;
+mod open_scope;
 pub(crate) mod scope;
 
 pub(crate) use cast::multiply_losses;
 pub(crate) use dry_run::{DryRun, DryRunNotes};
 pub(crate) use mixed_precision::MixedPrecision;
+pub(crate) use open_scope::SCALES_GRADIENTS;

@@ -19,8 +19,8 @@ pub(crate) use record::ScalerState;
 pub(crate) use step::{Failed, Joint, check_accepted};
 pub use worker_side::HandedOver;
 
+use crate::border::SCALES_GRADIENTS;
 use crate::border::cast::{CastFloat, multiply_losses};
-use crate::border::open_scope::SCALES_GRADIENTS;
 use crate::gradients::entries::{Entries, LOW_RANK, ids_of};
 use crate::gradients::running_statistics::Buffers;
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, handles};

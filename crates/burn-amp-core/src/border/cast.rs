@@ -168,7 +168,7 @@ impl std::fmt::Debug for Cast<'_> {
 }
 
 /// Casts the f16, bf16 and f32 tensors of a value.
-pub(crate) fn cast_each<T: CastFloat>(value: T, cast: impl Fn(AnyTensor) -> AnyTensor) -> T {
+pub(super) fn cast_each<T: CastFloat>(value: T, cast: impl Fn(AnyTensor) -> AnyTensor) -> T {
     let cast = |tensor: AnyTensor| match tensor.dtype() {
         DType::F16 | DType::BF16 | DType::F32 => cast(tensor),
         _ => tensor,

@@ -74,7 +74,7 @@ struct Shared {
 static HALF_EXISTS: AtomicBool = AtomicBool::new(false);
 
 /// Says whether the program computes in half precision somewhere.
-pub(crate) fn half_exists() -> bool {
+pub(super) fn half_exists() -> bool {
     HALF_EXISTS.load(Ordering::Relaxed)
 }
 
@@ -271,7 +271,7 @@ impl MixedPrecision {
     }
 
     /// Checks a device that a tensor comes from as [`check_device`](Self::check_device): once for each.
-    pub(crate) fn meets(&self, device: Device) -> Result<(), AmpError> {
+    pub(super) fn meets(&self, device: Device) -> Result<(), AmpError> {
         if locked(&self.shared.devices).contains(&device) {
             return Ok(());
         }
@@ -286,7 +286,7 @@ impl MixedPrecision {
     }
 
     /// Says whether a model was attached to it.
-    pub(crate) fn is_attached(&self) -> bool {
+    pub(super) fn is_attached(&self) -> bool {
         self.shared.attached.load(Ordering::Relaxed)
     }
 

@@ -1,7 +1,7 @@
 //! The loss scale that all scopes of one `MixedPrecision` and its optimizers share: its owner, and where every step ends.
 
 use burn_amp_kernels::ScaleState;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -31,7 +31,7 @@ const MIN_SCALE: f32 = f32::from_bits(1 << 23); // 2^-126
 #[derive(Default)]
 pub(crate) struct LiveScale {
     /// The range of what scopes apply: its inverse must be normal.
-    range: [f32; 2],
+    pub(super) range: [f32; 2],
     /// The number of scopes that were opened.
     pub(super) opened: AtomicU64,
     pub(super) state: Mutex<State>,
@@ -55,11 +55,11 @@ pub(crate) struct LiveScale {
 
 #[derive(Default)]
 pub(super) struct State {
-    schedule: LossScale,
+    pub(super) schedule: LossScale,
     /// The number of changes of the schedule.
     changes: u64,
     /// The scale as the device moves it, ahead by the steps in flight; none where the host does.
-    device_step: Option<Arc<DeviceStep>>,
+    pub(super) device_step: Option<Arc<DeviceStep>>,
     pub(super) members: Members,
     journal: Journal,
     /// The number of steps that were skipped, whatever for.
@@ -72,7 +72,7 @@ pub(crate) struct ScopesLeft {
     opened: u64,
     is_on_threads: bool,
     events: VecDeque<BorderEvent>,
-    readers: HashMap<Arc<str>, Readers>,
+    readers: Readers,
     /// The regions that were opened.
     regions: Vec<(String, Arc<LossScale>)>,
     last_read: Option<Arc<str>>,
@@ -514,7 +514,7 @@ impl LiveScale {
             opened: self.opened(),
             is_on_threads: self.is_on_threads.load(Ordering::Relaxed),
             events: measured_elsewhere(self.events.take()),
-            readers: regions.readers_now(),
+            readers: regions.take_readers(),
             regions: regions.take_opened(),
             last_read: self.last_read(),
         }

@@ -75,7 +75,7 @@ impl SharedRegions {
     pub(crate) fn end_iteration(&self, finite: Option<Evidence>) {
         let names: Vec<_> = {
             let mut regions = self.lock();
-            regions.iteration += 1;
+            regions.readers.clear();
             regions.by_name.keys().cloned().collect()
         };
         for name in names {
@@ -130,18 +130,12 @@ impl SharedRegions {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Regions {
     by_name: BTreeMap<String, Arc<RegionState>>,
-    /// The regions in which each parameter was read last, by its path. Several models may have one of that path.
-    readers: HashMap<Arc<str>, Readers>,
-    /// The number of iterations that have ended.
-    iteration: u64,
+    /// The regions in which parameters of a path were read in this iteration, or none: several models may have one of that path.
+    readers: Readers,
 }
 
-/// The regions in which parameters of one path were read, in an iteration: none stands for outside of all regions.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Readers {
-    iteration: u64,
-    regions: HashSet<Option<Arc<str>>>,
-}
+/// The regions in which parameters were read, by their paths: none stands for outside of all regions.
+pub(crate) type Readers = HashMap<Arc<str>, HashSet<Option<Arc<str>>>>;
 
 impl Regions {
     /// Says whether the program has entered one. Those that a record has brought move nothing before.
@@ -152,30 +146,19 @@ impl Regions {
 
     /// Notes that a parameter is read, in a region or in none.
     pub(crate) fn read_in(&mut self, region: Option<&Arc<str>>, path: &Arc<str>) {
-        self.add_readers(path.clone(), [region.cloned()]);
+        let readers = self.readers.entry(path.clone()).or_default();
+        readers.insert(region.cloned());
     }
 
-    fn add_readers(&mut self, path: Arc<str>, regions: impl IntoIterator<Item = Option<Arc<str>>>) {
-        let readers = self.readers.entry(path).or_default();
-        if readers.iteration != self.iteration {
-            readers.regions.clear();
-        }
-        readers.iteration = self.iteration;
-        readers.regions.extend(regions);
-    }
-
-    /// Returns the readers of this iteration.
-    pub(crate) fn readers_now(&self) -> HashMap<Arc<str>, Readers> {
-        let is_now = |(_, readers): &(_, &Readers)| readers.iteration == self.iteration;
-        let now = self.readers.iter().filter(is_now);
-        now.map(|(path, readers)| (path.clone(), readers.clone()))
-            .collect()
+    /// Takes the readers of this iteration.
+    pub(crate) fn take_readers(&mut self) -> Readers {
+        take(&mut self.readers)
     }
 
     /// Adds readers of another handle, in this iteration.
-    pub(crate) fn join_readers(&mut self, others: HashMap<Arc<str>, Readers>) {
+    pub(crate) fn join_readers(&mut self, others: Readers) {
         for (path, others) in others {
-            self.add_readers(path, others.regions);
+            self.readers.entry(path).or_default().extend(others);
         }
     }
 
@@ -184,11 +167,8 @@ impl Regions {
         &self,
         mut parameters: impl Iterator<Item = &'a str>,
     ) -> Vec<Arc<str>> {
-        if self.readers.is_empty() {
-            return Vec::new();
-        }
         let regions: Option<HashSet<_>> = parameters.try_fold(HashSet::new(), |mut all, path| {
-            for region in &self.readers.get(path)?.regions {
+            for region in self.readers.get(path)? {
                 all.insert(region.clone()?);
             }
             Some(all)
@@ -280,7 +260,6 @@ impl Regions {
 
     /// Takes the regions that were entered since the last step; none of them again until it is entered again.
     pub(crate) fn take_opened(&mut self) -> Vec<(String, Arc<LossScale>)> {
-        self.iteration += 1;
         let opened = |(name, region): (&String, &mut Arc<RegionState>)| {
             let region = Arc::make_mut(region);
             let opened = take(&mut region.opened);

@@ -36,19 +36,27 @@ impl LiveScale {
         self.opened.fetch_add(1, Ordering::Relaxed);
         // Not where they come: a backward pass waits for nothing.
         self.events.fold_many(|region| self.needs_measures(region));
-        let device_step = is_scaled.then(|| self.device_step()).flatten();
+        let mut scale = 1.0;
+        let mut device_step = None;
+        if is_scaled {
+            let ([min, max], state) = (self.range, locked(&self.state));
+            device_step = state.device_step.clone();
+            scale = state.schedule.scale().clamp(min, max);
+        }
+        // It is of no use where its optimizer is gone.
+        device_step = device_step.filter(|step| step.has_owner());
         let is_last = || LAST.with_borrow(|last| ptr::eq(last.as_ptr(), &*self.events));
         if is_scaled && !is_last() {
             self.events.follow_the_last();
         }
         Opened {
             number: next_number(),
-            scale: match is_scaled && device_step.is_none() {
-                true => self.scale().into(),
-                false => 1.0,
+            scale: match &device_step {
+                Some(_) => 1.0,
+                None => scale.into(),
             },
             device_step,
-            has_regions: self.has_regions(),
+            has_regions: self.regions.are_there.load(Ordering::Relaxed),
         }
     }
 

@@ -2,7 +2,7 @@
 //! after another is in `tests/oracle`.
 
 use crate::support::*;
-use burn_amp_core::internal::Journal;
+use burn_amp_core::internal::Followed;
 
 /// Finite, and too large for f16 once it is multiplied by a scale of this file.
 const OVERFLOW: f32 = 1e9;
@@ -173,7 +173,7 @@ fn a_handle_shows_what_update_and_observe_have_done() {
             _ => scaler.update().unwrap(),
         };
         assert_eq!(amp.counters(), scaler.counters(), "{call}");
-        let (now, step) = Journal::from(&amp).step_after(read).unwrap();
+        let (now, step) = Followed::from(&amp).step_after(read).unwrap();
         assert_eq!(step.loss_scale, f64::from(amp.loss_scale()), "{call}");
         read = now;
     }

@@ -81,7 +81,7 @@ impl ScaledOptimizerConfig {
     /// [`MasterWeights`](crate::MasterWeights), or your own.
     ///
     /// `scaler` is what [`ScaledOptimizer::new`] takes: the handle that [`precision`](Self::precision) has made, which has the settings of the
-    /// scaler; or, for parameters in half precision, a [`GradScaler`].
+    /// scaler; or, for parameters in half precision, a `GradScaler`.
     ///
     /// # Errors
     ///

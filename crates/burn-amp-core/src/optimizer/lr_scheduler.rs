@@ -15,7 +15,7 @@ use crate::{
 /// PyTorch, users call `scheduler.step()` only where the scale was not lowered; Accelerate's scheduler does it for them.
 ///
 /// It follows the steps of all optimizers of a [`MixedPrecision`], by hand or in a `Learner`. Where there are several, or a
-/// [`GradScaler`] for half-precision parameters, give it the optimizer instead. Where gradients are not tested (f32) no step is
+/// `GradScaler` for half-precision parameters, give it the optimizer instead. Where gradients are not tested (f32) no step is
 /// skipped, and it advances as the bare scheduler does.
 ///
 /// ```
@@ -61,7 +61,7 @@ pub struct ScaledLrScheduler {
 }
 
 impl ScaledLrScheduler {
-    /// Makes `scheduler` follow the steps of a [`MixedPrecision`], a [`ScaledOptimizer`] or a [`GradScaler`], given as a reference.
+    /// Makes `scheduler` follow the steps of a [`MixedPrecision`], a [`ScaledOptimizer`] or a `GradScaler`, given as a reference.
     ///
     /// `scheduler` is what Burn's configurations build, with its groups, or anything that implements [`LrScheduler`].
     pub fn new(scheduler: impl Into<ModuleLrScheduler>, steps: impl Into<Followed>) -> Self {

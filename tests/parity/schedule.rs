@@ -1,5 +1,6 @@
 //! What holds for every schedule, whatever its settings and outcomes: on the host, and on the device, which moves it as the host does.
 
+use burn_amp_core::internal::fused::on_device;
 use burn_amp_kernels::{DeviceScale, ScaleState, TensorList, inspect};
 use burn_amp_tests::prelude::*;
 use proptest::{collection::vec, option, prelude::*, test_runner::TestRunner};
@@ -151,7 +152,7 @@ fn histories(
 ) {
     let on_device = |config: GradScalerConfig| {
         let schedule = config.schedule().ok()?;
-        let state = schedule.on_device()?;
+        let state = on_device(&schedule)?;
         Some((schedule, state))
     };
     let schedules = settings(true).prop_filter_map("the host's alone", on_device);
@@ -228,7 +229,7 @@ fn what_only_the_host_knows() {
     let config = GradScalerConfig::new();
     let bounded = config.with_min_scale(Some(3.0));
     let found = [config, bounded, config.with_schedule(Schedule::log_max())]
-        .map(|config| config.schedule().unwrap().on_device().is_some());
+        .map(|config| on_device(&config.schedule().unwrap()).is_some());
     assert_eq!(found, [true, false, false]);
 }
 

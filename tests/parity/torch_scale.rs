@@ -1,5 +1,6 @@
 //! PyTorch's traces on the device, and with tensors through a `GradScaler`.
 
+use burn_amp_core::internal::fused::on_device;
 use burn_amp_tests::trial::ByHand;
 
 use super::*;
@@ -22,7 +23,7 @@ fn parity_torch_scale_on_the_device() {
                 continue;
             };
             if is_normal {
-                let (config, state) = (before.config(), before.on_device());
+                let (config, state) = (before.config(), on_device(&before));
                 let factors = [config.growth_factor, config.backoff_factor];
                 let mut exact = factors.into_iter().chain([before.scale().into()]);
                 let is_exact = exact.all(|value| value.log2().fract() == 0.0);

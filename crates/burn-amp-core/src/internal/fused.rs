@@ -8,3 +8,8 @@ pub use crate::{
     update::module_optim::FRESH,
     values::ids_with_gradient,
 };
+
+/// The loss scale in the words of a device; none where only the host can move it.
+pub fn on_device(scale: &crate::LossScale) -> Option<burn_amp_kernels::ScaleState> {
+    scale.on_device()
+}

@@ -139,8 +139,13 @@ impl Ema {
     /// [`MasterWeights`](crate::MasterWeights), the average is that of its f32 master.
     pub fn update<M: Module>(&mut self, module: M) -> M {
         let resolution = Resolution::applied();
-        let hook = &mut |step: &mut Applied<'_>| self.applied(step);
-        hook::applied(module, &ParamTensors::default, None, &resolution, hook)
+        hook::show_applied(
+            [self as &mut dyn Hook],
+            module,
+            &ParamTensors::default,
+            None,
+            &resolution,
+        )
     }
 
     /// Drops averages that were loaded and are those of another model: later records would have them too.

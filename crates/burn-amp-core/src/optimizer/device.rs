@@ -13,8 +13,8 @@ use crate::values::{distinct_parameters, parameters};
 use crate::{
     error::AmpError, gradients::StepGradients, gradients::handles,
     scale::border_events::BorderEvent, scale::in_flight::Resolution, scale::journal::Caller,
-    scale::live_scale::LiveScale, step::pending::PendingStep, update::Update,
-    update::module_optim::ModuleOptim,
+    scale::live_scale::LiveScale, step::hook::show_applied, step::pending::PendingStep,
+    update::Update, update::module_optim::ModuleOptim,
 };
 
 /// Gradients of a step: as many as the device can clip.
@@ -237,7 +237,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let how = Update::decided_by(&next, lr);
         let module = update(&mut self.optim, how, module, grads);
         let (masters, resolution) = (|| self.optim.masters(), Resolution::default());
-        let module = (self.options.hooks).applied(module, &masters, Some(&*next), &resolution);
+        let hooks = &mut self.options.hooks;
+        let module = match hooks.is_empty() {
+            true => module,
+            false => show_applied(hooks.each(), module, &masters, Some(&*next), &resolution),
+        };
         self.push(inspected, resolution);
         module
     }
@@ -305,7 +309,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let (entries, mut events, pass) = found.ok()?;
         // None where a hook has to see the gradients.
         let of_module = || distinct_parameters(module);
-        let (hooks, ..) = self.options.hooks.judge(None, None, &of_module).ok()??;
+        let hooks = &self.options.hooks;
+        let judged = match hooks.is_empty() {
+            true => None,
+            false => Some(hooks.judge(None, None, &of_module).ok()??),
+        };
         let device_step = self.device_step(&entries)?;
         let status = inspect(pass).ok()?;
         match status.is_finite_now() {
@@ -322,7 +330,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
         // They go with the step.
         live.events.clear(live.note_test(), &ids_of(&entries));
-        self.options.hooks = hooks;
+        if let Some((hooks, ..)) = judged {
+            self.options.hooks = hooks;
+        }
         let inspected = Inspected {
             entries,
             events,

@@ -10,6 +10,7 @@ use crate::gradients::{Entries, Factors, StepGradients, UnscaledGradients};
 use crate::scale::account::Call;
 use crate::scale::{in_flight::Resolution, loss_scale::StepOutcome};
 use crate::scaler::{Failed, Inspected, check_accepted};
+use crate::step::hook::show_applied;
 use crate::values::{distinct_parameters, optimizer_dtype, parameters};
 use crate::{
     scaler::accumulation::{AccumulationWindow, Losses},
@@ -71,7 +72,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Shows an updated module to the hooks. The module with what they have changed.
     fn show_applied<M: Module>(&mut self, module: M) -> M {
         let (masters, known) = (|| self.optim.masters(), Resolution::applied());
-        (self.options.hooks).applied(module, &masters, None, &known)
+        show_applied(self.options.hooks.each(), module, &masters, None, &known)
     }
 
     /// All that comes before the update.

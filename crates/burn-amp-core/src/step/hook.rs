@@ -1,4 +1,4 @@
-//! Hooks: what a program adds to the steps of a [`ScaledOptimizer`](crate::ScaledOptimizer). The hooks
+//! Hooks: parts that a program adds to the steps of a [`ScaledOptimizer`](crate::ScaledOptimizer). The hooks
 //! of this crate use this public interface only.
 //!
 //! ```
@@ -62,9 +62,9 @@ use crate::{
 };
 
 pub use crate::{record::State, scale::in_flight::Resolution, values::Parameter};
-pub(crate) use list::{Hooks, applied};
+pub(crate) use list::{Hooks, show_applied};
 
-/// What a program adds to the steps of a [`ScaledOptimizer`](crate::ScaledOptimizer), by
+/// A part that a program adds to the steps of a [`ScaledOptimizer`](crate::ScaledOptimizer), by
 /// [`with_hook`](crate::ScaledOptimizer::with_hook).
 ///
 /// A hook sees the host's values, and tensors that it must not wait for. A step that overflows is shown to no hook. A clone of the optimizer
@@ -89,7 +89,7 @@ pub trait Hook: Debug + Send + Sync + 'static {
     /// A step was applied, or, if [the device decides it](Applied::skipped), may have been. By default it does nothing.
     fn applied(&mut self, _step: &mut Applied<'_>) {}
 
-    /// What a record stores of it; none if there is nothing to store yet.
+    /// The state that a record stores; none if there is nothing to store yet.
     fn state(&self) -> Option<State> {
         None
     }
@@ -104,7 +104,7 @@ pub trait Hook: Debug + Send + Sync + 'static {
     }
 }
 
-/// What [`with_hook`](crate::ScaledOptimizer::with_hook) takes: every [`Hook`] that can be cloned, and settings that become one.
+/// The argument of [`with_hook`](crate::ScaledOptimizer::with_hook): every [`Hook`] that can be cloned, and settings that become one.
 pub trait IntoHook {
     /// The hook.
     ///
@@ -120,7 +120,7 @@ impl<H: Hook + Clone> IntoHook for H {
     }
 }
 
-/// What a hook says of a step.
+/// The verdict of a hook on a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// It may be applied.
@@ -131,12 +131,12 @@ pub enum Verdict {
     Clip {
         /// The factor. Of several hooks' factors, and of clipping's, the smallest holds.
         factor: f64,
-        /// Why, for the log.
+        /// The reason, for the log.
         reason: String,
     },
     /// It is not applied. Parameters, optimizer and loss scale stay as they are.
     Reject {
-        /// Why, for the log, and for the error where too many steps in a row are rejected.
+        /// The reason, for the log, and for the error where too many steps in a row are rejected.
         reason: String,
     },
 }
@@ -146,11 +146,11 @@ type Parameters<'a> = LazyCell<Vec<Parameter>, &'a dyn Fn() -> Vec<Parameter>>;
 
 /// A step that is judged.
 pub struct Proposed<'a> {
-    /// None where the device decides.
+    /// The gradients; none where the device decides.
     grads: Option<&'a mut UnscaledGradients>,
     loss: Option<f64>,
     parameters: Parameters<'a>,
-    /// Why the gradients could not be measured.
+    /// The reason why the gradients could not be measured.
     error: Option<AmpError>,
 }
 
@@ -170,13 +170,19 @@ impl Proposed<'_> {
         (!grads.skips()).then(|| grads.status())
     }
 
+    /// The unscaled gradients, before clipping, for what the status does not say: those of one parameter, for example, by
+    /// [`get`](UnscaledGradients::get). None on a step that the device decides.
+    pub fn gradients(&self) -> Option<&UnscaledGradients> {
+        self.grads.as_deref()
+    }
+
     /// The loss that [`set_loss`](crate::ScaledOptimizer::set_loss) was given, or the mean of those of an accumulation window; none if it was
     /// given none.
     pub fn loss(&self) -> Option<f64> {
         self.loss
     }
 
-    /// Whether a device is to decide the step, and nobody waits for it.
+    /// Tells whether a device is to decide the step, and nobody waits for it.
     pub fn is_on_device(&self) -> bool {
         self.grads.is_none()
     }
@@ -202,7 +208,7 @@ impl Applied<'_> {
         &self.parameters
     }
 
-    /// On a step that the device decides: one f32 value there, 1 if the step was skipped, and 0 if it was applied. None: it was applied.
+    /// The device's decision, where that decides the step: one f32 value there, 1 if the step was skipped, and 0 if it was applied. None: it was applied.
     pub fn skipped(&self) -> Option<Tensor<1>> {
         self.device_step.map(|step| step.scale.found_inf())
     }

@@ -27,7 +27,7 @@ impl Clone for Box<dyn AnyHook> {
     }
 }
 
-/// In the order in which they were added.
+/// All hooks, in the order in which they were added.
 #[derive(Clone, Debug, Default)]
 pub struct Hooks(Vec<Box<dyn AnyHook>>);
 
@@ -60,13 +60,14 @@ impl Hooks {
         hooks.find_map(|hook| (&**hook as &dyn Any).downcast_ref())
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// The name of the first; none if there is none.
     pub(crate) fn first(&self) -> Option<&str> {
         self.0.first().map(|hook| hook.name())
+    }
+
+    /// There is none, so that nothing is to be asked or shown.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Judges gradients that are finite, or the next step of a module without them; none if the host is to read them first. It changes
@@ -109,23 +110,12 @@ impl Hooks {
         (step.error).map_or(Ok(Some((hooks, smallest, rejected))), Err)
     }
 
-    /// After the update. `masters` are those of the optimizer; `device_step` decides the step, if the device does.
-    pub(crate) fn applied<M: Module>(
-        &mut self,
-        module: M,
-        masters: &dyn Fn() -> ParamTensors,
-        device_step: Option<&DeviceStep>,
-        resolution: &Resolution,
-    ) -> M {
-        let mut each = |step: &mut Applied<'_>| {
-            for hook in &mut self.0 {
-                hook.applied(step);
-            }
-        };
-        applied(module, masters, device_step, resolution, &mut each)
+    /// Each hook, to be shown a step.
+    pub(crate) fn each(&mut self) -> impl Iterator<Item = &mut dyn Hook> {
+        self.0.iter_mut().map(|hook| &mut **hook as &mut dyn Hook)
     }
 
-    /// What a record stores of each.
+    /// The states that a record stores, with the names of their hooks.
     pub(crate) fn states(&self) -> impl Iterator<Item = (String, State)> {
         let hooks = self.0.iter();
         hooks.filter_map(|hook| Some((hook.name().to_string(), hook.state()?)))
@@ -151,13 +141,14 @@ impl Hooks {
     }
 }
 
-/// Shows a module to `hook` after a step; the module with the values that it gives.
-pub(crate) fn applied<M: Module>(
+/// Shows hooks a module after its update. Returns the module with the values that they give. `masters` are those of the optimizer; `device_step`
+/// decides the step, if the device does.
+pub(crate) fn show_applied<'h, M: Module>(
+    hooks: impl IntoIterator<Item = &'h mut dyn Hook>,
     module: M,
     masters: &dyn Fn() -> ParamTensors,
     device_step: Option<&DeviceStep>,
     resolution: &Resolution,
-    hook: &mut dyn FnMut(&mut Applied<'_>),
 ) -> M {
     let of_module = || with_masters(distinct_parameters(&module), masters);
     let mut step = Applied {
@@ -166,7 +157,9 @@ pub(crate) fn applied<M: Module>(
         resolution: resolution.clone(),
         values: Default::default(),
     };
-    hook(&mut step);
+    for hook in hooks {
+        hook.applied(&mut step);
+    }
     let values = step.values;
     if values.is_empty() {
         return module;

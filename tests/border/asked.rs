@@ -103,6 +103,13 @@ impl Clone for Asks {
     }
 }
 
+impl PartialEq for Asks {
+    fn eq(&self, other: &Self) -> bool {
+        self.ask();
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 impl fmt::Debug for Asks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.ask();

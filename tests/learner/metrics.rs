@@ -63,11 +63,10 @@ pub fn spiked() -> Run {
 
 pub fn guarded(amp: &MixedPrecision) -> ScaledOptimizer {
     // Knows what is usual before the first epoch ends.
-    let guard = Guard::SkipStep {
+    let guard = Guard::SkipStep(SkipStep {
         rolling_interval_length: 8,
         sigma_factor: 4.0,
-        original: false,
-    };
+    });
     sgd(amp).with_hook(guard)
 }
 

@@ -1,5 +1,7 @@
 //! Where ours departs from others on purpose: what they do there, and what ours does.
 
+use burn_amp::schedule::{NextScale, Rule};
+
 use super::*;
 use crate::families::{settings, table_of};
 use crate::table::{Event, Row, rows};
@@ -25,7 +27,7 @@ fn a_growth_interval_below_the_tracker_grows_at_once() {
         for (event, known) in rows(&trace, "events", "scale=expected/scale") {
             let before = schedule.clone();
             schedule = event.apply(schedule);
-            if matches!(event, Event::Seen(..)) {
+            if matches!(event, Event::Seen(_)) {
                 let due = before.growth_tracker() + 1 >= before.config().growth_interval;
                 assert_eq!(schedule.scale() > before.scale(), due, "{name}");
                 departs |= f64::from(schedule.scale()) != known[0].1;
@@ -48,12 +50,43 @@ fn ours(trace: &Value, own: &str) -> GradScalerConfig {
     }
 }
 
+/// The scales of the original, which may be NaN: those that its rule asks for, within the bounds.
+fn original(trace: &Value, rows: &[Row]) -> Vec<f32> {
+    let mut rule = OriginalLogMax::of(&trace["params"]);
+    let [min, max] = ["scale_min", "scale_max"].map(|name| number(&trace["params"][name]) as f32);
+    let asked = rows.iter().map(|(event, _)| {
+        let Event::Seen(evidence) = event else {
+            panic!("{event:?}")
+        };
+        match rule.advance(0.0, *evidence) {
+            NextScale::Exactly(scale) => scale.clamp(min, max),
+            next => panic!("{next:?}"),
+        }
+    });
+    asked.collect()
+}
+
+/// Every number of every trace, also where the original is lost, and no loss scale can follow its rule.
+#[test]
+fn parity_of_log_max_alone() {
+    for (name, trace) in &traces::<Value>(LOG_MAX) {
+        let tolerance = (1.2 * number(&trace["rel_dev_own_f32_port"])).max(2e-6);
+        let (_, rows) = table_of(LOG_MAX, trace);
+        for (step, asked) in original(trace, &rows).into_iter().enumerate() {
+            let (asked, theirs) = (f64::from(asked), rows[step].1[0].1);
+            let same = (asked - theirs).abs() <= tolerance * theirs;
+            let both = asked.is_nan() && theirs.is_nan();
+            assert!(same || both, "{name}, step {step}: {asked}, not {theirs}");
+        }
+    }
+}
+
 /// The rows of a log-max trace, the scales of the original, and the settings of ours.
 fn of_log_max(id: &str) -> (Vec<Row>, Vec<f32>, GradScalerConfig) {
     let mut traces = traces::<Value>(LOG_MAX).into_iter();
     let (_, trace) = traces.find(|(_, trace)| trace["id"] == id).unwrap();
-    let (original, rows) = table_of(LOG_MAX, &trace);
-    let original = scales(original, &rows);
+    let (_, rows) = table_of(LOG_MAX, &trace);
+    let original = original(&trace, &rows);
     (rows, original, ours(&trace, ""))
 }
 
@@ -82,7 +115,7 @@ fn log_max_ignores_a_zero_gradient_where_the_original_is_lost() {
     let (mut rows, original, ours) = of_log_max("lm-13");
     let at = original.iter().position(|scale| scale.is_nan()).unwrap();
     let zero = GradientStatus::default().with_max_abs(0.0);
-    assert!(matches!(&rows[at].0, Event::Seen(_, Some(status)) if *status == zero));
+    assert!(matches!(&rows[at].0, Event::Seen(seen) if *seen == evidence(false, Some(&zero))));
     assert!(original[at..].iter().all(|scale| scale.is_nan()));
 
     let ours = ours.schedule().unwrap();

@@ -40,9 +40,6 @@ growth_factor=step_factor growth_interval=step_window
 
 openseq2seq_logmax > nonfinite > scale
  > params init_scale=/init_scale min_scale=scale_min max_scale=scale_max
-schedule/OpenSeq2SeqLogMax/beta1=beta1 schedule/OpenSeq2SeqLogMax/beta2=beta2
-schedule/OpenSeq2SeqLogMax/overflow_std_dev=overflow_std_dev
-schedule/OpenSeq2SeqLogMax/log_max=log_max
 
 popart_als:trace > scaled_down > used=scale_used scale=scale_after
  > params init_scale=init_loss_scale schedule/NearTop/share=threshold
@@ -144,7 +141,14 @@ fn table(family: &str, trace: &Value) -> Option<Table> {
         }
         _ => {}
     }
-    Some((config.schedule().unwrap(), rows))
+    let start = config.schedule().unwrap();
+    Some(match name.trim() {
+        "openseq2seq_logmax" => {
+            let rule = OriginalLogMax::of(&trace["params"]);
+            (start.with_rule(rule).unwrap(), rows)
+        }
+        _ => (start, rows),
+    })
 }
 
 /// Settings as they are named in `FAMILIES`.

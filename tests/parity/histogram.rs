@@ -9,11 +9,9 @@ fn parity_popart_als_histogram() {
     assert!(!traces.is_empty());
     for (name, trace) in traces {
         for init_scale in [1.0, 1024.0, 65536.0] {
-            let config = at_scale(init_scale).with_schedule(Schedule::NearTop {
-                edge: number(&trace["params"]["bin_edge_location"]),
-                share: 1e-7,
-                period: 1,
-            });
+            let edge = number(&trace["params"]["bin_edge_location"]);
+            let schedule = Schedule::NearTop(NearTop::new().with_edge(edge));
+            let config = at_scale(init_scale).with_schedule(schedule);
             let scaled = list(&trace["scaled_grad"]).iter();
             let scaled: Vec<f32> = scaled.map(|grad| number(grad) as f32).collect();
             let grad = Tensor::<1>::from_data(scaled.as_slice(), &Device::default());

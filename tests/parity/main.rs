@@ -3,6 +3,7 @@
 mod departures;
 mod families;
 mod histogram;
+mod original_guards;
 mod roundpipe;
 mod schedule;
 mod table;

@@ -84,8 +84,9 @@ proptest! {
                 prop_assert_eq!(restored.as_ref(), Some(&scale));
             }
             let before = scale.scale();
-            scale = scale.adjust((*outcome, status));
-            restored = restored.map(|restored| restored.adjust((*outcome, status)));
+            let evidence = Evidence::of(*outcome, Some(status.measures())).unwrap();
+            scale = scale.adjust(evidence);
+            restored = restored.map(|restored| restored.adjust(evidence));
             prop_assert!(scale.scale().is_finite() && scale.scale() >= 0.0);
             // While overflows are tolerated, the cap of a warm-up may rise.
             let backs_off = outcome.is_skipped() && settings.hysteresis == 1;
@@ -136,11 +137,11 @@ pub fn advancing() -> impl Fn(DeviceScale, bool) -> DeviceScale {
 /// On the host by a schedule.
 fn adjusted(schedule: LossScale, shown: Shown) -> LossScale {
     match shown {
-        Shown::Finite => schedule.adjust(StepOutcome::Stepped),
-        Shown::Overflow => schedule.adjust(StepOutcome::Skipped),
+        Shown::Finite => schedule.adjust(evidence(false, None)),
+        Shown::Overflow => schedule.adjust(evidence(true, None)),
         Shown::Zero => {
             let zeros = GradientStatus::default().with_max_abs(0.0);
-            schedule.adjust((StepOutcome::Stepped, &zeros))
+            schedule.adjust(evidence(false, Some(&zeros)))
         }
     }
 }
@@ -194,7 +195,7 @@ fn on_the_host(cases: u32) {
     histories(cases, |mut schedule, mut state, shown| {
         for shown in shown {
             let overflow = matches!(shown, Shown::Overflow);
-            schedule = schedule.adjust(outcome(overflow));
+            schedule = schedule.adjust(evidence(overflow, None));
             state.advance(overflow, false);
             assert_same(&schedule, &state);
         }

@@ -6,7 +6,7 @@ use super::*;
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A step is taken or skipped, after gradients that were measured or not.
-    Seen(StepOutcome, Option<GradientStatus>),
+    Seen(Evidence),
     /// An overflow at the floor, where the run ends by its settings.
     Ends,
     /// The stored state has another value in this place.
@@ -111,13 +111,13 @@ fn happens(trace: &Value, step: usize, overflow: bool) -> Event {
         }
         (Some("resume"), _) => return Event::Resume,
         (Some("step"), Some(scale)) => return set("/scale", scale),
-        (Some("step"), None) => return Event::Seen(outcome(event["grads"] != "finite"), None),
+        (Some("step"), None) => return Event::Seen(evidence(event["grads"] != "finite", None)),
         _ => {}
     }
     let none = GradientStatus::default();
     if let Some(amax) = trace["amax"].get(step).map(number) {
         let overflow = overflow || amax.is_infinite();
-        return Event::Seen(outcome(overflow), Some(none.with_max_abs(amax)));
+        return Event::Seen(evidence(overflow, Some(&none.with_max_abs(amax))));
     }
     let counts = ["count_below", "count_above"].map(|counts| {
         let counts = trace[counts][step].as_array()?.iter();
@@ -128,14 +128,13 @@ fn happens(trace: &Value, step: usize, overflow: bool) -> Event {
         _ => None,
     };
     // PopART counts no overflows.
-    Event::Seen(outcome(overflow && status.is_none()), status)
+    Event::Seen(evidence(overflow && status.is_none(), status.as_ref()))
 }
 
 impl Event {
     pub fn apply(&self, schedule: LossScale) -> LossScale {
         match self {
-            Self::Seen(outcome, None) => schedule.adjust(*outcome),
-            Self::Seen(outcome, Some(status)) => schedule.adjust((*outcome, status)),
+            Self::Seen(evidence) => schedule.adjust(*evidence),
             Self::Ends => schedule,
             Self::Set(place, value) => {
                 let mut state = serde_json::to_value(schedule).unwrap();
@@ -150,7 +149,7 @@ impl Event {
     }
 
     pub fn is_overflow(&self) -> bool {
-        matches!(self, Self::Ends | Self::Seen(StepOutcome::Skipped, _))
+        matches!(self, Self::Ends | Self::Seen(Evidence::Overflow))
     }
 }
 
@@ -170,16 +169,18 @@ pub fn check(row: &Row, before: &LossScale, schedule: &LossScale, tolerance: f64
     }
 }
 
-/// Goes through the rows from this start, as far as all numbers are f32: DeepSpeed counts in f64, and without bounds PopART doubles to infinity,
-/// where ours stays. Returns how many numbers were compared.
+/// Goes through the rows from this start, as far as their scales can be applied in f32: DeepSpeed counts in f64, without bounds PopART doubles to
+/// infinity and PyTorch halves to zero, and ours stays before. Returns how many numbers were compared.
 pub fn run(start: LossScale, rows: &[Row], tolerance: f64) -> usize {
     let (mut schedule, mut compared) = (start, 0);
-    let is_f32 = |(_, known): &&Row| {
-        known
-            .iter()
-            .all(|(_, number)| !(*number as f32).is_infinite())
+    let is_scale = |name: &str| ["used", "scale", "stored"].contains(&name);
+    let has_inverse =
+        |scale: f64| scale as f32 != f32::INFINITY && (1.0 / scale as f32).is_finite();
+    let can_be_applied = |(_, known): &&Row| {
+        let mut scales = known.iter().filter(|(name, _)| is_scale(name));
+        scales.all(|(_, scale)| has_inverse(*scale))
     };
-    for row in rows.iter().take_while(is_f32) {
+    for row in rows.iter().take_while(can_be_applied) {
         let ends = schedule.is_at_floor() && schedule.config().raise_error_at_min_scale;
         let ends = ends && row.0.is_overflow();
         assert_eq!(ends, matches!(row.0, Event::Ends), "{row:?}");

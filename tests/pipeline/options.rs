@@ -7,11 +7,7 @@ use crate::support::*;
 /// The loss that a hook is given belongs to the gradients it comes with.
 #[test]
 fn a_guard_sees_the_loss_of_its_own_step() {
-    let guard = Guard::SkipStep {
-        rolling_interval_length: 8,
-        sigma_factor: 6.0,
-        original: false,
-    };
+    let guard = Guard::SkipStep(SkipStep::new().with_rolling_interval_length(8));
     let mut trial = Trial::new(growing(5), |amp| sgd(amp).with_hook(guard));
     trial.lr = 0.0;
     for step in 0..24 {

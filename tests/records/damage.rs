@@ -202,7 +202,7 @@ adam > state/cooldown > 3 > reader > DamagedRecord > cooldown
 adam > state/counters/cooldown > 3 > reader > DamagedRecord > cooldown
 adam > state/schedule/cooldown > 3 > reader > DamagedRecord > cooldown
 adam > state/schedule/config/cooldown > 3 > reader > DamagedRecord > cooldown
-region > state/regions/region/schedule/scale > 0.0 > reader > DamagedRecord > the factor of a region is 0
+region > state/regions/region/schedule/scale > 0.0 > reader > DamagedRecord > `scale` is 0
 adam > /index/states/hook.ema/updates > 18446744073709551615 > optimizer > DamagedRecord > updates
 adam > /index/kind > "sam" > reader > DamagedRecord > `kind`
 adam > /index/states/sam > {} > reader > DamagedRecord > `sam`: this release does not know it

@@ -70,8 +70,6 @@ const REFUSED: &str = r#"
 {"schedule": {"LogMax": {"beta1": ?}}} > 1 > `beta1` is ?, but must be at least 0 and below 1
 {"schedule": {"LogMax": {"beta2": ?}}} > -0.1 "NaN" > `beta2` is ?, but must be at least 0 and below 1
 {"schedule": {"LogMax": {"overflow_std_dev": ?}}} > -1 > `overflow_std_dev` is ?, but must be finite and at least 0
-{"schedule": {"OpenSeq2SeqLogMax": {"beta1": ?}}} > "NaN" > `beta1` is ?, but must be at least 0 and below 1
-{"schedule": {"OpenSeq2SeqLogMax": {"log_max": ?}}} > "inf" > `log_max` is ?, but must be finite
 {"schedule": {"NearTop": {"edge": ?}}} > 1.5 > `edge` is ?, but must be between 0 and 1
 {"schedule": {"NearTop": {"share": ?}}} > -0.1 > `share` is ?, but must be between 0 and 1
 {"schedule": {"NearTop": {"period": ?}}} > 0 > `period` is ?, but must be at least 1

@@ -1,6 +1,6 @@
 //! Rules that no one but this file knows move the loss scale: in training, through records, in regions, and as the built-in ones do.
 
-use burn_amp::schedule::{Evidence, NextScale, Rule};
+use burn_amp::schedule::{NextScale, Rule};
 use serde_json::from_str;
 use std::error::Error;
 
@@ -8,7 +8,7 @@ use burn_amp_tests::{prelude::*, trial::*};
 
 /// Its state is text, of which it takes only what begins as it wants. One whose text is a list of scales and a count halves the scale every
 /// third iteration and grows in others: it remembers every scale that it was shown, and the last count of values from 256 on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 struct Own {
     name: &'static str,
     wanted: &'static str,
@@ -73,11 +73,11 @@ fn config() -> GradScalerConfig {
     GradScalerConfig::new().with_growth_interval(5)
 }
 
-fn ruled_by<R: Rule + Clone>(config: GradScalerConfig, rule: R) -> LossScale {
+fn ruled_by<R: Rule + Clone + PartialEq>(config: GradScalerConfig, rule: R) -> LossScale {
     config.schedule().unwrap().with_rule(rule).unwrap()
 }
 
-fn ruled<R: Rule + Clone>(rule: R) -> LossScale {
+fn ruled<R: Rule + Clone + PartialEq>(rule: R) -> LossScale {
     ruled_by(config(), rule)
 }
 
@@ -111,8 +111,8 @@ fn log_max_can_be_written_again_from_outside() {
             let overflow = (random >> 8) % 50 == 0;
             let is_zero = !overflow && step % 50 == 3;
             let seen = status(if is_zero { 0.0 } else { size.exp2() });
-            built_in = built_in.adjust((outcome(overflow), &seen));
-            own = own.adjust((outcome(overflow), &seen));
+            let evidence = evidence(overflow, Some(&seen));
+            (built_in, own) = (built_in.adjust(evidence), own.adjust(evidence));
             assert_eq!(own.scale().to_bits(), built_in.scale().to_bits(), "{step}");
             scales.insert(own.scale().to_bits());
         }
@@ -136,7 +136,8 @@ fn it_is_shown_every_iteration_and_the_scale_that_was_used() {
             used.push(before);
             let status = run.optim.scaler().last_status().unwrap();
             let state = remembered(&run.optim.scaler().schedule());
-            assert_eq!(state["saw"], json!([used, status.above()]), "{step}");
+            let expected = json!([used, status.above()]).to_string();
+            assert_eq!(state["saw"], expected, "{step}");
         }
     }
     assert!(used.windows(2).any(|pair| pair[1] == pair[0] / 2.0));
@@ -219,7 +220,7 @@ fn the_settings_of_a_record_come_without_its_rule() {
 /// A loss scale that was stored alone waits for its rule.
 #[test]
 fn a_stored_loss_scale_goes_on_once_it_has_its_rule() {
-    let next = |scale: LossScale| scale.adjust((StepOutcome::Stepped, &status(1.0)));
+    let next = |scale: LossScale| scale.adjust(evidence(false, Some(&status(1.0))));
     let scale = (0..4).fold(ruled(saw()), |scale, _| next(scale));
     let text = serde_json::to_string(&scale).unwrap();
     let read: LossScale = from_str(&text).unwrap();
@@ -234,7 +235,7 @@ fn a_stored_loss_scale_goes_on_once_it_has_its_rule() {
 
     // Under another rule it begins as that is given, and one that refuses the state is refused.
     let other = read.clone().with_rule(own("mine", "{}")).unwrap();
-    assert_eq!(remembered(&other)["mine"], json!({}));
+    assert_eq!(remembered(&other)["mine"], "{}");
     assert_eq!(other.scale(), scale.scale());
     let error = read.with_rule(own("saw", "{")).unwrap_err();
     says(&error, ["no state of mine"]);
@@ -254,7 +255,7 @@ fn any_text_is_stored() {
 
 #[test]
 fn a_name_must_be_its_own() {
-    let names = "GrowthInterval AdaptiveInterval LogMax OpenSeq2SeqLogMax NearTop";
+    let names = "GrowthInterval AdaptiveInterval LogMax NearTop";
     for name in names.split(' ').chain([""]) {
         let result = built_in(Schedule::GrowthInterval).with_rule(own(name, ""));
         says(&result.unwrap_err(), ["a name of its own"]);
@@ -291,7 +292,7 @@ fn step_in(region: &Rescale, run: &mut Trial) -> f32 {
 
 #[test]
 fn a_region_moves_by_it_too() {
-    fn region(rule: impl Rule + Clone) -> Result<Rescale, AmpError> {
+    fn region(rule: impl Rule + Clone + PartialEq) -> Result<Rescale, AmpError> {
         let config = config().with_init_scale(1.0).with_max_scale(Some(1024.0));
         Rescale::dynamic("region").with_schedule(ruled_by(config, rule))
     }

@@ -7,6 +7,7 @@ mod fill;
 pub mod forge;
 mod log_max_again;
 mod logs;
+mod original_log_max;
 mod panics;
 mod player;
 pub mod prelude;
@@ -28,6 +29,7 @@ pub use files::Files;
 pub use fill::{address, device, fill, fill_with_ids, flex, gradients, random, wave};
 pub use log_max_again::LogMaxAgain;
 pub use logs::{captured, listen, logs};
+pub use original_log_max::OriginalLogMax;
 pub use panics::{panic_message, quietly};
 pub use player::Player;
 pub use run::{Run, Snapshot, resumed};
@@ -39,7 +41,8 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType};
 use burn_amp::{
     AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome,
-    gradients::ScaledGradients, optim::Scaler, torch::GradScaler,
+    gradients::GradientStatus, gradients::ScaledGradients, optim::Scaler, schedule::Evidence,
+    torch::GradScaler,
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use std::path::{Path, PathBuf};
@@ -159,6 +162,14 @@ pub fn set_field(scaler: &mut Scaler, field: &str, value: f64) -> Result<(), Amp
         "growth_tracker" => scaler.set_growth_tracker(value as u32),
         "growth_interval" => scaler.set_growth_interval(value as u32),
         other => panic!("unknown field {other}"),
+    }
+}
+
+/// The evidence of a step that overflows, or of one whose gradients have shown this, or were not measured.
+pub fn evidence(overflow: bool, status: Option<&GradientStatus>) -> Evidence {
+    match overflow {
+        true => Evidence::Overflow,
+        false => Evidence::Finite(status.map(GradientStatus::measures)),
     }
 }
 

@@ -4,7 +4,7 @@ use burn_amp::schedule::{Evidence, NextScale, Rule};
 use std::error::Error;
 
 /// Log-max as `Schedule::LogMax` has it, with its defaults: all that it needs is in reach.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LogMaxAgain {
     /// The mean; the mean with the decay of the squares; the squares; and what the starts still weigh.
     sums: [f64; 5],

@@ -29,7 +29,7 @@ pub use burn::{
     },
 };
 pub use burn_amp::{
-    adaptive::Guard,
+    adaptive::{Guard, Outlier, SkipStep, ZClip},
     gradients::{
         AccumulationWindow, BorderFault, GradientStatus, ScaledGradients, UnscaledGradients,
         histogram, inspect, sum_of_devices,
@@ -38,7 +38,7 @@ pub use burn_amp::{
         CaptureInput, CapturedStep, Fused, FusedAdam, FusedAdamW, FusedSgd, ModuleOptim, Scaler,
     },
     pipeline::PipelinedOptimizer,
-    schedule::{LossScale, Schedule},
+    schedule::{AdaptiveInterval, Evidence, LossScale, NearTop, Schedule},
     torch::{GradScaler, MasterWeights, to_full, to_half},
     *,
 };

@@ -55,7 +55,7 @@ impl Default for AdaLoss {
 }
 
 impl AdaLoss {
-    /// With the share of values that may underflow, and the largest product of the factors of a region and of those that enclose it.
+    /// Sets the share of values that may underflow, and the largest product of the factors of a region and of those that enclose it.
     ///
     /// # Errors
     ///
@@ -293,7 +293,7 @@ mod tests {
         assert!(exceeded > 0);
     }
 
-    /// Where branches meet, theirs need a common scale. Ours take their factors back before they meet.
+    /// Theirs need a common scale where branches meet. Ours take their factors back before they meet.
     #[test]
     fn parity_adaloss_rescaling() {
         for trace in traces("rescaling") {

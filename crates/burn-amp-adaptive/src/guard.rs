@@ -6,7 +6,7 @@ mod state;
 use burn::config::{Config, config_to_json};
 use serde::{Deserialize, Serialize};
 
-use burn_amp_core::internal::{defaults, in_range, number, with_defaults};
+use burn_amp_core::internal::{in_range, number, settings};
 use burn_amp_core::{AmpError, hook::Verdict};
 use state::GuardState;
 
@@ -31,14 +31,14 @@ use state::GuardState;
 ///
 /// Every rule is pure: the same losses and norms give the same decisions, see [`replay`](Self::replay). Values that are infinite or NaN hold
 /// the step back and are forgotten. An outlier enters the statistics as the highest value that would have been accepted, so that some
-/// spikes do not hide the next ones, and a new level is accepted after some steps. With `original`, a rule computes as its source does,
-/// bugs included: there one NaN turns [`ZClip`](Self::ZClip) and [`Outlier`](Self::Outlier) off for good.
+/// spikes do not hide the next ones, and a new level is accepted after some steps. (In the sources one NaN turns
+/// [`ZClip`](Self::ZClip) and [`Outlier`](Self::Outlier) off for good.)
 ///
 /// A Burn [`Config`]: put it into your program's configuration. In JSON, a setting that is not named has its default, and an unknown one is an error.
 ///
 /// ```
 /// use burn::optim::SgdConfig;
-/// use burn_amp::{GradientClip, MixedPrecision, ScaledOptimizer, adaptive::Guard};
+/// use burn_amp::{GradientClip, MixedPrecision, ScaledOptimizer, adaptive::{Guard, SkipStep}};
 ///
 /// let amp = MixedPrecision::f16();
 /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp)
@@ -48,7 +48,7 @@ use state::GuardState;
 ///
 /// // What a guard would have done with the losses and norms of a run: the last step is rejected.
 /// let usual = (0..20).map(|step| (None, 1.0 + 0.01 * f64::from(step % 3)));
-/// let guard = Guard::SkipStep { rolling_interval_length: 16, sigma_factor: 6.0, original: false };
+/// let guard = Guard::SkipStep(SkipStep::new().with_rolling_interval_length(16));
 /// let factors = guard.replay(usual.chain([(None, 100.0)]))?;
 /// assert_eq!((factors[19], factors[20]), (1.0, 0.0));
 /// # Ok::<(), burn_amp::AmpError>(())
@@ -63,72 +63,75 @@ pub enum Guard {
     /// `mean + z_thresh * std * (z_thresh / z)`, and enters the averages as that. Beside
     /// [`GradientClip::GlobalNorm`](burn_amp_core::GradientClip::GlobalNorm) (ZClip's `max_grad_norm`) the smaller of both limits holds. No step is rejected, unless its norm is not finite. A sudden rise of
     /// the norm that lasts is limited for as long as it lasts, since the limit of a large outlier is near the mean.
-    ZClip {
-        /// The weight of the averages so far; that of a new norm is 1 less this. At least 0 and below 1; default 0.97.
-        #[serde(with = "number", default = "defaults::alpha")]
-        alpha: f64,
-        /// The z-score above which a norm is an outlier. Above 0; default 2.5.
-        #[serde(with = "number", default = "defaults::z_thresh")]
-        z_thresh: f64,
-        /// Is added to the standard deviation. At least 0; default 1e-6.
-        #[serde(with = "number", default = "defaults::eps")]
-        eps: f64,
-        /// Steps whose plain mean and variance begin the averages, and which are not limited. From 1 to 65536; default 25.
-        #[serde(default = "defaults::warmup_steps")]
-        warmup_steps: u32,
-        /// The power of `z_thresh / z` in the limit: 1 is ZClip's `adaptive_scaling`, infinity its clipping to the `mean`, 0 its
-        /// `percentile` (with an `eps` of 0). At least 0; default 1.
-        #[serde(with = "number", default = "defaults::falloff")]
-        falloff: f64,
-        /// Multiplies the limit. Above 0; default 1.
-        #[serde(with = "number", default = "defaults::clip_factor")]
-        clip_factor: f64,
-        /// Whether an outlier leaves the averages as they are; default false. ZClip's `skip_update_on_spike`.
-        #[serde(default)]
-        skip_update_on_spike: bool,
-        /// Whether a norm that is infinite or NaN enters the averages; default false. In the original one NaN turns the guard off for good.
-        #[serde(default)]
-        original: bool,
-    },
+    ZClip(ZClip),
     /// Holds a step back whose loss or norm exceeds the mean of the last steps by many standard deviations. OLMo-core's
     /// `SkipStepOptimizer`.
     ///
     /// Begins with half a window of values.
-    SkipStep {
-        /// How many steps are looked back at. From 2 to 65536; default 128.
-        #[serde(default = "defaults::rolling_interval_length")]
-        rolling_interval_length: u32,
-        /// How many standard deviations above the mean are accepted. Above 0; default 6.
-        #[serde(with = "number", default = "defaults::sigma_factor")]
-        sigma_factor: f64,
-        /// Whether every value enters the window as it is; default false. In the original a loss or norm that is infinite or NaN holds all steps
-        /// back until it has left the window, four or five spikes hide the next one, and any rise above equal values is one.
-        #[serde(default)]
-        original: bool,
-    },
+    SkipStep(SkipStep),
     /// Holds a step back whose loss or norm has a z-score above a threshold. llm.c's `OutlierDetector`.
     ///
     /// Begins with a full window. The value that is judged is one of its window, so that no z-score of `n` values exceeds
     /// `(n - 1) / sqrt(n)`.
-    Outlier {
-        /// How many values a window has. From 3 (with `original` 2) to 65536; default 128.
-        #[serde(default = "defaults::window")]
-        window: u32,
-        /// The highest z-score of a loss that is accepted; 0 for any. Below `(n - 1) / sqrt(n)` for a window of `n`; default 6,
-        /// which a window of at least 38 can reach.
-        #[serde(with = "number", default = "defaults::skip_update_lossz")]
-        skip_update_lossz: f64,
-        /// The highest z-score of a norm that is accepted; 0 for any, but not for both. As above; default 6.
-        #[serde(with = "number", default = "defaults::skip_update_gradz")]
-        skip_update_gradz: f64,
-        /// Whether every value enters the window as it is, and running sums; default false. In the original one NaN turns the guard off for good,
-        /// rounding errors stay in the sums, three spikes hide the next one, and no value exceeds some thresholds.
-        #[serde(default)]
-        original: bool,
-    },
+    Outlier(Outlier),
 }
 
-// By hand: the derive refuses an attribute at a field.
+settings! {
+    /// The settings of [`Guard::ZClip`].
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    ZClip:
+    /// The weight of the averages so far; that of a new norm is 1 less this. At least 0 and below 1; default 0.97.
+    #[serde(with = "number")]
+    alpha, with_alpha: f64 = 0.97,
+    /// The z-score above which a norm is an outlier. Above 0; default 2.5.
+    #[serde(with = "number")]
+    z_thresh, with_z_thresh: f64 = 2.5,
+    /// Is added to the standard deviation. At least 0; default 1e-6.
+    #[serde(with = "number")]
+    eps, with_eps: f64 = 1e-6,
+    /// Steps whose plain mean and variance begin the averages, and which are not limited. From 1 to 65536; default 25.
+    warmup_steps, with_warmup_steps: u32 = 25,
+    /// The power of `z_thresh / z` in the limit: 1 is ZClip's `adaptive_scaling`, infinity its clipping to the `mean`, 0 its
+    /// `percentile` (with an `eps` of 0). At least 0; default 1.
+    #[serde(with = "number")]
+    falloff, with_falloff: f64 = 1.0,
+    /// Multiplies the limit. Above 0; default 1.
+    #[serde(with = "number")]
+    clip_factor, with_clip_factor: f64 = 1.0,
+    /// An outlier leaves the averages as they are; default false. ZClip's `skip_update_on_spike`.
+    skip_update_on_spike, with_skip_update_on_spike: bool = false,
+}
+
+settings! {
+    /// The settings of [`Guard::SkipStep`].
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    SkipStep:
+    /// The number of steps that are looked back at. From 2 to 65536; default 128.
+    rolling_interval_length, with_rolling_interval_length: u32 = 128,
+    /// The number of standard deviations above the mean that is accepted. Above 0; default 6.
+    #[serde(with = "number")]
+    sigma_factor, with_sigma_factor: f64 = 6.0,
+}
+
+settings! {
+    /// The settings of [`Guard::Outlier`].
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    Outlier:
+    /// The number of values in a window. From 3 to 65536; default 128.
+    window, with_window: u32 = 128,
+    /// The highest z-score of a loss that is accepted; 0 for any. Below `(n - 1) / sqrt(n)` for a window of `n`; default 6,
+    /// which a window of at least 38 can reach.
+    #[serde(with = "number")]
+    skip_update_lossz, with_skip_update_lossz: f64 = 6.0,
+    /// The highest z-score of a norm that is accepted, in the same range; 0 for any, but not for both. Default 6.
+    #[serde(with = "number")]
+    skip_update_gradz, with_skip_update_gradz: f64 = 6.0,
+}
+
+// By hand: the derive would bring a serde of its own.
 impl Config for Guard {}
 
 impl std::fmt::Display for Guard {
@@ -137,41 +140,27 @@ impl std::fmt::Display for Guard {
     }
 }
 
-defaults! {
-    alpha: f64 = 0.97;
-    z_thresh: f64 = 2.5;
-    eps: f64 = 1e-6;
-    warmup_steps: u32 = 25;
-    falloff: f64 = 1.0;
-    clip_factor: f64 = 1.0;
-    rolling_interval_length: u32 = 128;
-    sigma_factor: f64 = 6.0;
-    window: u32 = 128;
-    skip_update_lossz: f64 = 6.0;
-    skip_update_gradz: f64 = 6.0;
-}
-
 /// Values that a window may have: they are host memory, and go into records.
 const MAX_WINDOW: u32 = 65536;
 
 impl Guard {
     /// [`ZClip`](Self::ZClip) with its published settings.
     pub fn zclip() -> Self {
-        with_defaults("ZClip")
+        Self::ZClip(ZClip::new())
     }
 
     /// [`SkipStep`](Self::SkipStep) with OLMo-core's settings.
     pub fn skip_step() -> Self {
-        with_defaults("SkipStep")
+        Self::SkipStep(SkipStep::new())
     }
 
     /// [`Outlier`](Self::Outlier) with llm.c's window and thresholds of 6 (llm.c has none unless asked).
     pub fn outlier() -> Self {
-        with_defaults("Outlier")
+        Self::Outlier(Outlier::new())
     }
 
-    /// What the guard does with the losses (none where none is known) and norms of a run: by which factor the gradients of each step
-    /// are multiplied. 1: the step is taken as it is. 0: it is rejected. Without tensors, on the host.
+    /// Replays the losses (none where none is known) and norms of a run: returns the factors by which the guard multiplies the gradients of each
+    /// step. 1: the step is taken as it is. 0: it is rejected. Without tensors, on the host.
     ///
     /// # Errors
     ///
@@ -191,87 +180,65 @@ impl Guard {
         Ok(factors.collect())
     }
 
-    /// Whether the rule computes as its source, bugs included.
-    fn is_original(&self) -> bool {
-        let (Self::ZClip { original, .. }
-        | Self::SkipStep { original, .. }
-        | Self::Outlier { original, .. }) = self;
-        *original
-    }
-
     fn check(&self) -> Result<(), AmpError> {
-        let above_zero = |field, value: f64| {
-            let inside = value > 0.0 && value.is_finite();
-            in_range(field, value, inside, "finite and above 0")
-        };
-        let count = |field, value: u32, least: u32| {
-            let allowed = format!("from {least} to {MAX_WINDOW}");
-            let inside = (least..=MAX_WINDOW).contains(&value);
-            in_range(field, value.into(), inside, &allowed)
-        };
-        match *self {
-            Self::ZClip {
-                alpha,
-                z_thresh,
-                eps,
-                warmup_steps,
-                falloff,
-                clip_factor,
-                ..
-            } => {
-                let inside = (0.0..1.0).contains(&alpha);
-                in_range("alpha", alpha, inside, "at least 0 and below 1")?;
-                above_zero("z_thresh", z_thresh)?;
-                let inside = eps >= 0.0 && eps.is_finite();
-                in_range("eps", eps, inside, "finite and at least 0")?;
-                count("warmup_steps", warmup_steps, 1)?;
-                in_range("falloff", falloff, falloff >= 0.0, "at least 0")?;
-                above_zero("clip_factor", clip_factor)
-            }
-            Self::SkipStep {
-                rolling_interval_length,
-                sigma_factor,
-                ..
-            } => {
-                count("rolling_interval_length", rolling_interval_length, 2)?;
-                above_zero("sigma_factor", sigma_factor)
-            }
-            Self::Outlier {
-                window,
-                skip_update_lossz: of_loss,
-                skip_update_gradz: of_norm,
-                original,
-            } => {
-                // The others of a window of two are one value, which has no deviation.
-                count("window", window, if original { 2 } else { 3 })?;
-                check_thresholds(window, of_loss, of_norm, original)
-            }
+        match self {
+            Self::ZClip(settings) => settings.check(),
+            Self::SkipStep(settings) => settings.check(),
+            Self::Outlier(settings) => settings.check(),
         }
     }
 }
 
-/// Refuses thresholds of [`Guard::Outlier`] that no value can exceed, or that accept every value.
-fn check_thresholds(
-    window: u32,
-    of_loss: f64,
-    of_norm: f64,
-    original: bool,
-) -> Result<(), AmpError> {
-    let size = f64::from(window);
-    let highest = (size - 1.0) / size.sqrt();
-    let what = "the highest z-score in a window of";
-    let below = format!("at least 0 and below {highest:.3}, {what} {window}");
-    let (highest, allowed) = match original {
-        true => (f64::MAX, "finite and at least 0"),
-        false => (highest, below.as_str()),
-    };
-    for (field, z) in [
-        ("skip_update_lossz", of_loss),
-        ("skip_update_gradz", of_norm),
-    ] {
-        in_range(field, z, (0.0..highest).contains(&z), allowed)?;
+impl ZClip {
+    fn check(&self) -> Result<(), AmpError> {
+        let inside = (0.0..1.0).contains(&self.alpha);
+        in_range("alpha", self.alpha, inside, "at least 0 and below 1")?;
+        check_above_zero("z_thresh", self.z_thresh)?;
+        let inside = self.eps >= 0.0 && self.eps.is_finite();
+        in_range("eps", self.eps, inside, "finite and at least 0")?;
+        check_window("warmup_steps", self.warmup_steps, 1)?;
+        in_range("falloff", self.falloff, self.falloff >= 0.0, "at least 0")?;
+        check_above_zero("clip_factor", self.clip_factor)
     }
-    let inside = original || of_loss > 0.0 || of_norm > 0.0;
-    let allowed = "above 0, or `skip_update_lossz` must be";
-    in_range("skip_update_gradz", of_norm, inside, allowed)
+}
+
+impl SkipStep {
+    fn check(&self) -> Result<(), AmpError> {
+        check_window("rolling_interval_length", self.rolling_interval_length, 2)?;
+        check_above_zero("sigma_factor", self.sigma_factor)
+    }
+}
+
+impl Outlier {
+    /// Refuses thresholds that no value can exceed, or that accept every value.
+    fn check(&self) -> Result<(), AmpError> {
+        let (window, of_loss, of_norm) =
+            (self.window, self.skip_update_lossz, self.skip_update_gradz);
+        // The others of a window of two are one value, which has no deviation.
+        check_window("window", window, 3)?;
+        let size = f64::from(window);
+        let highest = (size - 1.0) / size.sqrt();
+        let what = "the highest z-score in a window of";
+        let allowed = format!("at least 0 and below {highest:.3}, {what} {window}");
+        for (field, z) in [
+            ("skip_update_lossz", of_loss),
+            ("skip_update_gradz", of_norm),
+        ] {
+            in_range(field, z, (0.0..highest).contains(&z), &allowed)?;
+        }
+        let allowed = "above 0, or `skip_update_lossz` must be";
+        let inside = of_loss > 0.0 || of_norm > 0.0;
+        in_range("skip_update_gradz", of_norm, inside, allowed)
+    }
+}
+
+fn check_above_zero(field: &'static str, value: f64) -> Result<(), AmpError> {
+    let inside = value > 0.0 && value.is_finite();
+    in_range(field, value, inside, "finite and above 0")
+}
+
+fn check_window(field: &'static str, value: u32, least: u32) -> Result<(), AmpError> {
+    let allowed = format!("from {least} to {MAX_WINDOW}");
+    let inside = (least..=MAX_WINDOW).contains(&value);
+    in_range(field, value.into(), inside, &allowed)
 }

@@ -1,4 +1,4 @@
-//! What looks at the gradients of a run: guards against spikes, and a rule for the factors of regions.
+//! The parts of burn-amp that look at the gradients of a run: guards against spikes, and a rule for the factors of regions.
 //!
 //! Part of [burn-amp](https://docs.rs/burn-amp), which shows it as `burn_amp::adaptive`.
 //!
@@ -24,4 +24,4 @@ mod adaloss;
 mod guard;
 
 pub use adaloss::AdaLoss;
-pub use guard::Guard;
+pub use guard::{Guard, Outlier, SkipStep, ZClip};

@@ -10,9 +10,7 @@ use crate::step::hook::{
     self, Applied, Hook, IntoHook, Parameter, Proposed, Resolution, State, Verdict,
 };
 use crate::values::{ParamTensors, replaced, working_dtype};
-use crate::{
-    optimizer::ScaledOptimizer, record::AmpRecord, scale::loss_scale::settings, update::ModuleOptim,
-};
+use crate::{optimizer::ScaledOptimizer, record::AmpRecord, settings, update::ModuleOptim};
 
 settings! {
     /// The settings of averages: Keras's `ema_momentum` and `ema_overwrite_frequency`, and its defaults.

@@ -27,10 +27,13 @@ mod prepare;
 mod record;
 mod scale;
 mod scaler;
+mod settings;
 mod step;
 /// A rule of your own for the loss scale.
 pub mod schedule {
-    pub use crate::scale::loss_scale::{Evidence, Measures, NextScale, Rule};
+    pub use crate::scale::loss_scale::{
+        AdaptiveInterval, Evidence, LogMax, Measures, NearTop, NextScale, Rule,
+    };
 }
 mod update;
 mod values;

@@ -1,7 +1,8 @@
 use burn::{module::ParamGroup, tensor::FloatDType};
 use serde::{Deserialize, Serialize};
 
-use crate::scale::loss_scale::{GradScalerConfig, settings};
+use crate::scale::loss_scale::GradScalerConfig;
+use crate::settings;
 use crate::{
     border::MixedPrecision, ema::EmaConfig, error::AmpError, gradients::GradientClip,
     optimizer::ScaledOptimizer, scaler::Scaler, scaler::accumulation::AccumulationConfig,

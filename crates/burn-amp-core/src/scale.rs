@@ -2,7 +2,6 @@
 
 pub(crate) mod account;
 pub(crate) mod border_events;
-pub(crate) mod defaults;
 pub(crate) mod device_step;
 pub(crate) mod finding;
 pub(crate) mod followed;

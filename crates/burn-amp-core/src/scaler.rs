@@ -335,7 +335,7 @@ impl Scaler {
             joint.add(&found);
         }
         match joint.seen {
-            Some(seen) => self.schedule().advance(seen).scale(),
+            Some(seen) => self.schedule().adjust(seen).scale(),
             None => self.loss_factor(),
         }
     }

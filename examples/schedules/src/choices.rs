@@ -1,6 +1,10 @@
 //! What is compared.
 
-use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, adaptive::Guard, schedule::Schedule};
+use burn_amp::{
+    AmpError, GradScalerConfig, MixedPrecision,
+    adaptive::Guard,
+    schedule::{AdaptiveInterval, Schedule},
+};
 
 /// A way to find the loss scale.
 #[derive(Clone, Copy, Debug)]
@@ -34,10 +38,10 @@ impl Choice {
 /// All schedules, after a run in f32. The growth interval is short where runs are.
 pub fn schedules(growth_interval: u32) -> Vec<Choice> {
     let torch = GradScalerConfig::new().with_growth_interval(growth_interval);
-    let adaptive = Schedule::AdaptiveInterval {
+    let adaptive = Schedule::AdaptiveInterval(AdaptiveInterval {
         min_interval: (growth_interval / 4).max(1),
         max_interval: growth_interval.saturating_mul(8),
-    };
+    });
     let choice = |name, config, calibrated| Choice {
         name,
         config: Some(config),

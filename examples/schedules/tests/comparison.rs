@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard};
 
 use burn::tensor::Device;
-use burn_amp::adaptive::Guard;
+use burn_amp::adaptive::{Guard, SkipStep};
 use schedules::{
     choices::{schedules, spikes},
     program::{GptProgram, Program},
@@ -47,11 +47,10 @@ fn spikes_are_planted() {
     let _alone = alone();
     let settings = Settings { steps: 12, seed: 0 };
     let program = gpt(settings);
-    let guard = Guard::SkipStep {
+    let guard = Guard::SkipStep(SkipStep {
         rolling_interval_length: 4,
         sigma_factor: 20.0,
-        original: false,
-    };
+    });
     let run = |guard, spikes: &[usize]| {
         train_with_spikes(&program, Optimizer::Descent, guard, spikes, settings).unwrap()
     };

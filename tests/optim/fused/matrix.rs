@@ -125,10 +125,10 @@ pub fn check<O: ModuleOptim + Clone>(optim: O, plan: Plan, steps: usize) {
 #[test]
 fn whatever_the_rule_and_the_schedule() {
     let adam_w = AdamWConfig::new().with_amsgrad(true).with_weight_decay(0.1);
-    let adaptive = Schedule::AdaptiveInterval {
+    let adaptive = Schedule::AdaptiveInterval(AdaptiveInterval {
         min_interval: 5,
         max_interval: 100,
-    };
+    });
     let adaptive = Plan::scaled(config().with_schedule(adaptive));
     check(FusedAdamW::new(adam_w), adaptive, 90);
     let tolerant = config().with_hysteresis(3).with_warmup_steps(60);

@@ -397,7 +397,7 @@ impl LiveScale {
     /// Moves the scale, or the factors of regions, as a step has said.
     fn apply(&self, moves: Moves) {
         let advance = |seen| {
-            let Ok(_) = self.change(|schedule| Ok::<_, Infallible>(schedule.advance(seen)));
+            let Ok(_) = self.change(|schedule| Ok::<_, Infallible>(schedule.adjust(seen)));
         };
         // An overflow has moved the scale already.
         let end = |seen: Option<Evidence>| {

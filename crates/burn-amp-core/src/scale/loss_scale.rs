@@ -3,6 +3,7 @@
 use burn_amp_kernels::ScaleState;
 use serde::{Deserialize, Serialize};
 
+mod adaptive_interval;
 mod config;
 mod device;
 mod log_max;
@@ -14,16 +15,18 @@ mod rule;
 mod schedule;
 mod stored;
 
+pub use adaptive_interval::AdaptiveInterval;
 pub use config::GradScalerConfig;
+pub use log_max::LogMax;
+pub use near_top::NearTop;
 pub(crate) use outcome::SkipCause;
 pub use outcome::{Measures, StepOutcome};
-pub use rule::{Evidence, NextScale, Observation, Rule};
+pub use rule::{Evidence, NextScale, Rule};
 pub use schedule::Schedule;
 
 use crate::error::{AmpError, in_range};
 use crate::values::number;
 use config::checked_scale;
-pub(crate) use config::settings;
 use memory::Memory;
 use own_rule::OwnRule;
 use stored::Stored;
@@ -48,41 +51,42 @@ impl GradScalerConfig {
     }
 }
 
-/// The state of a loss-scale schedule: its settings, the scale, and what its [`Schedule`] remembers. Cloned, compared and stored by
+/// The state of a loss-scale schedule: its settings, the scale, and the memory of its [`Schedule`]. Cloned, compared and stored by
 /// value.
 ///
-/// [`adjust`](Self::adjust) takes it and what one iteration has shown to the next state, always the same for the same
+/// [`adjust`](Self::adjust) takes it and the [evidence](crate::schedule::Evidence) of one iteration to the next state, always the same for the same
 /// input. So a schedule can be replayed, tested without tensors and stored. Made by [`GradScalerConfig::schedule`].
 ///
 /// The transition of the default schedule is PyTorch's `_amp_update_scale_` (products in f64, rounded to f32; a growth to infinity is not made), with
 /// Megatron-LM's floor and hysteresis on top. The idea of a loss scale as a value with an `adjust` of its own is that of
 /// DeepMind's `jmp`. Departures from PyTorch: the growth tracker is compared with `>=`, so that a growth interval lowered below
-/// it does not stop growth for ever; and `min_scale` and `max_scale` bound the scale where they are set. As PyTorch's, the scale can
-/// reach zero; that of a [`GradScaler`](crate::GradScaler) or a [`MixedPrecision`](crate::MixedPrecision) stops before, where f32 has no inverse.
+/// it does not stop growth for ever; `min_scale` and `max_scale` bound the scale where they are set; and a scale does not fall to zero, but
+/// stays where the next one has no inverse in f32.
 ///
 /// ```
-/// use burn_amp::{GradScalerConfig, StepOutcome};
+/// use burn_amp::{GradScalerConfig, schedule::Evidence};
 ///
 /// let mut scale = GradScalerConfig::new().with_growth_interval(2).schedule()?;
 /// assert_eq!(scale.scale(), 65536.0);
 ///
 /// // An overflow halves the scale; two finite steps in a row double it.
-/// scale = scale.adjust(StepOutcome::Skipped);
+/// scale = scale.adjust(Evidence::Overflow);
 /// assert_eq!(scale.scale(), 32768.0);
-/// scale = scale.adjust(StepOutcome::Stepped).adjust(StepOutcome::Stepped);
+/// let finite = Evidence::Finite(None);
+/// scale = scale.adjust(finite).adjust(finite);
 /// assert_eq!(scale.scale(), 65536.0);
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
 ///
-/// Schedules that look at the gradients take their measures beside the outcome:
+/// Schedules that look at the gradients want their measures:
 ///
 /// ```
-/// use burn_amp::{GradScalerConfig, gradients::GradientStatus, schedule::Schedule, StepOutcome};
+/// use burn_amp::{GradScalerConfig, gradients::GradientStatus, schedule::{Evidence, Schedule}};
 ///
 /// let mut scale = GradScalerConfig::new().with_schedule(Schedule::log_max()).schedule()?;
 /// let status = GradientStatus::default().with_max_abs(0.25);
 /// for _ in 0..10 {
-///     scale = scale.adjust((StepOutcome::Stepped, &status));
+///     scale = scale.adjust(Evidence::Finite(Some(status.measures())));
 /// }
 /// assert_eq!(scale.scale(), 131072.0); // f16 holds 0.25 * 131072, and not twice that
 /// # Ok::<(), burn_amp::AmpError>(())
@@ -91,16 +95,15 @@ impl GradScalerConfig {
 #[serde(try_from = "Stored")]
 pub struct LossScale {
     config: GradScalerConfig,
-    /// As the schedule has it: a warm-up may hold down what is used.
-    #[serde(serialize_with = "number::single::serialize")]
+    /// The scale of the rule: a warm-up may hold down what is used.
     scale: f32,
     growth_tracker: u32,
     /// The overflow of this number, counted from now, backs the scale off; never below 1.
     hysteresis_tracker: u32,
     // These are absent from records where they say nothing.
-    #[serde(skip_serializing_if = "Memory::is_nothing")]
-    state: Memory,
-    /// Where the last overflow has backed off to: schedules that look at the gradients do not rise above.
+    #[serde(rename = "state", skip_serializing_if = "Memory::is_pytorchs")]
+    memory: Memory,
+    /// The scale that the last overflow has backed off to: schedules that look at the gradients do not rise above.
     #[serde(skip_serializing_if = "Option::is_none")]
     ceiling: Option<f32>,
     /// Iterations of the warm-up so far.
@@ -122,7 +125,7 @@ impl LossScale {
             scale: config.init_scale as f32,
             growth_tracker: 0,
             hysteresis_tracker: config.hysteresis,
-            state: Memory::first(&config),
+            memory: Memory::first(&config),
             ceiling: None,
             warmup_step: 0,
         }
@@ -130,35 +133,36 @@ impl LossScale {
 
     /// The factor by which the loss of the next step is multiplied.
     pub fn scale(&self) -> f32 {
-        // Without a warm-up nothing holds it down.
-        match self.config.warmup_steps == 0 || self.scale.is_nan() {
-            true => self.scale,
-            false => self.words().capped(),
+        match self.config.warmup_steps {
+            0 => self.scale,
+            _ => self.words().capped(),
         }
     }
 
-    /// How many finite steps in a row make the scale grow at present: the setting, or what
-    /// [`Schedule::AdaptiveInterval`] has made of it.
+    /// The number of finite steps in a row that make the scale grow at present: the setting, or the interval that
+    /// [`Schedule::AdaptiveInterval`] has reached.
     pub fn growth_interval(&self) -> u32 {
-        let adaptive = self.state.interval();
-        adaptive.map_or(self.config.growth_interval, |state| state.interval)
+        match &self.memory {
+            Memory::AdaptiveInterval(state) => state.interval,
+            _ => self.config.growth_interval,
+        }
     }
 
-    /// From which magnitude on unscaled gradients are to be counted, if the rule wants to know.
+    /// The magnitude from which on unscaled gradients are to be counted, if the rule wants to know.
     pub(crate) fn edge(&self) -> Option<f32> {
-        let edge =
-            f64::from(self.state.count_from(&self.config.schedule)?) / f64::from(self.scale());
+        let scaled = self.memory.count_from(&self.config.schedule)?;
+        let edge = f64::from(scaled) / f64::from(self.scale());
         self.config.dynamic.then_some(edge as f32)
     }
 
-    /// Whether the rule wants values near the top to be counted.
+    /// The rule wants values near the top to be counted.
     pub(crate) fn counts_near_top(&self) -> bool {
-        self.state.count_from(&self.config.schedule).is_some()
+        self.memory.count_from(&self.config.schedule).is_some()
     }
 
-    /// Whether the schedule looks at more than outcomes.
+    /// The rule looks at more than the outcomes of steps.
     pub(crate) fn needs_measures(&self) -> bool {
-        !self.state.is_counted()
+        !self.memory.is_counted()
     }
 
     /// The settings, those changed since included.
@@ -166,7 +170,7 @@ impl LossScale {
         &self.config
     }
 
-    /// How many finite steps in a row the schedule has seen since it last moved; 0 for a static scale.
+    /// The number of finite steps in a row since the schedule last moved; 0 for a static scale.
     pub fn growth_tracker(&self) -> u32 {
         self.growth_tracker
     }
@@ -176,48 +180,62 @@ impl LossScale {
         self.hysteresis_tracker
     }
 
-    /// The state after one more iteration: a deterministic function of this state and of what the iteration has shown.
+    /// The state after one more iteration: a deterministic function of this state and of the evidence.
     ///
-    /// Takes a [`StepOutcome`], or that and the [`GradientStatus`](crate::GradientStatus) of the gradients: `(outcome, &status)`.
-    /// Without a status, a finite step leaves the scale as it is under schedules that look at the gradients; counts and a warm-up go on. Gradients that
-    /// are all zero let no scale rise, and count for nothing, but under PyTorch's schedule and OpenSeq2Seq's.
+    /// Without measures, a finite step leaves the scale as it is under schedules that look at the gradients; counts and a warm-up go on. Gradients that
+    /// are all zero let no scale rise, and count for nothing, but under PyTorch's schedule. A static scale never changes.
     ///
-    /// [`Stepped`](StepOutcome::Stepped) counts as finite, [`Skipped`](StepOutcome::Skipped) and
-    /// [`Dropped`](StepOutcome::Dropped) as an overflow; the others change nothing. A static scale never changes. Never fails
-    /// and never yields a scale that is negative or not finite, but for [`Schedule::OpenSeq2SeqLogMax`] and a
-    /// rule of your own that asks for one.
+    /// Never fails, and never goes to a scale that cannot be applied, because it is not finite or its inverse is infinite in f32: at zero every
+    /// gradient would be zero or NaN. There the scale stays, also below the cap of a warm-up, and so does the memory of its rule. The log says it of a
+    /// rule that is not one of the settings'.
     #[must_use]
-    pub fn adjust(mut self, seen: impl Into<Observation>) -> Self {
-        let Some(seen) = seen.into().0.filter(|_| self.config.dynamic) else {
-            return self;
-        };
-        let overflow = seen == Evidence::Overflow;
-        let is_evidence = !seen.is_all_zero() || self.counts_zeros();
+    pub fn adjust(self, evidence: Evidence) -> Self {
+        let (next, refused) = self.moved(evidence);
+        if let Some(asked) = refused.filter(|_| next.has_own_rule()) {
+            let (rule, scale) = (next.rule_name(), next.scale);
+            warn!(
+                "the rule `{rule}` asks for the scale {asked:e}, which cannot be applied: it stays at {scale:e}"
+            );
+        }
+        next
+    }
+
+    /// The next state, and the scale that the rule asks for where it cannot be applied.
+    fn moved(mut self, evidence: Evidence) -> (Self, Option<f32>) {
+        if !self.config.dynamic {
+            return (self, None);
+        }
+        let (before, used, remembered) = (self.scale, self.scale(), self.memory.clone());
+        let overflow = evidence == Evidence::Overflow;
+        let is_evidence = !evidence.is_all_zero() || self.memory.is_pytorchs();
         let mut counts = self.words();
         let is_due = is_evidence && counts.count(overflow);
         if is_due && !overflow {
-            self.lift_ceiling();
+            let lifted = |ceiling| (f64::from(ceiling) * self.config.growth_factor) as f32;
+            self.ceiling = self.ceiling.map(lifted).filter(|c| c.is_finite());
         }
-        let (before, used) = (self.scale, self.scale());
-        let next = self.state.advance(&self.config.schedule, used, seen);
-        self.scale = match next {
-            NextScale::Counted if is_due && !overflow => self.grown(before),
-            NextScale::Counted if is_due => self.backed_off(),
-            NextScale::Counted | NextScale::Same => before,
-            NextScale::Lower => self.backed_off(),
-            NextScale::UpTo(scale) if !scale.is_nan() => {
-                self.below_ceiling(scale.min(self.grown(used)))
-            }
-            NextScale::AtOnce(scale) if !scale.is_nan() => self.below_ceiling(scale),
-            NextScale::UpTo(scale) | NextScale::AtOnce(scale) | NextScale::Exactly(scale) => {
-                self.clamped(scale)
-            }
+        let next = (self.memory).advance(&self.config.schedule, used, evidence);
+        let asked = match next {
+            NextScale::Counted if !is_due => before,
+            NextScale::Counted if !overflow => self.grown(before),
+            NextScale::Counted | NextScale::Lower => self.backed_off(),
+            NextScale::Same => before,
+            NextScale::UpTo(scale) => self.below_ceiling(scale, self.grown(used)),
+            NextScale::AtOnce(scale) => self.below_ceiling(scale, f32::INFINITY),
+            NextScale::Exactly(scale) => self.clamped(scale),
         };
-        if !is_evidence {
-            self.scale = self.scale.min(before);
+        let refused = (!has_inverse(asked)).then_some(asked);
+        self.scale = match refused {
+            Some(_) => before,
+            None if is_evidence => asked,
+            None => asked.min(before),
+        };
+        let is_counted = self.memory.is_counted();
+        if refused.is_some() && !is_counted {
+            self.memory = remembered;
         }
         match next {
-            NextScale::Counted if overflow && is_due && !self.state.is_counted() => {
+            NextScale::Counted if overflow && is_due && !is_counted => {
                 self.ceiling = Some(self.scale);
             }
             // None is tolerated.
@@ -227,27 +245,21 @@ impl LossScale {
             _ if !overflow && self.scale > before => counts.count_growth(),
             _ => {}
         }
-        self.counted(&counts)
-    }
-
-    /// Whether gradients that are all zero count as any that are finite: as in PyTorch, and in OpenSeq2Seq.
-    fn counts_zeros(&self) -> bool {
-        let schedule = self.config.schedule;
-        let is_original = matches!(schedule, Schedule::OpenSeq2SeqLogMax { .. });
-        self.state.is_nothing() || (is_original && !self.has_own_rule())
+        (self.counted(&counts), refused)
     }
 
     fn counted(mut self, counts: &ScaleState) -> Self {
         self.growth_tracker = counts.growth_tracker;
         self.hysteresis_tracker = counts.hysteresis_tracker;
         self.warmup_step = counts.warmup_step;
-        if let Memory::AdaptiveInterval(state) = &mut self.state {
-            state.interval = counts.growth_interval;
-            state.growths_in_a_row = counts.growths_in_a_row;
+        if let Memory::AdaptiveInterval(interval) = &mut self.memory {
+            interval.interval = counts.growth_interval;
+            interval.growths_in_a_row = counts.growths_in_a_row;
         }
         self
     }
 
+    /// One growth above a scale; the same scale where that would be infinite.
     fn grown(&self, from: f32) -> f32 {
         let grown = (f64::from(from) * self.config.growth_factor) as f32;
         let [_, max] = self.config.bounds();
@@ -263,50 +275,27 @@ impl LossScale {
         lowered.max(min)
     }
 
-    /// Within the bounds. NaN stays.
+    /// A scale within the bounds. NaN stays.
     pub(crate) fn clamped(&self, scale: f32) -> f32 {
         let [min, max] = self.config.bounds();
         scale.clamp(min, max)
     }
 
-    fn below_ceiling(&self, scale: f32) -> f32 {
-        self.clamped(self.ceiling.map_or(scale, |ceiling| scale.min(ceiling)))
+    /// A scale within the bounds, and below the ceiling and another limit. NaN stays.
+    fn below_ceiling(&self, scale: f32, limit: f32) -> f32 {
+        let [min, _] = self.config.bounds();
+        let limit = self.clamped(self.ceiling.map_or(limit, |ceiling| limit.min(ceiling)));
+        scale.clamp(min, limit)
     }
 
-    fn lift_ceiling(&mut self) {
-        let lifted = |ceiling| (f64::from(ceiling) * self.config.growth_factor) as f32;
-        self.ceiling = self.ceiling.map(lifted).filter(|c| c.is_finite());
-    }
-
-    /// As [`adjust`](Self::adjust), for a scale that is applied: where it would have no inverse in f32, it stays, also below the
-    /// cap of a warm-up, and so does what its rule remembers. At zero every gradient would be zero or NaN, and a rule that has come to a scale
-    /// that is NaN may never leave it. The log says it of a rule that is not one of the settings'.
-    pub(crate) fn advance(self, seen: impl Into<Observation>) -> Self {
-        let (scale, before) = (self.scale, self.state.clone());
-        let mut next = self.adjust(seen);
-        if !has_inverse(next.scale) {
-            if next.has_own_rule() {
-                let (rule, refused) = (next.rule_name(), next.scale);
-                warn!(
-                    "the rule `{rule}` asks for the scale {refused:e}, which cannot be applied: it stays at {scale:e}"
-                );
-            }
-            next.scale = scale;
-            if !before.is_counted() {
-                next.state = before;
-            }
-        }
-        next
-    }
-
-    /// Whether one more overflow finds no lower scale to go to.
+    /// Tells whether one more overflow finds no lower scale to go to.
     ///
     /// True at `min_scale`, and without one where the next scale could no longer be inverted in f32. Overflows that hysteresis
     /// still tolerates come first. Always false for a static scale.
     pub fn is_at_floor(&self) -> bool {
         let tolerated = self.hysteresis_tracker > 1;
-        let next = self.clone().adjust(StepOutcome::Skipped).scale();
-        self.config.dynamic && !tolerated && (next >= self.scale() || !has_inverse(next))
+        let (next, _) = self.clone().moved(Evidence::Overflow);
+        self.config.dynamic && !tolerated && next.scale() >= self.scale()
     }
 
     /// The same settings and the same rule at the first step. A static scale stays where it was set.
@@ -314,14 +303,14 @@ impl LossScale {
     pub(crate) fn restarted(self) -> Self {
         match self.config.dynamic {
             true => Self {
-                state: self.state.restarted(&self.config),
+                memory: self.memory.restarted(&self.config),
                 ..Self::first(self.config)
             },
             false => self,
         }
     }
 
-    /// Other settings, refused as [`GradScalerConfig::schedule`] refuses them, and those of the growth for a static scale.
+    /// The same state with other settings, refused as [`GradScalerConfig::schedule`] refuses them, and those of the growth for a static scale.
     pub(crate) fn with_setting(
         mut self,
         field: &'static str,
@@ -340,8 +329,8 @@ impl LossScale {
 
     /// Begins again at the interval of the settings.
     fn restart_interval(&mut self) {
-        if self.state.interval().is_some() {
-            self.state = Memory::first(&self.config);
+        if let Memory::AdaptiveInterval(_) = self.memory {
+            self.memory = Memory::first(&self.config);
         }
     }
 
@@ -388,88 +377,69 @@ impl LossScale {
         self.with_scale("scale", scale)
     }
 
-    /// Whether nothing is multiplied by it: where nothing is scaled, and in bf16, where it stays at 1. It has no state then.
+    /// Nothing is multiplied by it: where nothing is scaled, and in bf16, where it stays at 1. It has no state then.
     pub(crate) fn is_idle(&self) -> bool {
         !self.config.enabled || (!self.config.dynamic && self.scale == 1.0)
     }
 
-    /// What this program makes of a stored state: with the settings of that, or with its own. An idle one has nothing to go on with. The error
-    /// says why its rule refuses it.
-    pub(crate) fn resumed(self, stored: &Self, with_settings: bool) -> Result<Self, String> {
-        if !with_settings {
-            let starts = !self.config.enabled || (self.config.dynamic && stored.is_idle());
-            return match starts {
-                true => Ok(self.restarted()),
-                false => self.continuing(stored),
-            };
-        }
-        let mut stored = stored.clone();
-        stored.config.enabled = self.config.enabled;
-        stored.with_rule_of(&self)
-    }
-
-    /// These settings and this rule with the scale and the counts of another state. What the rule remembers is that of the other if it is of
-    /// the same rule, and else starts again. The error says why the rule refuses it.
+    /// This program's schedule at a stored state: with the settings of that, or with its own. The memory goes on if it is of the same rule, and
+    /// starts again otherwise. An idle state has nothing to go on with. The error says why the rule refuses it.
+    ///
     /// A scale outside the bounds is moved to the nearest; a static scale that was given another `init_scale` keeps that.
-    fn continuing(mut self, other: &Self) -> Result<Self, String> {
-        let config = &self.config;
-        let same =
-            |other: &GradScalerConfig| !other.dynamic && other.init_scale == config.init_scale;
-        if config.dynamic {
-            self.scale = match other.scale.is_finite() {
-                true => self.clamped(other.scale),
-                false => self.scale,
+    pub(crate) fn resumed(mut self, stored: &Self, with_settings: bool) -> Result<Self, String> {
+        if with_settings {
+            let rule = match self.has_own_rule() {
+                true => self.memory.restarted(&self.config),
+                false => Memory::first(&stored.config),
             };
-            self.warmup_step = other.warmup_step.min(config.warmup_steps);
-            self.growth_tracker = other.growth_tracker;
-            // As many of the tolerated overflows are used up.
-            let used = other.config.hysteresis - other.hysteresis_tracker;
-            self.hysteresis_tracker = config.hysteresis.saturating_sub(used).max(1);
-            self = self.with_state_of(other)?;
-        } else if same(&other.config) {
-            self.scale = other.scale;
+            let mut stored = stored.clone();
+            stored.config.enabled = self.config.enabled;
+            return stored.under(rule);
+        }
+        let config = self.config;
+        if !config.enabled || (config.dynamic && stored.is_idle()) {
+            return Ok(self.restarted());
+        }
+        if !config.dynamic {
+            if !stored.config.dynamic && stored.config.init_scale == config.init_scale {
+                self.scale = stored.scale;
+            }
+            return Ok(self);
+        }
+        // As many of the tolerated overflows are used up.
+        let used = stored.config.hysteresis - stored.hysteresis_tracker;
+        let next = Self {
+            config,
+            scale: self.clamped(stored.scale),
+            hysteresis_tracker: config.hysteresis.saturating_sub(used).max(1),
+            warmup_step: stored.warmup_step.min(config.warmup_steps),
+            ..stored.clone()
+        };
+        next.under(self.memory.restarted(&config))
+    }
+
+    /// The same state under a rule that is at its start, or goes on with what is remembered if that is its own. The error says why it refuses that.
+    fn under(mut self, rule: Memory) -> Result<Self, String> {
+        match rule.continuing(&self.memory)? {
+            Some(memory) => self.memory = memory,
+            None => (self.memory, self.ceiling) = (rule, None),
         }
         Ok(self)
-    }
-
-    /// With what the rule remembers in another state. The error says why the rule refuses it.
-    fn with_state_of(mut self, other: &Self) -> Result<Self, String> {
-        (self.state, self.ceiling) = match self.state.continuing(&other.state)? {
-            Some(state) => (state, other.ceiling),
-            None => (self.state.restarted(&self.config), None),
-        };
-        Ok(self)
-    }
-
-    /// This stored state with all its settings, under the rule of a program where that is its own or the only one to be had.
-    fn with_rule_of(self, program: &Self) -> Result<Self, String> {
-        let rule = match program.has_own_rule() {
-            true => program.state.restarted(&program.config),
-            false if self.has_own_rule() => Memory::first(&self.config),
-            false => return Ok(self),
-        };
-        self.under(rule)
-    }
-
-    /// The same state under a rule, which goes on with what is remembered if that is its own.
-    fn under(mut self, rule: Memory) -> Result<Self, String> {
-        let before = self.clone();
-        self.state = rule;
-        self.with_state_of(&before)
     }
 
     /// The same scale moved by a rule of your own, in place of the one in the settings. Bounds, factors, hysteresis, warm-up and counts are
     /// those of the settings.
     ///
     /// A state under a rule of this name, such as one that was read from JSON, goes on with what that remembers. Any other rule is replaced, and
-    /// this one begins as it is given. [`GradScaler::reset`](crate::GradScaler::reset) brings it back to that.
+    /// this one begins as it is given. [`GradScaler::reset`](crate::GradScaler::reset) brings it back to that. Two scales under it are equal if their
+    /// rules are.
     ///
     /// # Errors
     ///
     /// [`AmpError::InvalidValue`] if the name is empty or that of a built-in rule, or if the rule refuses the stored state.
-    pub fn with_rule<R: Rule + Clone>(self, rule: R) -> Result<Self, AmpError> {
+    pub fn with_rule<R: Rule + Clone + PartialEq>(self, rule: R) -> Result<Self, AmpError> {
         let name = rule.name();
-        if name.is_empty() || Memory::is_built_in(name) {
+        if name.is_empty() || Memory::BUILT_IN.contains(&name) {
             let allowed = "a name of its own, which no built-in rule has";
             return Err(AmpError::refused("name", format!("`{name}`"), allowed));
         }
@@ -479,30 +449,32 @@ impl LossScale {
 
     /// The rule that moves it, by name: one of [`Schedule`]'s or your own.
     pub fn rule_name(&self) -> &str {
-        self.state.name()
+        self.memory.name()
     }
 
-    /// Whether it is moved by a rule that is not one of the settings'.
+    /// It is moved by a rule that is not one of the settings'.
     pub(crate) fn has_own_rule(&self) -> bool {
-        self.state.is_own()
+        matches!(self.memory, Memory::Own(_))
     }
 
     /// Refuses a stored state whose rule is missing.
     pub(crate) fn check_rule(self) -> Result<Self, AmpError> {
-        if !self.state.is_unknown() {
-            return Ok(self);
+        match &self.memory {
+            Memory::Own(rule) if rule.is_unknown() => {
+                let value = format!("stored under the rule `{}`", rule.name);
+                let allowed = "given that rule, by `LossScale::with_rule`";
+                Err(AmpError::refused("schedule", value, allowed))
+            }
+            _ => Ok(self),
         }
-        let value = format!("stored under the rule `{}`", self.rule_name());
-        let allowed = "given that rule, by `LossScale::with_rule`";
-        Err(AmpError::refused("schedule", value, allowed))
     }
 
-    /// Whether settings and rule are those of another, whatever both have reached.
+    /// Settings and rule are those of another, whatever both have reached.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         self.config == other.config && self.rule_name() == other.rule_name()
     }
 
-    /// With the present settings of what is no part of a schedule.
+    /// The same state with the present settings of what is no part of a schedule.
     pub(crate) fn in_program(mut self, config: &GradScalerConfig) -> Self {
         self.config.enabled = config.enabled;
         self.config.max_consecutive_skips = config.max_consecutive_skips;
@@ -516,7 +488,7 @@ impl LossScale {
     }
 }
 
-/// Whether gradients can be divided by this scale in f32.
+/// Gradients can be divided by this scale in f32.
 fn has_inverse(scale: f32) -> bool {
     scale.is_finite() && (1.0 / f64::from(scale)) as f32 != f32::INFINITY
 }

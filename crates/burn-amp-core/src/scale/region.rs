@@ -17,7 +17,7 @@ pub struct Region {
 }
 
 /// The multiple of the gradients in a region, beside the loss scale.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Factor {
     /// No such multiple.
     #[default]
@@ -26,22 +26,6 @@ pub(crate) enum Factor {
     Fixed(i32),
     /// A factor that begins and moves so.
     Moving(Arc<LossScale>),
-}
-
-/// Schedules compare what their rules remember, and a rule of a program may have settings that only its `Debug` shows.
-pub(super) fn are_same(one: &LossScale, other: &LossScale) -> bool {
-    let own = |of: &LossScale| (of.has_own_rule()).then(|| format!("{of:?}"));
-    one == other && own(one) == own(other)
-}
-
-impl PartialEq for Factor {
-    fn eq(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Moving(one), Self::Moving(other)) => are_same(one, other),
-            (Self::Fixed(one), Self::Fixed(other)) => one == other,
-            (one, other) => matches!((one, other), (Self::One, Self::One)),
-        }
-    }
 }
 
 /// The factor of [`rescaled`](crate::rescaled), which multiplies gradients: a power of two that is fixed, or a factor that moves by a rule.

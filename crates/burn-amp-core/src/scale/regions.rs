@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::lock::{Guard, locked};
 use crate::scale::loss_scale::{Evidence, LossScale, Measures};
-use crate::{error::short, scale::region::are_same, values::number};
+use crate::{error::short, values::number};
 
 /// The regions, which scopes and steps share. Rules are asked without the lock, because they are code of a program.
 #[derive(Default)]
@@ -311,18 +311,11 @@ impl RegionState {
         }
     }
 
-    /// Finds a state that no run can have stored.
-    pub(crate) fn contradiction(&self) -> Option<String> {
-        let factor = self.schedule.scale();
-        let is_valid = factor.is_finite() && factor > 0.0;
-        (!is_valid).then(|| format!("the factor of a region is {factor}"))
-    }
-
     /// Enters it with these settings: the first ones count, or those of the record. Returns a warning for the log.
     fn enter(&mut self, name: &str, wanted: &Arc<LossScale>) -> Option<String> {
         self.opened = true;
         match &self.wanted {
-            Some(first) if are_same(first, wanted) || replace(&mut self.warned, true) => None,
+            Some(first) if first == wanted || replace(&mut self.warned, true) => None,
             Some(_) => Some(format!(
                 "region `{name}` is opened with other settings than before, and keeps the first ones: give regions names of their own"
             )),
@@ -370,7 +363,7 @@ impl RegionState {
 
     fn advance(&mut self, seen: Evidence) -> [String; 2] {
         let before = self.schedule.scale();
-        self.schedule = self.schedule.clone().advance(seen);
+        self.schedule = self.schedule.clone().adjust(seen);
         [before, self.schedule.scale()].map(|factor| short(factor.into()))
     }
 }

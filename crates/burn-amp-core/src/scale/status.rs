@@ -1,4 +1,4 @@
-use crate::scale::loss_scale::{Measures, Observation, StepOutcome};
+use crate::scale::loss_scale::Measures;
 
 /// The findings of one pass over the gradients. Host values: reading them never waits for a device.
 ///
@@ -132,8 +132,8 @@ impl GradientStatus {
         self
     }
 
-    /// The numbers that schedules use.
-    pub(crate) fn measures(&self) -> Measures {
+    /// The measures that the rule of a loss scale is shown: for [`Evidence::Finite`](crate::schedule::Evidence::Finite).
+    pub fn measures(&self) -> Measures {
         Measures {
             max_abs: self.max_abs,
             elements: self.elements,
@@ -142,11 +142,5 @@ impl GradientStatus {
             norm: self.norm,
             outer_factor: 1.0,
         }
-    }
-}
-
-impl From<(StepOutcome, &GradientStatus)> for Observation {
-    fn from((outcome, status): (StepOutcome, &GradientStatus)) -> Self {
-        Self::of(outcome, Some(status.measures()))
     }
 }

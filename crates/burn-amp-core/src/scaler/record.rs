@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::Scaler;
 use crate::error::{AmpError, short};
-use crate::scale::loss_scale::{Evidence, LossScale, Measures, Observation, StepOutcome};
+use crate::scale::loss_scale::{Evidence, LossScale, Measures, StepOutcome};
 use crate::{
     scale::finding::Dropped, scale::live_scale::LiveScale, scale::regions::RegionState,
     scale::step_counters::StepCounters, scaler::loss_watch::LossWatch,
@@ -36,11 +36,7 @@ impl ScalerState {
     pub(crate) fn contradiction(&self) -> Option<String> {
         let pending = self.pending.filter(|o| !o.is_stepped() && !o.is_skipped());
         let pending = pending.map(|outcome| format!("its iteration is {outcome:?}"));
-        let zero = (self.schedule.scale() == 0.0).then(|| "its loss scale is 0".to_string());
-        let region = self.regions.values().find_map(RegionState::contradiction);
-        (self.counters.contradiction().or(pending))
-            .or(zero)
-            .or(region)
+        self.counters.contradiction().or(pending)
     }
 
     /// Lets a program go on with the loss scale of this state, and the factors of its regions.
@@ -144,8 +140,7 @@ fn differences(here: &LossScale, stored: &LossScale) -> BTreeMap<String, String>
 impl ScalerState {
     /// The evidence of the iteration that was not ended.
     pub(crate) fn pending(&self) -> Option<Evidence> {
-        let pending = self.pending?;
-        Observation::of(pending, self.seen).0
+        Evidence::of(self.pending?, self.seen)
     }
 }
 

@@ -70,38 +70,9 @@ pub(crate) mod optional {
 
 /// The same, for an f32.
 pub(crate) mod single {
-    use super::{Deserialize, Deserializer, Number, Serializer};
-
-    pub(crate) fn serialize<S: Serializer>(value: &f32, serializer: S) -> Result<S::Ok, S::Error> {
-        match value.is_finite() {
-            true => serializer.serialize_f32(*value),
-            false => serializer.collect_str(value),
-        }
-    }
+    use super::{Deserialize, Deserializer, Number};
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
         Ok(Number::deserialize(deserializer)?.0 as f32)
-    }
-}
-
-/// The same, for a list.
-pub mod list {
-    use super::{Deserialize, Deserializer, Number, Serializer};
-    use std::collections::VecDeque;
-
-    /// Writes a list of numbers.
-    pub fn serialize<S: Serializer>(
-        values: &VecDeque<f64>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(values.iter().copied().map(Number))
-    }
-
-    /// Reads a list of numbers.
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<VecDeque<f64>, D::Error> {
-        let numbers = Vec::<Number>::deserialize(deserializer)?;
-        Ok(numbers.into_iter().map(|number| number.0).collect())
     }
 }

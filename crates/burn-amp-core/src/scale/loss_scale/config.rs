@@ -4,50 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schedule::Schedule;
 use crate::error::{AmpError, in_range, short};
-
-/// Settings, a Burn `Config`: a struct, its defaults and its setters, from one list.
-macro_rules! settings {
-    (
-        $(#[$about:meta])* $name:ident:
-        $($(#[$doc:meta])* $field:ident, $with:ident: $type:ty = $default:expr,)*
-    ) => {
-        $(#[$about])*
-        pub struct $name {
-            $($(#[$doc])* pub $field: $type,)*
-        }
-
-        impl Default for $name {
-            fn default() -> Self {
-                Self { $($field: $default,)* }
-            }
-        }
-
-        impl burn::config::Config for $name {}
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(&burn::config::config_to_json(self))
-            }
-        }
-
-        impl $name {
-            /// All settings at their defaults.
-            pub fn new() -> Self {
-                Self::default()
-            }
-
-            $(
-                #[doc = concat!("Sets [`", stringify!($field), "`](Self::", stringify!($field), ").")]
-                pub fn $with(mut self, $field: $type) -> Self {
-                    self.$field = $field;
-                    self
-                }
-            )*
-        }
-    };
-}
-
-pub(crate) use settings;
+use crate::settings;
 
 settings! {
     /// The settings of a loss scale and of its [`GradScaler`](crate::GradScaler): PyTorch's names and defaults, then more.
@@ -77,35 +34,35 @@ settings! {
     /// The scale is multiplied by this after an overflow. Between 0 and 1; default 0.5.
     #[serde(with = "crate::values::number")]
     backoff_factor, with_backoff_factor: f64 = 0.5,
-    /// How many finite steps in a row make the scale grow. At least 1; default 2000.
+    /// The number of finite steps in a row that make the scale grow. At least 1; default 2000.
     growth_interval, with_growth_interval: u32 = 2000,
-    /// Whether to scale, and to test gradients; default true. If not, nothing is scaled and no step is skipped for an overflow. Gradients are measured
+    /// Scales, and tests gradients; default true. If not, nothing is scaled and no step is skipped for an overflow. Gradients are measured
     /// only where clipping, hooks or the program ask. DeepSpeed's `check_grad_overflow` in bf16.
     enabled, with_enabled: bool = true,
-    /// Whether the scale moves; default true. If not, it stays at `init_scale`, or where `calibrate` or a setter has put it; overflowing steps are still skipped.
+    /// The scale moves; default true. If not, it stays at `init_scale`, or where `calibrate` or a setter has put it; overflowing steps are still skipped.
     dynamic, with_dynamic: bool = true,
     /// The scale never falls below this; default none. A scaler also stops where the scale would have no inverse in f32.
     #[serde(with = "crate::values::number::optional")]
     min_scale, with_min_scale: Option<f64> = None,
-    /// Whether an overflow ends the run where neither the scale nor the factor of the region that overflows can go lower: DeepSpeed's setting of this name, and a check that
+    /// An overflow ends the run where neither the scale nor the factor of the region that overflows can go lower: DeepSpeed's setting of this name, and a check that
     /// Megatron-LM and jmp do not have. If not, the default, the scale stays there, steps are skipped, and
     /// `max_consecutive_skips` ends a run that can only skip.
     raise_error_at_min_scale, with_raise_error_at_min_scale: bool = false,
     /// The scale never grows above this; default none. It never grows to infinity.
     #[serde(with = "crate::values::number::optional")]
     max_scale, with_max_scale: Option<f64> = None,
-    /// How many overflows it takes to lower the scale: 1, the default, or N, which tolerates N - 1 overflows
+    /// The number of overflows that it takes to lower the scale: 1, the default, or N, which tolerates N - 1 overflows
     /// first (their steps are still skipped). At least 1.
     hysteresis, with_hysteresis: u32 = 1,
-    /// Whether hysteresis resets at each finite step, as with DeepSpeed's setting of this name and Apex's
+    /// Hysteresis resets at each finite step, as with DeepSpeed's setting of this name and Apex's
     /// `update_scale_hysteresis`. If not, the default, it resets when the scale grows, as in Megatron-LM.
     consecutive_hysteresis, with_consecutive_hysteresis: bool = false,
-    /// How many steps in a row may be skipped, micro-batches dropped, or windows of finite micro-batches skipped because their
+    /// The number of steps in a row that may be skipped, micro-batches dropped, or windows of finite micro-batches skipped because their
     /// sum overflows: one more ends the run. Losses that are not finite, and steps that hooks reject, have the same limit, each with its own count.
     /// Overflows at scales more than one growth above the last at which gradients were finite (and not all zero) do not count: the scale falls to that
     /// first. None: no limit. Default 50.
     max_consecutive_skips, with_max_consecutive_skips: Option<u32> = Some(50),
-    /// Which rule moves the scale; default [`Schedule::GrowthInterval`], PyTorch's.
+    /// The rule that moves the scale; default [`Schedule::GrowthInterval`], PyTorch's.
     schedule, with_schedule: Schedule = Schedule::GrowthInterval,
     /// A rising cap limits the scale for this number of iterations, skipped ones too, whatever the schedule says; default 0: no
     /// warm-up. For networks whose first gradients are far larger than later ones. A static scale has none. At most
@@ -117,7 +74,7 @@ settings! {
     /// The number of equal stages of the warm-up. The cap doubles from each to the next, and is lifted after the last. From 1
     /// to 126; default 6.
     warmup_levels, with_warmup_levels: u32 = 6,
-    /// Whether the optimizer gets the gradients of f16 and bf16 parameters in the parameter's dtype; default false: in f32.
+    /// The optimizer gets the gradients of f16 and bf16 parameters in the parameter's dtype; default false: in f32.
     ///
     /// Rounded to nearest after unscaling in f32, which can lose what the loss scale saved from underflow: in f16, unscaled
     /// values below 3e-8 become zero (below 6.1e-5 they lose bits), and values above 65504 become infinite, which counts as

@@ -2,7 +2,7 @@
 
 use burn_amp_kernels::ScaleState;
 
-use super::{LossScale, schedule::Schedule};
+use super::{LossScale, Memory, Schedule};
 
 impl LossScale {
     /// The state as a device moves it; none of a schedule that looks at more than whether a step was skipped, or whose scales and
@@ -19,10 +19,10 @@ impl LossScale {
             let narrow = number as f32;
             narrow.is_normal() && narrow.to_bits() << 9 == 0 && f64::from(narrow) == number
         };
-        (self.state.is_counted() && numbers.all(is_power)).then(|| self.words())
+        (self.memory.is_counted() && numbers.all(is_power)).then(|| self.words())
     }
 
-    /// Scale, counts and settings, each as an f32 or a count: those that are no f32 are rounded.
+    /// The scale, counts and settings, each as an f32 or a count: those that are no f32 are rounded.
     pub(super) fn words(&self) -> ScaleState {
         let config = &self.config;
         let [min_scale, max_scale] = config.bounds();
@@ -39,24 +39,20 @@ impl LossScale {
             consecutive_hysteresis: config.consecutive_hysteresis.into(),
             min_scale,
             max_scale,
-            warmup_steps: match config.dynamic {
-                true => config.warmup_steps,
-                false => 0,
-            },
+            warmup_steps: config.warmup_steps,
             warmup_levels: config.warmup_levels,
             warmup_scale: config.warmup_scale as f32,
             ..ScaleState::default()
         };
-        if let (
-            Some(state),
-            Schedule::AdaptiveInterval {
-                min_interval,
-                max_interval,
-            },
-        ) = (self.state.interval(), config.schedule)
+        if !config.dynamic {
+            words.warmup_steps = 0;
+        }
+        if let (Memory::AdaptiveInterval(state), Schedule::AdaptiveInterval(settings)) =
+            (&self.memory, &config.schedule)
         {
             words.growths_in_a_row = state.growths_in_a_row;
-            (words.min_interval, words.max_interval) = (min_interval, max_interval);
+            (words.min_interval, words.max_interval) =
+                (settings.min_interval, settings.max_interval);
         }
         words
     }

@@ -1,12 +1,42 @@
-//! The next scale from log-normal statistics of the largest magnitude, after OpenSeq2Seq: with its bugs fixed, and as it is.
+//! The next scale from log-normal statistics of the largest magnitude, after OpenSeq2Seq, with its bugs fixed.
 //!
-//! Fixed, it is in f64; only finite steps and magnitudes above zero enter; the scale is a power of two. The original is in f32: an overflow enters
-//! as the magnitude 2^(2^`log_max`), and pins the scale to its lowest value; a gradient that is all zero makes it NaN for ever.
+//! It computes in f64; only finite steps and magnitudes above zero enter; the scale is a power of two. In the original an overflow pins the scale to
+//! its lowest value, and a gradient that is all zero makes it NaN for ever.
 
 use serde::{Deserialize, Serialize};
 
+use super::F16_MAX;
 use super::rule::{Evidence, NextScale};
-use super::{F16_MAX, schedule::Schedule};
+use crate::error::{AmpError, in_range};
+use crate::settings;
+
+settings! {
+    /// The settings of [`Schedule::LogMax`](crate::Schedule::LogMax).
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    LogMax:
+    /// The decay of the mean. At least 0 and below 1; default 0.99.
+    #[serde(with = "crate::values::number")]
+    beta1, with_beta1: f64 = 0.99,
+    /// The decay of the variance. At least 0 and below 1; default 0.999.
+    #[serde(with = "crate::values::number")]
+    beta2, with_beta2: f64 = 0.999,
+    /// Standard deviations above the mean. At least 0; default 3.09, which one normal value in 1000 exceeds.
+    #[serde(with = "crate::values::number")]
+    overflow_std_dev, with_overflow_std_dev: f64 = 3.09,
+}
+
+impl LogMax {
+    pub(super) fn check(&self) -> Result<(), AmpError> {
+        for (field, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
+            let inside = (0.0..1.0).contains(&beta);
+            in_range(field, beta, inside, "at least 0 and below 1")?;
+        }
+        let std_dev = self.overflow_std_dev;
+        let inside = std_dev.is_finite() && std_dev >= 0.0;
+        in_range("overflow_std_dev", std_dev, inside, "finite and at least 0")
+    }
+}
 
 /// Running sums, each with the weight that its start still has.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,15 +44,14 @@ use super::{F16_MAX, schedule::Schedule};
 pub(super) struct Sums {
     mean: f64,
     mean_start: f64,
-    /// With the decay of the squares, for the variance.
+    /// The mean with the decay of the squares, for the variance.
     slow_mean: f64,
     square: f64,
     slow_start: f64,
 }
 
 impl Sums {
-    pub(super) fn advance(&mut self, schedule: &Schedule, evidence: Evidence) -> NextScale {
-        let [beta1, beta2, std_dev] = schedule.moments();
+    pub(super) fn advance(&mut self, settings: &LogMax, evidence: Evidence) -> NextScale {
         let measures = match evidence {
             Evidence::Overflow => return NextScale::Counted,
             Evidence::Finite(None) => return NextScale::Same,
@@ -30,9 +59,9 @@ impl Sums {
         };
         let x = measures.max_abs.log2();
         if x.is_finite() {
-            self.add(x, [beta1, beta2]);
+            self.add(x, settings);
         }
-        let predicted = self.predict(std_dev);
+        let predicted = self.predict(settings.overflow_std_dev);
         predicted.map_or(NextScale::Same, NextScale::UpTo)
     }
 
@@ -52,7 +81,7 @@ impl Sums {
         slow_start: 1.0,
     };
 
-    fn add(&mut self, x: f64, [beta1, beta2]: [f64; 2]) {
+    fn add(&mut self, x: f64, &LogMax { beta1, beta2, .. }: &LogMax) {
         self.mean = beta1 * self.mean + (1.0 - beta1) * x;
         self.mean_start *= beta1;
         self.slow_mean = beta2 * self.slow_mean + (1.0 - beta2) * x;
@@ -67,69 +96,10 @@ impl Sums {
             return None;
         }
         let mean = self.mean / (1.0 - self.mean_start);
-        let (slow_mean, square) = (
-            self.slow_mean / (1.0 - self.slow_start),
-            self.square / (1.0 - self.slow_start),
-        );
+        let [slow_mean, square] =
+            [self.slow_mean, self.square].map(|sum| sum / (1.0 - self.slow_start));
         let deviation = (square - slow_mean * slow_mean).max(0.0).sqrt();
         let exponent = F16_MAX.log2() - (mean + std_dev * deviation);
         Some(2f64.powi(exponent.floor().clamp(-126.0, 127.0) as i32) as f32)
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct OriginalSums {
-    #[serde(with = "crate::values::number::single")]
-    x_hat: f32,
-    #[serde(with = "crate::values::number::single")]
-    slow_x_hat: f32,
-    #[serde(with = "crate::values::number::single")]
-    xsquared_hat: f32,
-    b1_correction: f32,
-    b2_correction: f32,
-}
-
-impl OriginalSums {
-    pub(super) fn advance(&mut self, schedule: &Schedule, evidence: Evidence) -> NextScale {
-        let Schedule::OpenSeq2SeqLogMax { log_max, .. } = *schedule else {
-            return NextScale::Same;
-        };
-        let x = match evidence {
-            Evidence::Finite(None) => return NextScale::Same,
-            Evidence::Finite(Some(measures)) => (measures.max_abs as f32).ln() / 2f32.ln(),
-            Evidence::Overflow => log_max.exp2() as f32,
-        };
-        NextScale::Exactly(self.add(x, schedule.moments()))
-    }
-
-    pub(super) fn is_valid(&self) -> bool {
-        let corrections = [self.b1_correction, self.b2_correction];
-        corrections.iter().all(|share| (0.0..=1.0).contains(share))
-    }
-
-    pub(super) const START: Self = Self {
-        x_hat: 0.0,
-        slow_x_hat: 0.0,
-        xsquared_hat: 0.0,
-        b1_correction: 1.0,
-        b2_correction: 1.0,
-    };
-
-    /// Takes in a logarithm. The scale that follows from it.
-    fn add(&mut self, x: f32, [beta1, beta2, std_dev]: [f64; 3]) -> f32 {
-        let (b1, rest1) = (beta1 as f32, (1.0 - beta1) as f32);
-        let (b2, rest2) = (beta2 as f32, (1.0 - beta2) as f32);
-        self.x_hat = b1 * self.x_hat + rest1 * x;
-        self.b1_correction *= b1;
-        let mu = self.x_hat / (1.0 - self.b1_correction);
-        self.slow_x_hat = b2 * self.slow_x_hat + rest2 * x;
-        self.xsquared_hat = b2 * self.xsquared_hat + rest2 * (x * x);
-        self.b2_correction *= b2;
-        let slow = self.slow_x_hat / (1.0 - self.b2_correction);
-        let variance = self.xsquared_hat / (1.0 - self.b2_correction) - slow * slow;
-        // Unlike `max`, lets NaN pass.
-        let variance = if variance < 0.0 { 0.0 } else { variance };
-        2f32.powf(16.0 - (std_dev as f32 * variance.sqrt() + mu))
     }
 }

@@ -3,8 +3,47 @@
 use burn::tensor::f16;
 use serde::{Deserialize, Serialize};
 
+use super::F16_MAX;
 use super::rule::{Evidence, NextScale};
-use super::{F16_MAX, schedule::Schedule};
+use crate::error::{AmpError, in_range};
+use crate::settings;
+
+settings! {
+    /// The settings of [`Schedule::NearTop`](crate::Schedule::NearTop).
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    NearTop:
+    /// The scaled magnitude from which on a value counts as near the top, as a share of f16's largest, 65504. From 0 to 1; default 0.125.
+    #[serde(with = "crate::values::number")]
+    edge, with_edge: f64 = 0.125,
+    /// The share of values near the top that is too large. From 0 to 1; default 1e-7.
+    #[serde(with = "crate::values::number")]
+    share, with_share: f64 = 1e-7,
+    /// One in this many iterations moves the scale. At least 1; default 1.
+    period, with_period: u32 = 1,
+}
+
+impl NearTop {
+    pub(super) fn check(&self) -> Result<(), AmpError> {
+        for (field, share) in [("edge", self.edge), ("share", self.share)] {
+            let inside = (0.0..=1.0).contains(&share);
+            in_range(field, share, inside, "between 0 and 1")?;
+        }
+        in_range("period", self.period.into(), self.period > 0, "at least 1")
+    }
+
+    /// The scaled magnitude from which on a value is near the top.
+    pub(super) fn count_from(&self) -> f32 {
+        f16::from_f32(F16_MAX as f32 * self.edge as f32).to_f32()
+    }
+
+    /// Compares the share of the values near the top with the one that is too large. In f32, as in PopART.
+    fn is_too_high(&self, elements: u64, above: u64) -> bool {
+        let (above, below) = (above as f32, elements.saturating_sub(above) as f32);
+        let share = self.share as f32;
+        above > below * (share / (1.0 - share))
+    }
+}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -14,16 +53,13 @@ pub(super) struct Count {
 }
 
 impl Count {
-    pub(super) fn advance(&mut self, schedule: &Schedule, evidence: Evidence) -> NextScale {
-        let Schedule::NearTop { share, period, .. } = *schedule else {
-            return NextScale::Same;
-        };
+    pub(super) fn advance(&mut self, settings: &NearTop, evidence: Evidence) -> NextScale {
         let updates = self.step == 0;
-        self.step = (self.step + 1) % period;
+        self.step = (self.step + 1) % settings.period;
         match evidence {
             Evidence::Overflow => NextScale::Counted,
             Evidence::Finite(Some(found)) if updates => {
-                match is_too_high(found.elements, found.above, share) {
+                match settings.is_too_high(found.elements, found.above) {
                     true => NextScale::Lower,
                     false => NextScale::UpTo(f32::INFINITY),
                 }
@@ -31,21 +67,4 @@ impl Count {
             Evidence::Finite(_) => NextScale::Same,
         }
     }
-}
-
-/// From which scaled magnitude on a value is near the top.
-pub(super) fn edge(schedule: &Schedule) -> Option<f32> {
-    match *schedule {
-        Schedule::NearTop { edge, .. } => {
-            Some(f16::from_f32(F16_MAX as f32 * edge as f32).to_f32())
-        }
-        _ => None,
-    }
-}
-
-/// Whether too large a share of the values is near the top. In f32, as in PopART.
-fn is_too_high(elements: u64, above: u64, share: f64) -> bool {
-    let (above, below) = (above as f32, elements.saturating_sub(above) as f32);
-    let share = share as f32;
-    above > below * (share / (1.0 - share))
 }

@@ -1,8 +1,8 @@
-//! What moves a schedule: the outcome of an iteration, and what its gradients have shown.
+//! The outcome of a step, and the measures of its gradients.
 
 use serde::{Deserialize, Serialize};
 
-/// What became of one call of `step`, `accumulate`, `flush`, `observe` or `discard`.
+/// The outcome of one call of `step`, `accumulate`, `flush`, `observe` or `discard`.
 ///
 /// A host value: reading it never waits for a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -23,18 +23,18 @@ pub enum StepOutcome {
 }
 
 impl StepOutcome {
-    /// Whether the optimizer was called.
+    /// Tells whether the optimizer was called.
     pub fn is_stepped(self) -> bool {
         self == Self::Stepped
     }
 
-    /// Whether an overflow made the step a no-op.
+    /// Tells whether an overflow made the step a no-op.
     pub fn is_skipped(self) -> bool {
         self == Self::Skipped
     }
 }
 
-/// What the gradients of an iteration have shown, of all its optimizers, unscaled and before clipping. For the factor of a region: those that came to
+/// The measures of an iteration's gradients, of all its optimizers, unscaled and before clipping. For the factor of a region: those that came to
 /// it, with the loss scale and the [`outer_factor`](Self::outer_factor), and without its own factor. Host values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -53,12 +53,12 @@ pub struct Measures {
     /// The L2 norm over the finite values.
     #[serde(with = "crate::values::number")]
     pub norm: f64,
-    /// What gradients are multiplied by beside the loss scale, before the factor of a region: the product of those of the regions that enclose it. 1 for a loss scale.
+    /// The product of the factors of the regions that enclose a region: gradients that come to it are multiplied by this, beside the loss scale. 1 for a loss scale.
     #[serde(with = "crate::values::number")]
     pub outer_factor: f64,
 }
 
-/// Those of no values.
+/// The measures of no values.
 impl Default for Measures {
     fn default() -> Self {
         Self {
@@ -73,12 +73,12 @@ impl Default for Measures {
 }
 
 impl Measures {
-    /// Whether there are values, and each of them is zero: no evidence of a scale.
+    /// Tells whether there are values, and each of them is zero: no evidence of a scale.
     pub fn are_all_zero(&self) -> bool {
         self.elements > 0 && self.zeros >= self.elements
     }
 
-    /// Those of several gradients as one.
+    /// Joins the measures of several gradients.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             max_abs: self.max_abs.max(other.max_abs),
@@ -98,7 +98,7 @@ pub(crate) enum SkipCause {
     Scale,
     /// The gradient of the loss was infinite or NaN before it reached half precision.
     Loss {
-        /// Whether the model's output was finite.
+        /// The model's output was finite.
         output_finite: bool,
     },
     /// The gradient became infinite or NaN in a scope of another handle, whose loss scale this one's optimizers do not move.

@@ -1,26 +1,30 @@
-//! A rule of a program as a schedule holds it: with a copy of how it was given, and stored as what it says of itself.
+//! A rule of a program as a schedule holds it: beside a copy of how it was given, and stored as its own text.
 
 use serde::{Serialize, Serializer};
-use serde_json::Value;
-use std::{error::Error, sync::Arc};
+use std::{any::Any, error::Error, sync::Arc};
 
 use super::rule::{Evidence, NextScale, Rule};
 
-/// A rule that can be copied.
-trait DynRule: Rule {
+/// A rule whose type is erased, and that can be copied and compared.
+trait DynRule: Rule + Any {
     fn copied(&self) -> Arc<dyn DynRule>;
+    fn equals(&self, other: &dyn DynRule) -> bool;
 }
 
-impl<R: Rule + Clone> DynRule for R {
+impl<R: Rule + Clone + PartialEq> DynRule for R {
     fn copied(&self) -> Arc<dyn DynRule> {
         Arc::new(self.clone())
+    }
+
+    fn equals(&self, other: &dyn DynRule) -> bool {
+        (other as &dyn Any).downcast_ref() == Some(self)
     }
 }
 
 /// A clone and its name are to be had under a lock: no code of a program is called for them.
 #[derive(Clone, Debug)]
 pub(super) struct OwnRule {
-    name: Arc<str>,
+    pub(super) name: Arc<str>,
     held: Held,
 }
 
@@ -30,35 +34,26 @@ enum Held {
         first: Arc<dyn DynRule>,
         rule: Arc<dyn DynRule>,
     },
-    /// What a record has brought of a rule which the program has to give.
-    Stored(String),
+    /// The state that a record has brought, of a rule which the program has to give.
+    Stored(Arc<str>),
 }
 
 impl OwnRule {
-    pub(super) fn new(rule: impl Rule + Clone) -> Self {
-        let held = Held::Given {
-            first: Arc::new(rule.clone()),
-            rule: Arc::new(rule.clone()),
-        };
+    pub(super) fn new(rule: impl Rule + Clone + PartialEq) -> Self {
         Self {
             name: rule.name().into(),
-            held,
+            held: Held::Given {
+                first: rule.copied(),
+                rule: rule.copied(),
+            },
         }
     }
 
-    pub(super) fn stored(name: &str, state: &Value) -> Self {
-        let state = match state {
-            Value::String(text) => text.clone(),
-            value => value.to_string(),
-        };
+    pub(super) fn stored(name: &str, state: &str) -> Self {
         Self {
             name: name.into(),
-            held: Held::Stored(state),
+            held: Held::Stored(state.into()),
         }
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
     }
 
     pub(super) fn is_unknown(&self) -> bool {
@@ -107,28 +102,23 @@ impl OwnRule {
     fn state(&self) -> String {
         match &self.held {
             Held::Given { rule, .. } => rule.state(),
-            Held::Stored(state) => state.clone(),
-        }
-    }
-
-    /// JSON as what it is. A string is text that is no JSON, or that is a string itself.
-    fn value(&self) -> Value {
-        let text = self.state();
-        match serde_json::from_str(&text) {
-            Err(_) | Ok(Value::String(_)) => Value::String(text),
-            Ok(value) => value,
+            Held::Stored(state) => state.to_string(),
         }
     }
 }
 
+/// The rule says what is equal. A stored one has its text alone.
 impl PartialEq for OwnRule {
     fn eq(&self, other: &Self) -> bool {
-        self.name == other.name && self.value() == other.value()
+        match (&self.held, &other.held) {
+            (Held::Given { rule, .. }, Held::Given { rule: other, .. }) => rule.equals(&**other),
+            _ => self.name == other.name && self.state() == other.state(),
+        }
     }
 }
 
 impl Serialize for OwnRule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map([(&*self.name, self.value())])
+        serializer.collect_map([(&*self.name, self.state())])
     }
 }

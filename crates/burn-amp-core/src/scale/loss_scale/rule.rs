@@ -1,4 +1,4 @@
-//! A rule that moves a loss scale: what it is shown of an iteration, and what it wants of the scale next. Knows no settings.
+//! A rule that moves a loss scale: it is shown the evidence of an iteration, and says the scale that it wants next. Knows no settings.
 
 use std::{error::Error, fmt::Debug};
 
@@ -18,7 +18,7 @@ use super::outcome::{Measures, StepOutcome};
 /// use std::error::Error;
 ///
 /// /// Keeps the largest magnitude of the last iteration at 1024 once it is scaled.
-/// #[derive(Clone, Debug, Default)]
+/// #[derive(Clone, Debug, Default, PartialEq)]
 /// struct Follow {
 ///     max_abs: f64,
 /// }
@@ -68,25 +68,24 @@ pub trait Rule: Debug + Send + Sync + 'static {
     /// nor where the scale is not the cause of a skip, nor for the factor of a region that was not opened.
     fn advance(&mut self, scale: f32, evidence: Evidence) -> NextScale;
 
-    /// From which magnitude on scaled values are counted in [`Measures::above`]; none, the default: they are not.
+    /// The magnitude from which on scaled values are counted in [`Measures::above`]; none, the default: they are not.
     fn count_from(&self) -> Option<f32> {
         None
     }
 
-    /// What it remembers, as JSON text (numbers of 64 bits). Text that is no JSON comes back as it is, too.
+    /// Stores its memory as text: JSON, or any other.
     fn state(&self) -> String;
 
-    /// Goes on from what [`state`](Self::state) has returned. Called on a copy of the rule as it was given to the scale; the keys of an object
-    /// may come in another order.
+    /// Goes on from the text that [`state`](Self::state) has returned. Called on a copy of the rule as it was given to the scale.
     ///
     /// # Errors
     ///
-    /// For a state that no run can have stored, with the reason. The copy is thrown away, and loading the record is an error that says it; in a
+    /// Refuses a state that no run can have stored, with the reason: the copy is thrown away, and loading the record is an error that says it; in a
     /// `Learner`, which knows no errors there, a panic.
     fn load_state(&mut self, state: &str) -> Result<(), Box<dyn Error + Send + Sync>>;
 }
 
-/// What an iteration has shown.
+/// The evidence of one iteration: what its gradients say of the scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Evidence {
     /// All gradients were finite; with their measures, if they were measured.
@@ -96,7 +95,17 @@ pub enum Evidence {
 }
 
 impl Evidence {
-    /// That of several steps of an iteration, after those before.
+    /// The evidence of a step with this outcome; none of an outcome that says nothing of the scale. [`Stepped`](StepOutcome::Stepped) counts as
+    /// finite, [`Skipped`](StepOutcome::Skipped) and [`Dropped`](StepOutcome::Dropped) as an overflow.
+    pub fn of(outcome: StepOutcome, measures: Option<Measures>) -> Option<Self> {
+        match outcome {
+            StepOutcome::Stepped => Some(Self::Finite(measures)),
+            StepOutcome::Skipped | StepOutcome::Dropped => Some(Self::Overflow),
+            _ => None,
+        }
+    }
+
+    /// Joins the steps of an iteration: this one comes after those before.
     pub(crate) fn after(self, before: Option<Self>) -> Self {
         match (before, self) {
             (None, seen) => seen,
@@ -108,7 +117,7 @@ impl Evidence {
         }
     }
 
-    /// Whether all gradients were zero: no scale is too low for them, and none is known not to be too high.
+    /// All gradients were zero: no scale is too low for them, and none is known not to be too high.
     pub(crate) fn is_all_zero(self) -> bool {
         matches!(self, Self::Finite(Some(measures)) if measures.are_all_zero())
     }
@@ -121,47 +130,18 @@ impl Evidence {
     }
 }
 
-/// What [`LossScale::adjust`](crate::LossScale::adjust) takes: an outcome alone, or with the measures of the gradients. None of an outcome that
-/// says nothing of the scale.
-///
-/// `(outcome, &status)` has the measures of a [`GradientStatus`](crate::GradientStatus).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Observation(pub(crate) Option<Evidence>);
-
-impl Observation {
-    pub(crate) fn of(outcome: StepOutcome, measures: Option<Measures>) -> Self {
-        Self(match outcome {
-            StepOutcome::Stepped => Some(Evidence::Finite(measures)),
-            StepOutcome::Skipped | StepOutcome::Dropped => Some(Evidence::Overflow),
-            _ => None,
-        })
-    }
-}
-
-impl From<StepOutcome> for Observation {
-    fn from(outcome: StepOutcome) -> Self {
-        Self::of(outcome, None)
-    }
-}
-
-impl From<Evidence> for Observation {
-    fn from(seen: Evidence) -> Self {
-        Self(Some(seen))
-    }
-}
-
-/// What a rule wants of the scale next. One that has no inverse in f32 (NaN, infinity, zero) is not applied: scale and rule stay as they
+/// The scale that a rule wants next. One that has no inverse in f32 (NaN, infinity, zero) is not applied: scale and rule stay as they
 /// were, and the log says so.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum NextScale {
-    /// As under PyTorch's rule: to grow after `growth_interval` finite iterations in a row, to back off at an overflow that `hysteresis`
+    /// PyTorch's next scale: to grow after `growth_interval` finite iterations in a row, to back off at an overflow that `hysteresis`
     /// does not tolerate. Such a back-off sets a ceiling for [`UpTo`](Self::UpTo) and [`AtOnce`](Self::AtOnce), which is multiplied by
     /// `growth_factor` after `growth_interval` finite iterations in a row.
     Counted,
     /// The present one.
     Same,
-    /// To back off at once.
+    /// The present one, multiplied by `backoff_factor` at once.
     Lower,
     /// This one, up to the ceiling, and no more than one growth at a time.
     UpTo(f32),

@@ -1,6 +1,5 @@
 //! The schedule of the loss scale, as a pure value: no tensors, no device, no clock.
 
-use burn_amp_kernels::ScaleState;
 use serde::{Deserialize, Serialize};
 
 mod adaptive_interval;
@@ -150,14 +149,13 @@ impl LossScale {
 
     /// The magnitude from which on unscaled gradients are to be counted, if the rule wants to know.
     pub(crate) fn edge(&self) -> Option<f32> {
-        let scaled = self.memory.count_from(&self.config.schedule)?;
-        let edge = f64::from(scaled) / f64::from(self.scale());
+        let edge = f64::from(self.count_from()?) / f64::from(self.scale());
         self.config.dynamic.then_some(edge as f32)
     }
 
-    /// The rule wants values near the top to be counted.
-    pub(crate) fn counts_near_top(&self) -> bool {
-        self.memory.count_from(&self.config.schedule).is_some()
+    /// The magnitude from which on the rule wants scaled values to be counted, if it does.
+    pub(crate) fn count_from(&self) -> Option<f32> {
+        self.memory.count_from(&self.config.schedule)
     }
 
     /// The rule looks at more than the outcomes of steps.
@@ -225,17 +223,13 @@ impl LossScale {
             NextScale::Exactly(scale) => self.clamped(scale),
         };
         let refused = (!has_inverse(asked)).then_some(asked);
-        self.scale = match refused {
-            Some(_) => before,
-            None if is_evidence => asked,
-            None => asked.min(before),
-        };
-        let is_counted = self.memory.is_counted();
-        if refused.is_some() && !is_counted {
-            self.memory = remembered;
+        match refused {
+            Some(_) => self.memory = remembered,
+            None if is_evidence => self.scale = asked,
+            None => self.scale = asked.min(before),
         }
         match next {
-            NextScale::Counted if overflow && is_due && !is_counted => {
+            NextScale::Counted if overflow && is_due && self.needs_measures() => {
                 self.ceiling = Some(self.scale);
             }
             // None is tolerated.
@@ -245,10 +239,6 @@ impl LossScale {
             _ if !overflow && self.scale > before => counts.count_growth(),
             _ => {}
         }
-        (self.counted(&counts), refused)
-    }
-
-    fn counted(mut self, counts: &ScaleState) -> Self {
         self.growth_tracker = counts.growth_tracker;
         self.hysteresis_tracker = counts.hysteresis_tracker;
         self.warmup_step = counts.warmup_step;
@@ -256,7 +246,7 @@ impl LossScale {
             interval.interval = counts.growth_interval;
             interval.growths_in_a_row = counts.growths_in_a_row;
         }
-        self
+        (self, refused)
     }
 
     /// One growth above a scale; the same scale where that would be infinite.

@@ -112,7 +112,7 @@ impl Rescale {
         field: &'static str,
         schedule: LossScale,
     ) -> Result<Self, AmpError> {
-        if schedule.counts_near_top() {
+        if schedule.count_from().is_some() {
             let value = format!("`{}`", schedule.rule_name());
             return Err(AmpError::refused("schedule", value, "another for a region"));
         }

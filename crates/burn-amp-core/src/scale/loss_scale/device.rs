@@ -9,11 +9,12 @@ impl LossScale {
     /// factors are not powers of two. From 2^-126 on, which no scope goes below.
     pub(crate) fn on_device(&self) -> Option<ScaleState> {
         let config = &self.config;
-        let factors = [config.growth_factor, config.backoff_factor];
-        let scales = [self.scale.into(), config.warmup_scale];
-        let bounds = [config.min_scale, config.max_scale].into_iter().flatten();
+        let bounds = config.min_scale.into_iter().chain(config.max_scale);
         let bounds = bounds.map(|bound| f64::from(bound as f32));
-        let mut numbers = factors.into_iter().chain(scales).chain(bounds);
+        let factors = [config.growth_factor, config.backoff_factor];
+        let mut numbers = bounds
+            .chain(factors)
+            .chain([self.scale.into(), config.warmup_scale]);
         // Their inverses are exact, on every device.
         let is_power = |number: f64| {
             let narrow = number as f32;
@@ -39,14 +40,12 @@ impl LossScale {
             consecutive_hysteresis: config.consecutive_hysteresis.into(),
             min_scale,
             max_scale,
-            warmup_steps: config.warmup_steps,
+            // A static scale has none.
+            warmup_steps: config.warmup_steps * u32::from(config.dynamic),
             warmup_levels: config.warmup_levels,
             warmup_scale: config.warmup_scale as f32,
             ..ScaleState::default()
         };
-        if !config.dynamic {
-            words.warmup_steps = 0;
-        }
         if let (Memory::AdaptiveInterval(state), Schedule::AdaptiveInterval(settings)) =
             (&self.memory, &config.schedule)
         {

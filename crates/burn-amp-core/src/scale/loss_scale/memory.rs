@@ -100,15 +100,11 @@ impl Memory {
 
     /// The same rule at the state of another; none if that is of another rule. The error says why the rule refuses it.
     pub(super) fn continuing(&self, other: &Self) -> Result<Option<Self>, String> {
-        if self.name() != other.name() {
-            return Ok(None);
-        }
-        let (Self::Own(rule), Self::Own(other)) = (self, other) else {
-            return Ok(Some(other.clone()));
+        let next = match (self, other) {
+            _ if self.name() != other.name() => return Ok(None),
+            (Self::Own(rule), Self::Own(other)) => Self::Own(rule.continuing(other)?),
+            _ => other.clone(),
         };
-        match rule.continuing(other) {
-            Ok(next) => Ok(Some(Self::Own(next))),
-            Err(reason) => Err(format!("rule `{}`: {reason}", rule.name)),
-        }
+        Ok(Some(next))
     }
 }

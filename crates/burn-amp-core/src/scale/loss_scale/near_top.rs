@@ -3,8 +3,8 @@
 use burn::tensor::f16;
 use serde::{Deserialize, Serialize};
 
-use super::F16_MAX;
 use super::rule::{Evidence, NextScale};
+use super::{F16_MAX, Measures};
 use crate::error::{AmpError, in_range};
 use crate::settings;
 
@@ -38,10 +38,10 @@ impl NearTop {
     }
 
     /// Compares the share of the values near the top with the one that is too large. In f32, as in PopART.
-    fn is_too_high(&self, elements: u64, above: u64) -> bool {
-        let (above, below) = (above as f32, elements.saturating_sub(above) as f32);
+    fn is_too_high(&self, found: &Measures) -> bool {
+        let below = found.elements.saturating_sub(found.above) as f32;
         let share = self.share as f32;
-        above > below * (share / (1.0 - share))
+        found.above as f32 > below * (share / (1.0 - share))
     }
 }
 
@@ -58,12 +58,10 @@ impl Count {
         self.step = (self.step + 1) % settings.period;
         match evidence {
             Evidence::Overflow => NextScale::Counted,
-            Evidence::Finite(Some(found)) if updates => {
-                match settings.is_too_high(found.elements, found.above) {
-                    true => NextScale::Lower,
-                    false => NextScale::UpTo(f32::INFINITY),
-                }
-            }
+            Evidence::Finite(Some(found)) if updates => match settings.is_too_high(&found) {
+                true => NextScale::Lower,
+                false => NextScale::UpTo(f32::INFINITY),
+            },
             Evidence::Finite(_) => NextScale::Same,
         }
     }

@@ -1,7 +1,7 @@
 //! A rule of a program as a schedule holds it: beside a copy of how it was given, and stored as its own text.
 
 use serde::{Serialize, Serializer};
-use std::{any::Any, error::Error, sync::Arc};
+use std::{any::Any, sync::Arc};
 
 use super::rule::{Evidence, NextScale, Rule};
 
@@ -80,10 +80,11 @@ impl OwnRule {
     }
 
     /// The same rule at the state of another. The error says why it refuses that.
-    pub(super) fn continuing(&self, other: &Self) -> Result<Self, Box<dyn Error + Send + Sync>> {
+    pub(super) fn continuing(&self, other: &Self) -> Result<Self, String> {
         let mut next = self.restarted();
         match next.rule_mut() {
-            Some(rule) => rule.load_state(&other.state())?,
+            Some(rule) => (rule.load_state(&other.state()))
+                .map_err(|reason| format!("rule `{}`: {reason}", self.name))?,
             None => next = other.clone(),
         }
         Ok(next)

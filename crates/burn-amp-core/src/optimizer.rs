@@ -172,7 +172,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     #[doc(hidden)]
     pub fn check_settings(&self) -> Result<(), AmpError> {
         self.optim.check_settings()?;
-        self.options.check()
+        // The first, unless another setting has taken its place.
+        match self.options.refused.first() {
+            Some((_, error)) => Err(error.clone()),
+            None => Ok(()),
+        }
     }
 
     /// The first hook of a type; none if there is none.

@@ -27,10 +27,10 @@ use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, handle
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, SkipCause, StepOutcome};
 use crate::scale::{account::Account, finding::Dropped, followed::Followed, place::Place};
 use crate::{
-    border::mixed_precision::MixedPrecision, error::AmpError, gradients::unscale::unscale,
-    scale::account::Call, scale::border_events::BorderEvent, scale::device_step::DeviceStep,
-    scale::journal::Caller, scale::live_scale::LiveScale, scale::members::OptimizerId,
-    scale::status::GradientStatus, scale::step_counters::StepCounters,
+    border::mixed_precision::MixedPrecision, border::observer::Stepped, error::AmpError,
+    gradients::unscale::unscale, scale::account::Call, scale::border_events::BorderEvent,
+    scale::device_step::DeviceStep, scale::journal::Caller, scale::live_scale::LiveScale,
+    scale::members::OptimizerId, scale::status::GradientStatus, scale::step_counters::StepCounters,
     scaler::loss_watch::LossWatch, values::is_half,
 };
 
@@ -230,7 +230,7 @@ impl Scaler {
 
     /// Says whether losses are scaled and gradients tested.
     pub fn is_enabled(&self) -> bool {
-        self.config().enabled
+        self.live.config().enabled
     }
 
     /// The settings, those changed by setters included.
@@ -414,7 +414,7 @@ impl Scaler {
                 }
                 // As PyTorch.
                 let inverse = f64::from((1.0 / f64::from(scale)) as f32);
-                let edge = self.live.edge();
+                let edge = self.schedule().edge();
                 unscale(params, found(), inverse, in_own_dtype, edge)?
             }
             StepGradients::Plain(grads) => self.test_plain(grads, entries)?,
@@ -447,8 +447,11 @@ impl Scaler {
             }),
             _ => {}
         }
-        let (unread, events) = self.live.take_measures();
-        let pass = handles(&grads, &entries.gradients, self.live.edge());
+        let (unread, events) = match self.live.has_regions() {
+            true => self.live.take_measures(),
+            false => Default::default(),
+        };
+        let pass = handles(&grads, &entries.gradients, self.schedule().edge());
         let (statuses, event_statuses) = pass.inspect(events)?;
         if !unread.is_empty() {
             (self.live.events).restore(BorderEvent::read(unread, event_statuses));
@@ -507,7 +510,7 @@ impl Scaler {
             grads.finding.cause = SkipCause::Scale;
         }
         live.note_test();
-        if let Some(observer) = self.observer() {
+        if let Some(observer) = self.amp.as_ref().and_then(MixedPrecision::observer) {
             observer.tested(&grads, self.loss_scale());
         }
         grads
@@ -519,7 +522,7 @@ impl Scaler {
         if grads.finding.is_resolved || !self.is_enabled() {
             return;
         }
-        if !grads.skips() {
+        if !grads.skips() && self.live.has_regions() {
             self.live.read_measures();
         }
         let is_new = || !self.account(|account| account.warned_of_zeros);
@@ -530,6 +533,21 @@ impl Scaler {
         {
             let scale = self.live.scale();
             self.account(|account| account.warn_of_zeros(grads.status(), scale));
+        }
+    }
+
+    /// Notifies the observer of its `MixedPrecision` that a step is over.
+    pub(crate) fn notify(&self, outcome: Option<StepOutcome>, error: Option<&AmpError>) {
+        if let Some(observer) = self.amp.as_ref().and_then(MixedPrecision::observer) {
+            let status = self.last_status();
+            observer.stepped(Stepped {
+                optimizer: self.id().optimizer,
+                is_iteration_open: self.live.is_in_iteration(),
+                outcome,
+                loss_scale: self.loss_scale(),
+                status: status.as_ref(),
+                error,
+            });
         }
     }
 

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use crate::border::{MixedPrecision, scope};
 use crate::gradients::{Pass, UnscaledGradients, handles};
 use crate::values::{AnyTensor, distinct_parameters, with_rank};
-use crate::{StepOutcome, error::AmpError, scale::loss_scale::SkipCause, scaler::Scaler};
 pub use crate::{
     border::dry_run::DryRun,
     border::observer::{Observer, Stepped},
@@ -19,6 +18,7 @@ pub use crate::{
     scale::region::Region,
     values::is_half,
 };
+use crate::{error::AmpError, scale::loss_scale::SkipCause};
 
 /// Refuses a model that has a device which cannot compute in that dtype.
 pub fn check_devices<M: Module>(
@@ -100,26 +100,4 @@ pub fn measure<'a>(
 /// Counts values on any devices by exponent. Waits for each device once.
 pub fn count(tensors: impl Iterator<Item = Tensor<1>>) -> Result<ExponentHistogram, AmpError> {
     Ok(Pass::over(tensors.map(AnyTensor::new).collect()).histogram()?)
-}
-
-impl Scaler {
-    /// Notifies the observer that a step is over.
-    pub(crate) fn notify(&self, outcome: Option<StepOutcome>, error: Option<&AmpError>) {
-        if let Some(observer) = self.observer() {
-            let status = self.last_status();
-            observer.stepped(Stepped {
-                optimizer: self.id().optimizer,
-                is_iteration_open: self.live().is_in_iteration(),
-                outcome,
-                loss_scale: self.loss_scale(),
-                status: status.as_ref(),
-                error,
-            });
-        }
-    }
-
-    /// The observer of its `MixedPrecision`.
-    pub(crate) fn observer(&self) -> Option<Arc<dyn Observer>> {
-        self.precision()?.observer()
-    }
 }

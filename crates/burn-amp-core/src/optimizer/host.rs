@@ -45,7 +45,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Ok(Decided { outcome, grads }) => {
                 let module = match grads {
                     Some((grads, factors)) => {
-                        let how = Update::of(lr, factors);
+                        let how = Update {
+                            lr,
+                            decides: None,
+                            factors,
+                        };
                         let module = update(&mut self.optim, how, module, grads);
                         match self.options.hooks.is_empty() {
                             true => module,

@@ -44,8 +44,8 @@ pub(super) struct Journal {
     calls: Vec<Row>,
     /// The calls of threads that have ended, by the optimizer.
     ended: BTreeMap<u64, Calls>,
-    /// The last steps, with the optimizers that have made them.
-    steps: VecDeque<(u64, StepEntry)>,
+    /// The last steps, with the optimizers that have made them, and the loss scale after them.
+    steps: VecDeque<(u64, Call, f32)>,
     /// The number of all steps, those that are forgotten included.
     count: u64,
 }
@@ -122,8 +122,15 @@ impl Journal {
     pub(super) fn step_after(&self, read: u64) -> Option<(u64, StepEntry)> {
         let forgotten = self.count - self.steps.len() as u64;
         let read = read.max(forgotten);
-        let (_, step) = self.steps.get((read - forgotten) as usize)?;
-        Some((read + 1, *step))
+        let (_, call, loss_scale) = self.steps.get((read - forgotten) as usize)?;
+        let status = call.status.as_deref();
+        let step = StepEntry {
+            outcome: call.outcome,
+            loss_scale: (*loss_scale).into(),
+            norm: status.map(GradientStatus::norm),
+            zero_share: status.map(GradientStatus::zero_share),
+        };
+        Some((read + 1, step))
     }
 
     /// The present end of the calls: of one optimizer, or of all.
@@ -190,14 +197,8 @@ impl Journal {
             if self.steps.len() == MAX_STEPS {
                 self.steps.pop_front();
             }
-            let status = call.status.as_deref();
-            let step = StepEntry {
-                outcome: call.outcome,
-                loss_scale: loss_scale.into(),
-                norm: status.map(GradientStatus::norm),
-                zero_share: status.map(GradientStatus::zero_share),
-            };
-            self.steps.push_back((id.optimizer, step));
+            self.steps
+                .push_back((id.optimizer, call.clone(), loss_scale));
             self.count += 1;
         }
         self.account(id).last = call;
@@ -231,8 +232,8 @@ impl Journal {
     /// Corrects the scale after the last steps of an optimizer, so many: their iteration has ended since.
     pub(super) fn end_iteration(&mut self, optimizer: u64, steps: usize, loss_scale: f32) {
         let own = self.steps.iter_mut().rev();
-        let own = own.filter(|(by, _)| *by == optimizer).take(steps);
-        own.for_each(|(_, step)| step.loss_scale = loss_scale.into());
+        let own = own.filter(|(by, ..)| *by == optimizer).take(steps);
+        own.for_each(|(.., scale)| *scale = loss_scale);
     }
 
     /// The counters of all optimizers start again.

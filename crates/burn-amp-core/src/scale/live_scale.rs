@@ -159,12 +159,6 @@ impl LiveScale {
         *locked(&self.state).schedule.config()
     }
 
-    /// The magnitude from which on unscaled gradients are to be counted, if the rule wants to know.
-    pub(crate) fn edge(&self) -> Option<f32> {
-        // Its rule may ask for the scale.
-        self.schedule().edge()
-    }
-
     /// Goes on from this schedule, with a new iteration. Gradients that were not tested yet are still explained.
     pub(crate) fn set_schedule(&self, schedule: LossScale) {
         self.put(schedule, None);
@@ -371,25 +365,25 @@ impl LiveScale {
         purpose: Purpose,
         overflows: &[String],
     ) {
-        let (before, skips, often, moves) = {
+        let (before, moves) = {
             let state = &mut *locked(&self.state);
-            let account = state.journal.account(id);
             if seen != Evidence::Overflow {
-                account.end_row();
+                state.journal.account(id).end_row();
             }
             if !state.schedule.config().enabled {
                 return;
             }
-            let skips = account.counters.consecutive_skips();
-            let often = state.schedule.needs_measures();
             // Of a step that the host has decided, the device knows nothing.
             state.device_step = None;
             let moves = state.members.report(id, Some(seen));
-            (state.schedule.scale(), skips, often, moves)
+            (state.schedule.scale(), moves)
         };
         self.apply(moves);
-        let after = locked(&self.state).schedule.scale();
+        let state = &mut *locked(&self.state);
+        let after = state.schedule.scale();
         if seen == Evidence::Overflow || before != after {
+            let skips = state.journal.account(id).counters.consecutive_skips();
+            let often = state.schedule.needs_measures();
             log_scale([before, after], seen, purpose, overflows, skips, often);
         }
     }

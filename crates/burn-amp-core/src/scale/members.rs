@@ -1,5 +1,6 @@
 //! The optimizers that share a scale, and the iterations that their steps make up. Moves nothing.
 
+use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -154,14 +155,15 @@ impl Members {
     pub(crate) fn report(&mut self, id: OptimizerId, seen: Option<Evidence>) -> Moves {
         let mut moves = Moves::default();
         if self.iteration.reported.contains(&id.seat) {
-            moves.before = Some(self.end());
+            moves.before = Some(take(&mut self.iteration).seen);
+            self.has_ended = true;
         }
         let iteration = &mut self.iteration;
         iteration.reported.push(id.seat);
         if let Some(seen) = seen {
             let before = iteration.seen.replace(seen.after(iteration.seen));
             let is_first = seen == Evidence::Overflow && before != Some(seen);
-            moves.back_off = is_first.then(|| std::mem::take(&mut iteration.regions));
+            moves.back_off = is_first.then(|| take(&mut iteration.regions));
         }
         let (mut is_late, mut is_missing) = (false, false);
         self.all.retain_mut(|member| {
@@ -170,7 +172,7 @@ impl Members {
             }
             if member.seat == id.seat {
                 is_late = match member.is_expected {
-                    true => std::mem::take(&mut member.is_late),
+                    true => take(&mut member.is_late),
                     false => self.has_ended,
                 };
                 member.is_expected = true;
@@ -180,14 +182,9 @@ impl Members {
         });
         // The first step of one that has begun after others belongs to theirs, and not to what they do next.
         if is_late && iteration.reported.len() == 1 || !is_missing {
-            moves.ended = Some(self.end());
+            moves.ended = Some(take(&mut self.iteration).seen);
+            self.has_ended = true;
         }
         moves
-    }
-
-    /// Ends the iteration. What it has shown.
-    pub(crate) fn end(&mut self) -> Option<Evidence> {
-        self.has_ended = true;
-        std::mem::take(&mut self.iteration).seen
     }
 }

@@ -61,7 +61,7 @@ impl LiveScale {
     }
 
     /// Says whether there is a region whose factor moves.
-    pub(super) fn has_regions(&self) -> bool {
+    pub(crate) fn has_regions(&self) -> bool {
         self.regions.are_there.load(Ordering::Relaxed)
     }
 
@@ -173,9 +173,6 @@ impl LiveScale {
 
     /// Takes out the events of regions whose rules look at gradients, if they were measured and not read, to be read with the gradients of a step.
     pub(crate) fn take_measures(&self) -> (VecDeque<BorderEvent>, Vec<UnreadEvent>) {
-        if !self.has_regions() {
-            return Default::default();
-        }
         let unread = self.take_wanted(u64::MAX, |event| event.unread().is_some());
         let events = unread.iter().filter_map(BorderEvent::unread);
         let events = events.cloned().collect();
@@ -185,9 +182,6 @@ impl LiveScale {
     /// Shows regions whose rules look at gradients those that came to them, after a backward pass without overflow. Waits for the device if they were
     /// not read with the gradients.
     pub(crate) fn read_measures(&self) {
-        if !self.has_regions() {
-            return;
-        }
         for event in BorderEvent::read_now(self.take_wanted(self.tested(), |_| true)) {
             if let Some((region, measures)) = event.measures() {
                 self.regions.lock().see(region, measures);

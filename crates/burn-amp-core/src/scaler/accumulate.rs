@@ -35,7 +35,7 @@ impl Scaler {
         }
         let tested = match (window, grads) {
             (None, Some(grads)) => {
-                let in_own_dtype = self.config().parameter_dtype_gradients;
+                let in_own_dtype = self.live.config().parameter_dtype_gradients;
                 self.test(grads, &entries, in_own_dtype)?
             }
             (Some(window), Some(grads)) => {
@@ -121,8 +121,8 @@ impl Scaler {
             }
             return Ok(UnscaledGradients::new(sums, entries, None));
         }
-        let in_own_dtype = self.config().parameter_dtype_gradients;
-        let edge = self.live.edge();
+        let in_own_dtype = self.live.config().parameter_dtype_gradients;
+        let edge = self.schedule().edge();
         let mut grads = unscale(sums, entries, 1.0 / divisor, in_own_dtype, edge)?;
         grads.finding.is_resolved = window.config.skip_micro_batch;
         if !grads.finding.is_resolved {

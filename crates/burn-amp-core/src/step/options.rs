@@ -16,18 +16,10 @@ pub struct StepOptions {
     /// The loss of the next call, if it was given.
     pub(crate) loss: Option<f64>,
     /// Settings that were refused, by the methods that were given them. No step is made with them.
-    refused: Vec<(&'static str, AmpError)>,
+    pub(crate) refused: Vec<(&'static str, AmpError)>,
 }
 
 impl StepOptions {
-    /// The first setting that was refused, unless another has taken its place.
-    pub fn check(&self) -> Result<(), AmpError> {
-        match self.refused.first() {
-            Some((_, error)) => Err(error.clone()),
-            None => Ok(()),
-        }
-    }
-
     /// A setting that was checked, and is added to others. What is wrong with it is kept.
     pub(crate) fn added<T>(
         &mut self,

@@ -494,7 +494,7 @@ impl GradScaler {
         match inspected {
             Ok(Inspected::Tested(grads)) => {
                 self.enter_call(StepOutcome::Accumulated);
-                Ok(Some(self.registered(grads)))
+                Ok(Some(self.registered(*grads)))
             }
             Ok(Inspected::Waits(_)) => Ok(None),
             Err(failed) => Err(self.refuse(failed)),

@@ -18,9 +18,11 @@ pub fn address<const D: usize>(tensor: &Tensor<D>) -> Option<*const u8> {
     }
 }
 
+type Misuse = fn(TensorList);
+
 #[test]
 fn misuses_panic() {
-    let misuses: [(&str, fn(TensorList)); 4] = [
+    let misuses: [(&str, Misuse); 4] = [
         ("", |list| drop(list.get::<1>(1))),
         ("", |list| drop(list.get::<2>(0))),
         ("", |mut list| drop(list.pop::<2>())),

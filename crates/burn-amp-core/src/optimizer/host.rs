@@ -154,7 +154,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             }
         }
         let mut grads = match (self.scaler).inspect(options.window.as_mut(), grads, entries)? {
-            Inspected::Tested(grads) => grads,
+            Inspected::Tested(grads) => *grads,
             Inspected::Waits(outcome) => return Ok(Decided::without_step(outcome)),
         };
         let mut judged = None;

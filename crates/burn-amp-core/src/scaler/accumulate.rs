@@ -16,7 +16,7 @@ use crate::{
 /// The result of a test of gradients that were to be stepped with.
 pub(crate) enum Inspected {
     /// They were tested: these, or those of a window that is full.
-    Tested(UnscaledGradients),
+    Tested(Box<UnscaledGradients>),
     /// They are in a window that is not full, or were left out of it.
     Waits(StepOutcome),
 }
@@ -50,7 +50,7 @@ impl Scaler {
             (Some(window), None) => self.empty(window, entries.sums)?,
             (None, None) => return Ok(Inspected::Waits(StepOutcome::NoGradients)),
         };
-        Ok(Inspected::Tested(tested))
+        Ok(Inspected::Tested(tested.into()))
     }
 
     /// Adds the gradients of a micro-batch to a window, unless they overflow and it leaves those out. What that has done.

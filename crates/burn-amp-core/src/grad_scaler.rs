@@ -179,7 +179,7 @@ impl Iteration {
 impl GradScaler {
     /// Divides gradients by the loss scale and looks for values that are not finite.
     ///
-    /// Takes what [`backward`](Self::backward) or [`scaled`](Self::scaled) gives. Gradients come out in f32 for f16, bf16
+    /// Takes what [`backward`](Scaler::backward) or [`scaled`](Scaler::scaled) gives. Gradients come out in f32 for f16, bf16
     /// and f32 parameters and in f64 for f64 ones ([`parameter_dtype_gradients`](GradScalerConfig::parameter_dtype_gradients) can change that). The inverse of the
     /// scale is taken in f64 and rounded to f32 once, as in PyTorch; with a scale that is a power of two the result
     /// is that of an unscaled f32 step, bit for bit, except where it is subnormal.
@@ -207,7 +207,7 @@ impl GradScaler {
     /// On a skipped step the module is returned unchanged and the optimizer is not called. Without any
     /// gradients (an empty module, frozen parameters, a loss that reached none of them) the optimizer is called
     /// with none and the step is counted, but the loss scale stays; the first such step warns. Call
-    /// [`update`](Self::update) once after all steps of the iteration. [`last_outcome`](Self::last_outcome) returns what this
+    /// [`update`](Self::update) once after all steps of the iteration. [`last_outcome`](Scaler::last_outcome) returns what this
     /// call has done.
     ///
     /// Waits for the device on a skipped step, where running statistics that are not finite are set back to those of the last good step, and where

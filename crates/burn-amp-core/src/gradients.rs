@@ -28,7 +28,7 @@ use crate::values::{Parameter, parameters, with_rank, working_dtype};
 ///
 /// An infinity or a NaN on one device stays one in the sum: all devices step or skip together. Moves gradients between
 /// devices; does not read them. Scaled gradients of one loss scale give scaled ones, for
-/// [`GradScaler::scaled`](crate::GradScaler::scaled).
+/// [`Scaler::scaled`](crate::Scaler::scaled).
 ///
 /// # Panics
 ///

@@ -229,7 +229,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self
     }
 
-    /// Scales the loss and collects the gradients of `module`; see [`GradScaler::backward`](crate::GradScaler::backward).
+    /// Scales the loss and collects the gradients of `module`; see [`Scaler::backward`](crate::Scaler::backward).
     ///
     /// Gradients that were unscaled and dropped before this call update the loss scale now, before it is used.
     ///

@@ -340,7 +340,7 @@ impl Scaler {
         }
     }
 
-    /// Marks gradients of a loss that went through [`scale`](Self::scale) since the last [`update`](Self::update) as scaled
+    /// Marks gradients of a loss that went through [`scale`](Self::scale) since the last [`update`](crate::GradScaler::update) as scaled
     /// by the present loss scale.
     ///
     /// ```
@@ -359,7 +359,7 @@ impl Scaler {
     /// # Errors
     ///
     /// [`AmpError::LossNotScaled`] if neither this scaler nor a copy of it has scaled a loss since the last
-    /// [`update`](Self::update): the gradients of a plain loss are not scaled, and must not be divided. Never of the scaler of a
+    /// [`update`](crate::GradScaler::update): the gradients of a plain loss are not scaled, and must not be divided. Never of the scaler of a
     /// [`MixedPrecision`], whose scopes scale, and of a disabled one.
     pub fn scaled(&self, grads: GradientsParams) -> Result<ScaledGradients, AmpError> {
         let scales = self.is_enabled() && self.amp.is_none();

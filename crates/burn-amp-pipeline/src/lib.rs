@@ -171,8 +171,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         self
     }
 
-    /// Scales the loss and collects the gradients of `module`, for a [`ScaledOptimizer`] with a [`GradScaler`] of its own; see
-    /// [`GradScaler::backward`]. Does not wait for the device.
+    /// Scales the loss and collects the gradients of `module`, for a [`ScaledOptimizer`] with a [`GradScaler`](burn_amp_core::GradScaler) of its own; see
+    /// [`Scaler::backward`]. Does not wait for the device.
     ///
     /// # Panics
     ///
@@ -324,7 +324,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`], as [`GradScaler::set_loss_scale`], and [`AmpError::OptimizerThread`].
+    /// [`AmpError::InvalidValue`], as [`Scaler::set_loss_scale`], and [`AmpError::OptimizerThread`].
     pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
         self.scaler.schedule().with_scale("loss_scale", scale)?;
         self.send(What::Other, move |update| {

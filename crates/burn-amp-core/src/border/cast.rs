@@ -7,7 +7,7 @@ use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
 use crate::values::AnyTensor;
 
 /// A value whose float tensors can be cast together: what goes into [`autocast`](crate::MixedPrecision::autocast) and
-/// [`in_f32`](crate::in_f32), and what comes out. Or losses that [`GradScaler::scale`](crate::GradScaler::scale) multiplies;
+/// [`in_f32`](crate::in_f32), and what comes out. Or losses that [`Scaler::scale`](crate::Scaler::scale) multiplies;
 /// numbers stay as they are there too.
 ///
 /// Implemented for tensors (integers and booleans stay as they are), for numbers, for `Option`, `Result`, `Box`, `Vec`, arrays and tuples,
@@ -155,7 +155,7 @@ pub struct Cast<'a>(&'a dyn Fn(AnyTensor) -> AnyTensor);
 impl Cast<'_> {
     /// Casts one tensor of any rank. f64 and quantized tensors stay as they are. Does not wait for the device.
     ///
-    /// In [`GradScaler::scale`](crate::GradScaler::scale) it multiplies the tensor by the loss scale, f64 ones included.
+    /// In [`Scaler::scale`](crate::Scaler::scale) it multiplies the tensor by the loss scale, f64 ones included.
     pub fn apply<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
         (self.0)(AnyTensor::with_graph(tensor)).into_handle()
     }

@@ -412,13 +412,13 @@ impl MixedPrecision {
         self.journal().counters()
     }
 
-    /// The outcome of the last step; none before the first. See [`GradScaler::last_outcome`](crate::GradScaler::last_outcome).
+    /// The outcome of the last step; none before the first. See [`Scaler::last_outcome`](crate::Scaler::last_outcome).
     pub fn last_outcome(&self) -> Option<StepOutcome> {
         self.journal().last().outcome
     }
 
     /// The measures of the last step's gradients, before clipping; none before the first step, after a micro-batch that is tested with its window, and
-    /// of a disabled scaler that does not clip. See [`GradScaler::last_status`](crate::GradScaler::last_status).
+    /// of a disabled scaler that does not clip. See [`Scaler::last_status`](crate::Scaler::last_status).
     pub fn last_status(&self) -> Option<GradientStatus> {
         let status = self.journal().last().status;
         status.map(|status| GradientStatus::clone(&status))

@@ -13,7 +13,7 @@ use crate::values::{AnyTensor, with_rank};
 
 /// Gradients of a scaled loss: multiplied by the loss scale, possibly infinite.
 ///
-/// Made by [`GradScaler::backward`](crate::GradScaler::backward) and [`GradScaler::scaled`](crate::GradScaler::scaled) alone:
+/// Made by [`Scaler::backward`](crate::Scaler::backward) and [`Scaler::scaled`](crate::Scaler::scaled) alone:
 /// a plain [`GradientsParams`] is unscaled. [`GradScaler::unscale`](crate::GradScaler::unscale) turns them into
 /// [`UnscaledGradients`].
 #[derive(Debug)]

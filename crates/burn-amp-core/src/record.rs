@@ -12,10 +12,9 @@ mod state;
 
 use burn::optim::OptimizerRecord;
 use burn::tensor::{Bytes, DType};
-use std::{collections::BTreeMap, mem::take, path::Path};
+use std::{collections::BTreeMap, mem::take, ops::Range, path::Path};
 
 pub use container::Container;
-pub(crate) use container::names_of;
 pub use file::write_whole;
 pub use optimizer_state::OptimizerState;
 pub use section::SECTION;
@@ -62,6 +61,11 @@ pub struct AmpRecord {
     pub(crate) hooks: BTreeMap<String, State>,
     /// The reason why the optimizer's state cannot be stored.
     refused: Option<AmpError>,
+}
+
+/// The range of names that begin with a parameter's id and a dot.
+pub(crate) fn names_of(id: &str) -> Range<String> {
+    format!("{id}.")..format!("{id}/")
 }
 
 impl AmpRecord {

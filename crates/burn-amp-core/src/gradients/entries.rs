@@ -145,10 +145,7 @@ impl Entries {
                 device: parameter.value.device(),
                 is_plain: false,
             };
-            let has_gradient = match grads {
-                Some(grads) => entry.check(grads)?,
-                None => false,
-            };
+            let has_gradient = grads.map_or(Ok(false), |grads| entry.check(grads))?;
             if !seen.insert(id) {
                 continue;
             }

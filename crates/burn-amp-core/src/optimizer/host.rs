@@ -105,13 +105,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             self.scaler.enter_call(StepOutcome::NoGradients);
             return Ok(Decided::without_step(StepOutcome::NoGradients));
         }
-        let loss = self.options.loss;
-        let losses = window.map(|window| window.state.losses.and(loss));
-        let loss = losses.map_or(loss, Losses::mean);
+        let losses = window.map(|window| window.state.losses.and(self.options.loss));
+        let loss = losses.map_or(self.options.loss, Losses::mean);
         let tests_micro_batches = window.is_some_and(|window| window.config.skip_micro_batch);
-        let buffers = std::mem::take(&mut entries.buffers);
-        let has_buffers = !buffers.is_empty();
+        let has_buffers = !entries.buffers.is_empty();
         if has_buffers {
+            let buffers = std::mem::take(&mut entries.buffers);
             self.scaler.begin_step(module, buffers);
         }
         let decided = self.test(module, grads, entries, loss);

@@ -3,10 +3,10 @@ use burn::tensor::{Bytes, TensorData};
 use burn_pack::{HEADER_SIZE, MAX_METADATA_SIZE, Reader, Scalar, Tensor, Writer};
 use crc32fast::Hasher;
 use serde::Serialize;
-use std::{collections::BTreeMap, fs, ops::Range, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use super::file::{saved_path, write_whole};
-use super::section::names_section;
+use super::{names_of, section::names_section};
 use crate::error::AmpError;
 
 /// A burnpack in memory. A clone shares the tensors.
@@ -170,11 +170,6 @@ impl Container {
         }
         writer
     }
-}
-
-/// The range of names that begin with a parameter's id and a dot.
-pub(crate) fn names_of(id: &str) -> Range<String> {
-    format!("{id}.")..format!("{id}/")
 }
 
 /// A file's name in messages.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-use super::{AmpRecord, Container, State, container::names_of};
+use super::{AmpRecord, Container, State, names_of};
 use crate::{error::AmpError, values::ParamTensors};
 
 /// The parameter that no model has.

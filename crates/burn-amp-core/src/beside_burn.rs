@@ -22,7 +22,7 @@
 //!   it was. The hook: a `Result` from the closures of modules, or operations of Burn that return their errors.
 //! - `LAST` (`scale/border_events.rs`): the handle whose scope was opened last, to find gradients that pass through scopes of two handles. The hook: a
 //!   graph of `burn-autodiff` that shows which operations of ours are in it.
-//! - The map of calls by `ThreadId` (`journal.rs`): a scheduler holds when the call before it on its thread was a skip. The workers of a training on
+//! - The map of calls by `ThreadId` (`scale/journal.rs`): a scheduler holds when the call before it on its thread was a skip. The workers of a training on
 //!   several devices step in their own time, each with a scheduler. The hook: `LrScheduler::step` with the outcome of the step before.
 
 use std::{cell::RefCell, thread::LocalKey};

@@ -179,10 +179,10 @@ pub enum AmpError {
         gradients: usize,
     },
 
-    /// A dry run found gradients that change with the loss scale, or with the factor of a region that is [`rescaled`](crate::rescaled).
+    /// A dry run found gradients that change with the loss scale.
     #[error(
-        "{differ} of {values} gradient values of `{parameter}` change with the loss scale: a tensor enters or leaves `autocast`, or a \
-         `rescaled` region, without a scaled cast. Return it from the closure rather than carry it out, take captured tensors in with \
+        "{differ} of {values} gradient values of `{parameter}` change with the loss scale: a tensor enters or leaves `autocast` \
+         without a scaled cast. Return it from the closure rather than carry it out, take captured tensors in with \
          `amp.cast(tensor)`, use `in_f32` in place of `cast` by hand"
     )]
     BorderLeak {

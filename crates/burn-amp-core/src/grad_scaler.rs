@@ -249,7 +249,7 @@ impl GradScaler {
         grads: UnscaledGradients,
     ) -> Result<M, StepError<M>> {
         let lr = lr.into();
-        grads.count();
+        grads.count(&self.dropped);
         let counted = self.count_step(optim, &lr, &module, &grads);
         let counted = counted.map_err(|error| error.with_culprit(&module));
         if let Err(error) = &counted {
@@ -349,13 +349,14 @@ impl GradScaler {
     /// [`AmpError::LossScaleExhausted`], [`AmpError::LossNotFinite`] or [`AmpError::TwoPrecisions`] if gradients that were dropped are an overflow
     /// too many; the iteration is ended.
     pub fn update(&mut self) -> Result<Option<StepOutcome>, AmpError> {
+        let outcome = self.iteration.outcome;
         let (counted, ended) = self.end_with_dropped();
         if let Some(seen) = ended.joint.seen {
             let overflows = &ended.joint.overflows;
             self.live()
                 .advance(self.id(), seen, Purpose::Step, overflows);
         }
-        self.show_end(&ended, &counted);
+        self.show_end(&ended, outcome, &counted);
         counted.map(|()| ended.joint.seen.map(Evidence::outcome))
     }
 
@@ -376,7 +377,7 @@ impl GradScaler {
             let after = self.schedule().scale();
             log_skip([before, after], Purpose::Step, &ended.joint.overflows);
         }
-        self.show_end(&ended, &counted);
+        self.show_end(&ended, ended.outcome, &counted);
         counted.map(|()| ended.joint.seen.map(Evidence::outcome))
     }
 
@@ -390,11 +391,16 @@ impl GradScaler {
     }
 
     /// All steps of an iteration are one for an observer.
-    fn show_end(&self, ended: &Iteration, counted: &Result<(), AmpError>) {
+    fn show_end(
+        &self,
+        ended: &Iteration,
+        outcome: Option<StepOutcome>,
+        counted: &Result<(), AmpError>,
+    ) {
         self.live().enter_end(self.id(), ended.shown);
         let error = counted.as_ref().err();
-        if ended.outcome.is_some() || error.is_some() {
-            self.notify(ended.outcome, error);
+        if outcome.is_some() || error.is_some() {
+            self.notify(outcome, error);
         }
     }
 
@@ -409,7 +415,7 @@ impl GradScaler {
     /// [`AmpError::LossScaleExhausted`], [`AmpError::LossNotFinite`] or [`AmpError::TwoPrecisions`] as [`try_step`](Self::try_step), and
     /// [`AmpError::UpdateMissing`] if the parameters were stepped or observed already.
     pub fn observe(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
-        grads.count();
+        grads.count(&self.dropped);
         let observed = self.iteration.check(grads, OBSERVED).map_err(Failed::from);
         // Nothing is stepped with the learning rate of a scheduler.
         let observed = observed.and_then(|()| self.count_for(grads, OBSERVED, None));
@@ -481,19 +487,24 @@ impl GradScaler {
         grads: Option<StepGradients>,
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
-        self.expect(true);
+        if window.config.skip_micro_batch && grads.is_some() {
+            self.expect(true);
+        }
         let params = grads.as_ref().map(StepGradients::params);
         let sums = Some(&window.state.sums);
         let entries = Entries::find(parameters(module), params, sums, None);
         let inspected = entries.map_err(Failed::from).and_then(|entries| {
             if let Some(StepGradients::Unscaled(grads)) = &grads {
-                grads.count();
+                grads.count(&self.dropped);
             }
             self.inspect(Some(window), grads, entries)
         });
         match inspected {
-            Ok(Inspected::Tested(grads)) => {
-                self.enter_call(StepOutcome::Accumulated);
+            Ok(Inspected::Tested(grads, status)) => {
+                self.enter(Call {
+                    status,
+                    ..Call::of(StepOutcome::Accumulated)
+                });
                 Ok(Some(self.registered(*grads)))
             }
             Ok(Inspected::Waits(_)) => Ok(None),

@@ -8,7 +8,8 @@ use std::{collections::HashMap, mem::take, ops::Add};
 
 use crate::error::AmpError;
 use crate::gradients::{Entry, GradientStatus, Pass, handles, pass::summarize};
-use crate::scale::{finding::Finding, finding::PendingFinding, loss_scale::SkipCause};
+use crate::scale::finding::{Dropped, Finding, PendingFinding};
+use crate::scale::loss_scale::SkipCause;
 use crate::values::{AnyTensor, with_rank};
 
 /// Gradients of a scaled loss: multiplied by the loss scale, possibly infinite.
@@ -162,9 +163,11 @@ impl UnscaledGradients {
         }
     }
 
-    /// Marks their findings as counted by the caller.
-    pub(crate) fn count(&self) {
-        self.pending.iter().for_each(|finding| finding.count());
+    /// Marks their findings as counted by the scaler that has `dropped`.
+    pub(crate) fn count(&self, dropped: &Dropped) {
+        self.pending
+            .iter()
+            .for_each(|finding| finding.count(dropped));
     }
 
     /// The parameters whose gradients overflow.

@@ -91,7 +91,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             self.loaded = None;
         }
         if let Some(StepGradients::Unscaled(grads)) = &grads {
-            grads.count();
+            grads.count(&self.scaler.dropped);
         }
         if !self.scaler.dropped.is_empty() {
             self.scaler.resolve_dropped()?;
@@ -153,7 +153,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             }
         }
         let mut grads = match (self.scaler).inspect(options.window.as_mut(), grads, entries)? {
-            Inspected::Tested(grads) => *grads,
+            Inspected::Tested(grads, _) => *grads,
             Inspected::Waits(outcome) => return Ok(Decided::without_step(outcome)),
         };
         let mut judged = None;
@@ -194,14 +194,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         resolved.inspect_err(|_| self.scaler.enter(Call::default()))?;
         let frozen = |window: &AccumulationWindow| !window.config.skip_micro_batch;
         let is_frozen = self.options.window.as_ref().is_some_and(frozen);
-        let grads = match grads {
+        match grads {
             // An overflow comes again and again unless the scale moves.
             StepGradients::Unscaled(grads) if is_frozen && !grads.skips() => {
-                grads.count();
-                grads.into_params().into()
+                grads.count(&self.scaler.dropped);
+                (self.scaler).discard_at_once(grads.into_params().into(), false)
             }
-            grads => grads,
-        };
-        self.scaler.discard_at_once(grads)
+            grads => self.scaler.discard_at_once(grads, true),
+        }
     }
 }

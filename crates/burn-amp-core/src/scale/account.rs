@@ -51,6 +51,15 @@ fn limit(
     }
 }
 
+/// The end of all that an overflow can lower.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Floor {
+    /// Set where the scale cannot fall.
+    pub(super) is_reached: bool,
+    /// Set where an overflow ends the run, because nothing can be lowered.
+    pub(super) ends: bool,
+}
+
 /// The result of a call of an optimizer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Call {
@@ -98,15 +107,14 @@ impl Account {
         };
     }
 
-    /// Counts and logs gradients, by the `schedule` as it was before it is moved by them. `is_at_floor` if an overflow ends the run because nothing
-    /// can be lowered. `is_first` of its iteration to overflow, of those of several optimizers. An error if they are an overflow, or a
+    /// Counts and logs gradients, by the `schedule` as it was before it is moved by them. `floor` says what an overflow can lower. `is_first` of its iteration to overflow, of those of several optimizers. An error if they are an overflow, or a
     /// rejection, too many.
-    pub(crate) fn record(
+    pub(super) fn record(
         &mut self,
         purpose: Purpose,
         found: &Finding,
         schedule: &LossScale,
-        is_at_floor: bool,
+        floor: Floor,
         is_first: bool,
     ) -> Result<(), AmpError> {
         self.untested = 0;
@@ -118,7 +126,7 @@ impl Account {
         match (&found.overflow, &found.rejected) {
             (Some(parameter), _) => match found.cause {
                 SkipCause::Scale => {
-                    self.record_overflow(found, schedule, parameter, is_at_floor, is_first)
+                    self.record_overflow(found, schedule, parameter, floor, is_first)
                 }
                 SkipCause::Loss { output_finite } => {
                     self.record_bad_loss(purpose, schedule, output_finite)
@@ -196,12 +204,12 @@ impl Account {
     }
 
     /// Says whether a scale is more than one growth above the last at which gradients were finite, or the first of all, and can still fall to it.
-    fn is_above(&self, schedule: &LossScale) -> bool {
+    fn is_above(&self, schedule: &LossScale, floor: Floor) -> bool {
         let config = schedule.config();
         // All gradients so far may have been zero.
         let worked = self.worked_at.map_or(config.init_scale, f64::from);
         let is_above = f64::from(schedule.scale()) > worked * config.growth_factor;
-        is_above && !schedule.is_at_floor()
+        is_above && !floor.is_reached
     }
 
     /// A step that was rejected does not move the loss scale.
@@ -225,7 +233,7 @@ impl Account {
         found: &Finding,
         schedule: &LossScale,
         parameter: &str,
-        is_at_floor: bool,
+        floor: Floor,
         is_first: bool,
     ) -> Result<(), AmpError> {
         let exhausted = |skips| AmpError::LossScaleExhausted {
@@ -245,10 +253,10 @@ impl Account {
         // Two optimizers that overflow in one iteration are one reason to back off, not two.
         if is_first {
             self.counters.consecutive_skips += 1;
-            self.skips_above += u64::from(self.is_above(schedule));
+            self.skips_above += u64::from(self.is_above(schedule, floor));
         }
         let skips = self.counters.consecutive_skips;
-        if is_at_floor {
+        if floor.ends {
             return Err(exhausted(skips));
         }
         limit(schedule, skips.saturating_sub(self.skips_above), || {

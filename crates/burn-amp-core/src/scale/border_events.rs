@@ -410,10 +410,16 @@ impl BorderEvents {
         if !others {
             return self.take();
         }
-        let mut events = self.of_step(u64::MAX, ids);
-        events.retain(|event| event.step != StepOf::None);
-        self.discard(u64::MAX, ids);
-        events
+        // Under one lock: others add some meanwhile.
+        let mut queue = locked(&self.queue);
+        let own = queue.own_passes(ids);
+        let is_free = |event: &&mut BorderEvent| event.step != StepOf::None && own(event);
+        let taken = queue.events.iter_mut().filter(is_free).map(|event| {
+            let taken = event.clone();
+            event.step = StepOf::None;
+            taken
+        });
+        taken.collect()
     }
 
     /// Puts back what was taken out.

@@ -129,9 +129,11 @@ impl Clone for Dropped {
 }
 
 impl PendingFinding {
-    /// Its gradients are counted by the caller.
-    pub(crate) fn count(&self) {
-        self.is_counted.store(true, Ordering::Relaxed);
+    /// Its gradients are counted by the scaler that has `dropped`; that of another scaler stays.
+    pub(crate) fn count(&self, dropped: &Dropped) {
+        if Arc::ptr_eq(&self.dropped, &dropped.0) {
+            self.is_counted.store(true, Ordering::Relaxed);
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
 use crate::error::{AmpError, in_range};
-use crate::scale::account::{Account, Call, Purpose, log_scale};
+use crate::scale::account::{Account, Call, Floor, Purpose, log_scale};
 use crate::scale::border_events::{BorderEvent, BorderEvents, next_number};
 use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale, StepOutcome};
 use crate::scale::members::{Members, Moves, OptimizerId, Seat};
@@ -335,13 +335,15 @@ impl LiveScale {
         found: &Finding,
         is_first: bool,
     ) -> Result<(), AmpError> {
-        let is_at_floor = found.overflow.is_some() && self.ends_at_floor();
+        // Its rule is asked without a lock.
+        let floor = found.overflow.is_some().then(|| self.floor());
+        let floor = floor.unwrap_or_default();
         let (mut counted, moves) = {
             let state = &mut *locked(&self.state);
             let is_lost = matches!(purpose, Purpose::Step | Purpose::MicroBatch);
             state.skips += u64::from(is_lost && found.overflow.is_some());
             let account = state.journal.account(id);
-            let counted = account.record(purpose, found, &state.schedule, is_at_floor, is_first);
+            let counted = account.record(purpose, found, &state.schedule, floor, is_first);
             // The others that share the scale are not kept waiting.
             let spares = found.spares_scale() && state.schedule.config().enabled;
             (counted, spares.then(|| state.members.report(id, None)))
@@ -425,8 +427,8 @@ impl LiveScale {
         self.events.end_iteration(self.tested());
     }
 
-    /// Says whether an overflow ends the run, because it finds nothing to lower: neither the scale nor the factors of the regions that are its cause.
-    fn ends_at_floor(&self) -> bool {
+    /// Finds out what an overflow can lower: the scale, or the factors of the regions that are its cause. If nothing, it may end the run.
+    fn floor(&self) -> Floor {
         let (seen, regions, schedule) = {
             let state = locked(&self.state);
             let iteration = &state.members.iteration;
@@ -438,10 +440,12 @@ impl LiveScale {
         };
         // Where another optimizer's overflow was met, something was lowered in this iteration.
         let was_lowered = seen == Some(Evidence::Overflow);
-        schedule.config().raise_error_at_min_scale
+        let is_reached = schedule.is_at_floor();
+        let ends = schedule.config().raise_error_at_min_scale
+            && is_reached
             && !was_lowered
-            && !self.regions.can_back_off(&regions)
-            && schedule.is_at_floor()
+            && !self.regions.can_back_off(&regions);
+        Floor { is_reached, ends }
     }
 }
 

@@ -75,7 +75,7 @@ impl SharedRegions {
     pub(crate) fn end_iteration(&self, finite: Option<Evidence>) {
         let names: Vec<_> = {
             let mut regions = self.lock();
-            regions.readers.clear();
+            regions.readers_before = take(&mut regions.readers);
             regions.by_name.keys().cloned().collect()
         };
         for name in names {
@@ -132,6 +132,8 @@ pub(crate) struct Regions {
     by_name: BTreeMap<String, Arc<RegionState>>,
     /// The regions in which parameters of a path were read in this iteration, or none: several models may have one of that path.
     readers: Readers,
+    /// The same of the iteration before: a pass may be of that.
+    readers_before: Readers,
 }
 
 /// The regions in which parameters were read, by their paths: none stands for outside of all regions.
@@ -168,7 +170,8 @@ impl Regions {
         mut parameters: impl Iterator<Item = &'a str>,
     ) -> Vec<Arc<str>> {
         let regions: Option<HashSet<_>> = parameters.try_fold(HashSet::new(), |mut all, path| {
-            for region in self.readers.get(path)? {
+            let readers = self.readers.get(path);
+            for region in readers.or_else(|| self.readers_before.get(path))? {
                 all.insert(region.clone()?);
             }
             Some(all)

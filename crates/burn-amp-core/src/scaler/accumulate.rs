@@ -1,8 +1,10 @@
 //! Micro-batches: the scaler's side of an [`AccumulationWindow`].
 
+use std::sync::Arc;
+
 use super::{Failed, Scaler};
 use crate::gradients::entries::{Entries, Entry, ids_of};
-use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients};
+use crate::gradients::{GradientStatus, ScaledGradients, StepGradients, UnscaledGradients};
 use crate::values::AnyTensor;
 use crate::{
     error::AmpError,
@@ -15,8 +17,8 @@ use crate::{
 
 /// The result of a test of gradients that were to be stepped with.
 pub(crate) enum Inspected {
-    /// They were tested: these, or those of a window that is full.
-    Tested(Box<UnscaledGradients>),
+    /// They were tested: these, or those of a window that is full, with the measures of the micro-batch that has filled it.
+    Tested(Box<UnscaledGradients>, Option<Arc<GradientStatus>>),
     /// They are in a window that is not full, or were left out of it.
     Waits(StepOutcome),
 }
@@ -33,6 +35,7 @@ impl Scaler {
         {
             self.watch.check_plain();
         }
+        let mut last = None;
         let tested = match (window, grads) {
             (None, Some(grads)) => {
                 let in_own_dtype = self.live.config().parameter_dtype_gradients;
@@ -45,12 +48,13 @@ impl Scaler {
                     self.enter(added);
                     return Ok(Inspected::Waits(outcome));
                 }
+                last = added.status;
                 self.empty(window, entries.sums)?
             }
             (Some(window), None) => self.empty(window, entries.sums)?,
             (None, None) => return Ok(Inspected::Waits(StepOutcome::NoGradients)),
         };
-        Ok(Inspected::Tested(tested.into()))
+        Ok(Inspected::Tested(tested.into(), last))
     }
 
     /// Adds the gradients of a micro-batch to a window, unless they overflow and it leaves those out. What that has done.

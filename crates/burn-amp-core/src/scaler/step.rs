@@ -92,6 +92,8 @@ impl Scaler {
         });
         if let (Ok(()), Some(seen)) = (&counted, joint.seen) {
             (self.live).advance(self.id(), seen, Purpose::Step, &joint.overflows);
+        }
+        if counted.is_err() || joint.seen.is_some() {
             self.watch.start();
         }
         self.live.show(self.id(), false);
@@ -135,7 +137,7 @@ impl Scaler {
         let is_enabled = self.is_enabled();
         let counted = match tested.filter(|_| is_enabled) {
             Some(grads) => {
-                grads.count();
+                grads.count(&self.dropped);
                 call.status = self.status_of(&grads);
                 count(self, &grads.finding)
             }
@@ -148,12 +150,24 @@ impl Scaler {
         counted
     }
 
-    /// Throws gradients away, as a step that is not made: those that were tested move the scale.
-    pub(crate) fn discard_at_once(&mut self, grads: StepGradients) -> Result<(), AmpError> {
-        self.throw_away(grads, |scaler, found| {
-            scaler.watch.start();
-            scaler.end(Purpose::Discarded, found)
-        })
+    /// Throws gradients away, as a step that is not made: those that were tested move the scale, and it `ends` the iteration of their loss.
+    pub(crate) fn discard_at_once(
+        &mut self,
+        grads: StepGradients,
+        ends: bool,
+    ) -> Result<(), AmpError> {
+        let thrown = self.throw_away(grads, |scaler, found| {
+            let (live, id) = (&scaler.live, scaler.id());
+            live.count(id, Purpose::Discarded, found, true)?;
+            if let Some(seen) = found.evidence() {
+                live.advance(id, seen, Purpose::Step, found.overflow.as_slice());
+            }
+            Ok(())
+        });
+        if ends {
+            self.watch.start();
+        }
+        thrown
     }
 }
 

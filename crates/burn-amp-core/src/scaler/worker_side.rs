@@ -77,7 +77,7 @@ impl Scaler {
     /// Gradients that were tested come to a step.
     pub fn take_tested(&self, grads: &StepGradients) {
         if let StepGradients::Unscaled(grads) = grads {
-            grads.count();
+            grads.count(&self.dropped);
         }
     }
 

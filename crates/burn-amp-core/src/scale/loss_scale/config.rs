@@ -145,7 +145,7 @@ fn bound(bound: Option<f64>) -> String {
 
 pub(super) fn checked_scale(field: &'static str, value: f64) -> Result<f32, AmpError> {
     let scale = value as f32;
-    // Subnormal scales are allowed, as in PyTorch: their inverse is infinite and every step overflows.
+    // A subnormal scale may have no inverse in f32; the scale never moves to one.
     let inside = scale.is_finite() && scale > 0.0;
     in_range(field, value, inside, "positive and finite as an f32")?;
     Ok(scale)

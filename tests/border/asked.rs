@@ -181,7 +181,9 @@ fn a_rule_may_ask_the_handle_whatever_it_is_called_for() {
         run.optim.load_record(record.clone()).unwrap();
         in_region(&mut run, 1.0);
         run.optim.load_record(record).unwrap();
-        run.optim.scaler_mut().set_loss_scale(64.0).unwrap();
+        // Far above the last scale at which gradients were finite: an overflow asks how low the scale can go.
+        run.optim.scaler_mut().set_loss_scale(65536.0).unwrap();
+        steps(&mut run, &["[ T ] steep"]);
         let clone = run.clone();
         run.optim.scaler_mut().reset();
         in_region(&mut run, 1.0);

@@ -1,7 +1,7 @@
 //! Each verdict on twenty programs or more, of which half precision does the same thing in another way or at another size.
 
 use burn::tensor::activation::{log_softmax, relu, tanh};
-use burn_amp_report::{Audit, probed};
+use burn_amp_report::{Audit, audit, probed};
 use burn_amp_tests::{fill, prelude::*};
 
 use crate::network::{Network, at, audit_of, audit_with, batch, f16, loss, same};
@@ -345,4 +345,17 @@ fn other_faults() {
         cases.add(what, finds, &audit());
     }
     assert_eq!(cases.wrong, Vec::<String>::new());
+}
+
+/// It multiplies by 10^6 there, which f16 does not hold.
+#[test]
+fn a_head_of_a_handle_in_f32_stays_in_f32() {
+    let (amp, in_f32) = (MixedPrecision::f16(), MixedPrecision::f32());
+    let [body, head] = [(); 2].map(|()| LinearConfig::new(16, 16).init(&flex()));
+    let loss = |(body, head): &(Linear, Linear)| {
+        let hidden = amp.autocast(batch(), |x| body.forward(x));
+        (in_f32.autocast(hidden, |x| head.forward(x) * 1e6) * 1e-6).mean()
+    };
+    let audit = audit(&(amp.attach(body), in_f32.attach(head)), &amp, loss).unwrap();
+    assert!(audit.verdict().is_fine(), "{audit}");
 }

@@ -51,7 +51,7 @@ fn the_record_says_what_it_holds() {
         // Plain SGD has no tensors of its own.
         let holds = |record: &AmpRecord| (record.window(), record.averages(), record.num_tensors());
         assert_eq!(holds(&record), (1, 2, 0));
-        says(&format!("{record:?}"), ["len: 1", "hooks: {\"ema\""]);
+        says(&format!("{record:?}"), ["window: 1", "hooks: [\"ema\"]"]);
         let record = AmpRecord::from_bytes(record.into_bytes().unwrap()).unwrap();
         assert_eq!(holds(&record), (1, 2, 0));
         let record = record.without_window().without_averages();

@@ -292,13 +292,13 @@ impl GradScaler {
             self.leave_step(module, outcome, false);
             counted
         });
-        counted.map_err(|failed| self.refuse(failed))
+        counted.map_err(|failed| self.refuse(failed, Some(Caller::here())))
     }
 
     /// Enters a call that was refused. Its error.
-    fn refuse(&self, failed: Failed) -> AmpError {
+    fn refuse(&self, failed: Failed, caller: Option<Caller>) -> AmpError {
         if failed.outcome.is_none() {
-            self.enter(Call::default());
+            self.live().enter(self.id(), Call::default(), caller);
         }
         failed.error
     }
@@ -316,7 +316,7 @@ impl GradScaler {
         let counted = iteration.count(scaler, Purpose::Step, found);
         let call = Call {
             outcome: Some(outcome),
-            status: self.status_of(grads),
+            status: grads.known_status(),
             is_step: true,
         };
         self.live().enter(self.id(), call, caller);
@@ -419,12 +419,7 @@ impl GradScaler {
         let observed = self.iteration.check(grads, OBSERVED).map_err(Failed::from);
         // Nothing is stepped with the learning rate of a scheduler.
         let observed = observed.and_then(|()| self.count_for(grads, OBSERVED, None));
-        observed.map_err(|failed| {
-            if failed.outcome.is_none() {
-                self.live().enter(self.id(), Call::default(), None);
-            }
-            failed.error
-        })
+        observed.map_err(|failed| self.refuse(failed, None))
     }
 
     /// Throws gradients away without a step, and counts that.
@@ -501,14 +496,11 @@ impl GradScaler {
         });
         match inspected {
             Ok(Inspected::Tested(grads, status)) => {
-                self.enter(Call {
-                    status,
-                    ..Call::of(StepOutcome::Accumulated)
-                });
+                self.enter(Call::of(StepOutcome::Accumulated, status));
                 Ok(Some(self.registered(*grads)))
             }
             Ok(Inspected::Waits(_)) => Ok(None),
-            Err(failed) => Err(self.refuse(failed)),
+            Err(failed) => Err(self.refuse(failed, Some(Caller::here()))),
         }
     }
 

@@ -21,7 +21,7 @@ use crate::scaler::accumulation::{AccumulationConfig, AccumulationWindow};
 use crate::step::hook::{Hook, IntoHook};
 use crate::{
     gradients::clip::GradientClip, gradients::entries::Entries, scale::account::Call,
-    scale::loss_scale::GradScalerConfig, scaler::Joint, scaler::Scaler, step::options::StepOptions,
+    scale::loss_scale::GradScalerConfig, scaler::Scaler, step::options::StepOptions,
     update::Update, update::module_optim::ModuleOptim,
 };
 
@@ -241,7 +241,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         loss: Tensor<D>,
         module: &M,
     ) -> ScaledGradients {
-        let scale = self.scaler.resolved_loss_factor(Joint::default());
+        let scale = self.scaler.resolved_loss_factor();
         self.scaler.backward_at(scale, loss, module)
     }
 

@@ -127,13 +127,9 @@ impl Scaler {
     /// A copy that moves another scale.
     fn with_scale(&self, live: Arc<LiveScale>, amp: Option<MixedPrecision>) -> Self {
         let account = self.account(|account| account.clone());
-        Self {
-            amp,
-            ..Self {
-                live: live.clone(),
-                ..self.at(Place::new(&live, account))
-            }
-        }
+        let mut copy = self.at(Place::new(&live, account));
+        (copy.live, copy.amp) = (live, amp);
+        copy
     }
 
     /// A copy with a scale that it shares with nobody: what the scaler has come to.
@@ -190,7 +186,7 @@ impl Scaler {
     /// Enters a call that was to step, and has not.
     #[doc(hidden)]
     pub fn enter_call(&self, outcome: StepOutcome) {
-        self.enter(Call::of(outcome));
+        self.enter(Call::of(outcome, None));
     }
 
     /// Enters a call that was to step, and has not.
@@ -248,7 +244,7 @@ impl Scaler {
         self.account(|account| account.counters)
     }
 
-    /// The outcome of the last call of `step`, `accumulate`, `flush`, `observe` or `discard` has done, of this scaler or of the optimizer
+    /// The outcome of the last call of `step`, `accumulate`, `flush`, `observe` or `discard`, of this scaler or of the optimizer
     /// that it belongs to; none before the first, and where it returned an error for gradients that were not counted.
     pub fn last_outcome(&self) -> Option<StepOutcome> {
         self.account(|account| account.last.outcome)
@@ -314,7 +310,7 @@ impl Scaler {
         self.backward_at(self.loss_factor(), loss, module)
     }
 
-    /// Goes [`backward`](Self::backward) with another loss scale than the present one.
+    /// Does what [`backward`](Self::backward) does, with another loss scale than the present one.
     pub(crate) fn backward_at<const D: usize, M: Module>(
         &self,
         scale: f32,
@@ -327,10 +323,11 @@ impl Scaler {
     }
 
     /// The loss scale after gradients that were dropped are counted.
-    pub(crate) fn resolved_loss_factor(&self, mut joint: Joint) -> f32 {
+    pub(crate) fn resolved_loss_factor(&self) -> f32 {
         if self.amp.is_some() || !self.is_enabled() {
             return self.loss_factor();
         }
+        let mut joint = Joint::default();
         for found in self.dropped.to_vec() {
             joint.add(&found);
         }
@@ -549,10 +546,5 @@ impl Scaler {
                 error,
             });
         }
-    }
-
-    /// The status of gradients for a call. A disabled scaler knows something only where somebody has asked, as clipping does.
-    pub(crate) fn status_of(&self, grads: &UnscaledGradients) -> Option<Arc<GradientStatus>> {
-        grads.known_status().cloned().map(Arc::new)
     }
 }

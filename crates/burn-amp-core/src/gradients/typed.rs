@@ -269,9 +269,9 @@ impl UnscaledGradients {
         &found.all
     }
 
-    /// The status, if anything was measured.
-    pub(crate) fn known_status(&self) -> Option<&GradientStatus> {
-        self.found.get().map(|found| &found.all)
+    /// The status, if anything was measured. Of a disabled scaler's gradients that is where somebody has asked, as clipping does.
+    pub(crate) fn known_status(&self) -> Option<Arc<GradientStatus>> {
+        self.found.get().map(|found| Arc::new(found.all.clone()))
     }
 
     /// Returns true if a gradient holds an infinity or a NaN: then the step will be skipped, but for a disabled scaler, which skips nothing. Measures as

@@ -73,10 +73,11 @@ pub(crate) struct Call {
 
 impl Call {
     /// A call that has not stepped.
-    pub(crate) fn of(outcome: StepOutcome) -> Self {
+    pub(crate) fn of(outcome: StepOutcome, status: Option<Arc<GradientStatus>>) -> Self {
         Self {
             outcome: Some(outcome),
-            ..Self::default()
+            status,
+            is_step: false,
         }
     }
 }
@@ -107,8 +108,8 @@ impl Account {
         };
     }
 
-    /// Counts and logs gradients, by the `schedule` as it was before it is moved by them. `floor` says what an overflow can lower. `is_first` of its iteration to overflow, of those of several optimizers. An error if they are an overflow, or a
-    /// rejection, too many.
+    /// Counts and logs gradients, by the `schedule` as it was before it is moved by them. `floor` says what an overflow can lower. `is_first` of its
+    /// iteration to overflow, of those of several optimizers. An error if they are an overflow, or a rejection, too many.
     pub(super) fn record(
         &mut self,
         purpose: Purpose,

@@ -272,7 +272,7 @@ mod tests {
         let journal = Mutex::new(Journal::default());
         let id = OptimizerId::new();
         let call = || {
-            let (call, caller) = (Call::of(StepOutcome::Dropped), Caller::here());
+            let (call, caller) = (Call::of(StepOutcome::Dropped, None), Caller::here());
             locked(&journal).enter(id, call, 1.0, Some(caller));
         };
         for _ in 0..100 {

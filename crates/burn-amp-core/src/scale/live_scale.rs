@@ -224,7 +224,7 @@ impl LiveScale {
         now
     }
 
-    /// When gradients were tested last, in the order of the events.
+    /// The time at which gradients were tested last, in the order of the events.
     pub(crate) fn tested(&self) -> u64 {
         self.tested.load(Ordering::Relaxed)
     }
@@ -285,10 +285,7 @@ impl LiveScale {
         status: Option<Arc<GradientStatus>>,
         caller: Caller,
     ) -> Result<StepOutcome, AmpError> {
-        let ended = self.count(id, Purpose::Step, found, true);
-        if let (Ok(()), Some(seen)) = (&ended, found.evidence()) {
-            self.advance(id, seen, Purpose::Step, found.overflow.as_slice());
-        }
+        let ended = self.count_alone(id, Purpose::Step, found);
         let outcome = found.outcome();
         let call = Call {
             outcome: Some(outcome),
@@ -357,6 +354,29 @@ impl LiveScale {
             *last_read = self.last_read().map(|path| path.to_string());
         }
         counted
+    }
+
+    /// Counts gradients that are an iteration by themselves, and moves the scale by them.
+    ///
+    /// # Errors
+    ///
+    /// As [`count`](Self::count): the scale stays then.
+    pub(crate) fn count_alone(
+        &self,
+        id: OptimizerId,
+        purpose: Purpose,
+        found: &Finding,
+    ) -> Result<(), AmpError> {
+        self.count(id, purpose, found, true)?;
+        if let Some(seen) = found.evidence() {
+            // Those that are thrown away move it as a step that is not made.
+            let purpose = match purpose {
+                Purpose::MicroBatch => Purpose::MicroBatch,
+                Purpose::Step | Purpose::Discarded | Purpose::Dropped => Purpose::Step,
+            };
+            self.advance(id, seen, purpose, found.overflow.as_slice());
+        }
+        Ok(())
     }
 
     /// Moves the scale by what gradients have shown. `overflows` are the first parameters that overflow, of each optimizer.

@@ -42,13 +42,12 @@ impl Scaler {
                 self.test(grads, &entries, in_own_dtype)?
             }
             (Some(window), Some(grads)) => {
-                let added = self.add_micro_batch(window, grads, &entries)?;
-                if added.outcome == Some(StepOutcome::Dropped) || !window.is_full() {
-                    let outcome = added.outcome.unwrap_or(StepOutcome::Accumulated);
-                    self.enter(added);
+                let (outcome, status) = self.add_micro_batch(window, grads, &entries)?;
+                if outcome == StepOutcome::Dropped || !window.is_full() {
+                    self.enter(Call::of(outcome, status));
                     return Ok(Inspected::Waits(outcome));
                 }
-                last = added.status;
+                last = status;
                 self.empty(window, entries.sums)?
             }
             (Some(window), None) => self.empty(window, entries.sums)?,
@@ -57,32 +56,34 @@ impl Scaler {
         Ok(Inspected::Tested(tested.into(), last))
     }
 
-    /// Adds the gradients of a micro-batch to a window, unless they overflow and it leaves those out. What that has done.
+    /// Adds the gradients of a micro-batch to a window, unless they overflow and it leaves those out. The outcome, and its measures if it
+    /// was tested.
     fn add_micro_batch(
         &mut self,
         window: &mut AccumulationWindow,
         grads: StepGradients,
         entries: &Entries,
-    ) -> Result<Call, Failed> {
+    ) -> Result<(StepOutcome, Option<Arc<GradientStatus>>), Failed> {
         let found = &entries.gradients;
-        let mut call = Call::of(StepOutcome::Accumulated);
+        let (mut outcome, mut status) = (StepOutcome::Accumulated, None);
         if window.config.skip_micro_batch {
             // Rounding to a half-precision dtype comes after the sum.
             let grads = self.test(grads, entries, false)?;
             self.look_at(&grads);
-            call.status = self.status_of(&grads);
+            status = grads.known_status();
             if grads.skips() {
                 self.buffers.suspect();
-                call.outcome = Some(StepOutcome::Dropped);
+                outcome = StepOutcome::Dropped;
             }
             // As the test of a step, and its update.
-            if let Err(error) = self.end(Purpose::MicroBatch, &grads.finding) {
-                let outcome = call.outcome;
-                self.enter(call);
+            let counted = (self.live).count_alone(self.id(), Purpose::MicroBatch, &grads.finding);
+            if let Err(error) = counted {
+                self.enter(Call::of(outcome, status));
+                let outcome = Some(outcome);
                 return Err(Failed { error, outcome });
             }
             if grads.skips() {
-                return Ok(call);
+                return Ok((outcome, status));
             }
             window.add(grads.into_tested(), found, 1.0);
         } else {
@@ -105,7 +106,7 @@ impl Scaler {
             let events = &mut window.state.events;
             self.live.move_to_window(events, &ids_of(found));
         }
-        Ok(call)
+        Ok((outcome, status))
     }
 
     /// Empties a window into the gradients to step with.

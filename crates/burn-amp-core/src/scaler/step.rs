@@ -59,7 +59,7 @@ impl Scaler {
             self.watch.start();
         }
         grads.finding.rejected = rejected;
-        let (found, status) = (&grads.finding, self.status_of(&grads));
+        let (found, status) = (&grads.finding, grads.known_status());
         let ended = (self.live).end(self.id(), found, status, Caller::here());
         let outcome = ended.map_err(|error| Failed {
             error,
@@ -67,15 +67,6 @@ impl Scaler {
         })?;
         let is_applied = matches!(outcome, StepOutcome::Stepped | StepOutcome::NoGradients);
         Ok((outcome, is_applied.then(|| grads.into_tested())))
-    }
-
-    /// Counts gradients that are an iteration by themselves, but no step, and moves the scale by them.
-    pub(super) fn end(&self, purpose: Purpose, found: &Finding) -> Result<(), AmpError> {
-        (self.live).count(self.id(), purpose, found, true)?;
-        if let Some(seen) = found.evidence() {
-            (self.live).advance(self.id(), seen, purpose, found.overflow.as_slice());
-        }
-        Ok(())
     }
 
     /// Counts gradients that were unscaled and dropped: as one iteration.
@@ -133,12 +124,12 @@ impl Scaler {
             None => (u64::MAX, Vec::new()),
         };
         self.live.events.discard(until, &ids);
-        let mut call = Call::of(StepOutcome::Dropped);
+        let mut status = None;
         let is_enabled = self.is_enabled();
         let counted = match tested.filter(|_| is_enabled) {
             Some(grads) => {
                 grads.count(&self.dropped);
-                call.status = self.status_of(&grads);
+                status = grads.known_status();
                 count(self, &grads.finding)
             }
             None => {
@@ -146,7 +137,7 @@ impl Scaler {
                 Ok(())
             }
         };
-        self.enter(call);
+        self.enter(Call::of(StepOutcome::Dropped, status));
         counted
     }
 
@@ -157,12 +148,7 @@ impl Scaler {
         ends: bool,
     ) -> Result<(), AmpError> {
         let thrown = self.throw_away(grads, |scaler, found| {
-            let (live, id) = (&scaler.live, scaler.id());
-            live.count(id, Purpose::Discarded, found, true)?;
-            if let Some(seen) = found.evidence() {
-                live.advance(id, seen, Purpose::Step, found.overflow.as_slice());
-            }
-            Ok(())
+            (scaler.live).count_alone(scaler.id(), Purpose::Discarded, found)
         });
         if ends {
             self.watch.start();

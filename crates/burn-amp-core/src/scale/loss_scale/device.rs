@@ -7,8 +7,7 @@ use super::{LossScale, Memory, Schedule};
 impl LossScale {
     /// The state as a device moves it; none of a schedule that looks at more than whether a step was skipped, or whose scales and
     /// factors are not powers of two. From 2^-126 on, which no scope goes below.
-    #[doc(hidden)]
-    pub fn on_device(&self) -> Option<ScaleState> {
+    pub(crate) fn on_device(&self) -> Option<ScaleState> {
         let config = &self.config;
         let bounds = config.min_scale.into_iter().chain(config.max_scale);
         let bounds = bounds.map(|bound| f64::from(bound as f32));

@@ -165,7 +165,7 @@ fn master_weights_follow_an_overwritten_parameter() {
 #[test]
 fn with_master_weights_the_masters_are_averaged() {
     fn run<O: ModuleOptim>(optim: O, dtype: DType) -> Vec<f32> {
-        let scaler = at_scale(1.0).with_dynamic(false).init().unwrap();
+        let scaler = GradScaler::new(at_scale(1.0).with_dynamic(false)).unwrap();
         let optim = ScaledOptimizer::new(optim, scaler).with_ema(config(0.5));
         let mut run = Trial::new(optim);
         run.model = of(1.0, dtype);

@@ -179,7 +179,7 @@ fn f64_gradients_are_clipped() {
     }
     for clip in [GlobalNorm(0.3), Norm(0.3)] {
         fn clipped<O: ModuleOptim>(optim: O, clip: GradientClip) -> Vec<f64> {
-            let scaler = at_scale(4.0).init().unwrap();
+            let scaler = GradScaler::new(at_scale(4.0)).unwrap();
             let optim = ScaledOptimizer::new(optim, scaler).with_clipping(clip);
             let mut run = Trial::new(optim).with_dtype(DType::F64);
             run.step(GRADIENT);

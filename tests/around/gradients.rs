@@ -270,7 +270,7 @@ fn factors_are_not_rounded_to_half_precision() {
                 assert_times(&found, dtype, factors, 1.0);
                 // Still what an optimizer takes.
                 let mut optim = MasterWeights::new(SgdConfig::new().build());
-                let mut scaler = at_scale(1.0).init().unwrap();
+                let mut scaler = GradScaler::new(at_scale(1.0)).unwrap();
                 let stepped = scaler.try_step(&mut optim, 0.1, model.clone(), found);
                 stepped.unwrap();
             }

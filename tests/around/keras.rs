@@ -60,7 +60,7 @@ fn optimizer(run: &Value) -> (ScaledOptimizer, f64) {
     let config = config.with_ema(ema);
     let json = config.to_string();
     let loaded = ScaledOptimizerConfig::load_binary(json.as_bytes()).unwrap();
-    let scaler = loaded.scaler.unwrap().init().unwrap();
+    let scaler = GradScaler::new(loaded.scaler.unwrap()).unwrap();
     (loaded.init(inner, scaler).unwrap(), lr)
 }
 

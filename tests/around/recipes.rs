@@ -143,7 +143,7 @@ fn a_scaler_for_each_loss_follows_its_own() {
     let mut model = f16.attach(Pair::of(0.0));
     let mut scalers = [2f64.powi(24), 1.0].map(|scale| {
         let config = at_scale(scale).with_growth_interval(3);
-        config.init().unwrap()
+        GradScaler::new(config).unwrap()
     });
     // A forward pass each: Burn's `backward` uses the graph up.
     let unscaled = |model: &Pair, scaler: &GradScaler, factor: f64| {

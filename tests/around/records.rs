@@ -169,7 +169,7 @@ fn what_does_not_fit_is_refused_and_nothing_changes() {
 #[test]
 fn what_was_read_before_a_step_stays() {
     fn check<O: ModuleOptim>(optim: O, dtype: DType, is_burns: bool) {
-        let optim = ScaledOptimizer::new(optim, at_scale(16.0).init().unwrap());
+        let optim = ScaledOptimizer::new(optim, GradScaler::new(at_scale(16.0)).unwrap());
         let optim = optim.with_accumulation(2).with_ema(EmaConfig::new());
         let mut run = Trial::new(optim).with_dtype(dtype);
         let gradient = from_fn(|index| index as f64 * 0.25 - 1.0);

@@ -21,7 +21,7 @@ pub fn sgd() -> ScaledOptimizer<ModuleOptimizer> {
 /// Plain SGD with f32 copies.
 pub fn masters(settings: GradScalerConfig) -> ScaledOptimizer<MasterWeights> {
     let inner = MasterWeights::new(SgdConfig::new().build());
-    ScaledOptimizer::new(inner, settings.init().unwrap())
+    ScaledOptimizer::new(inner, GradScaler::new(settings).unwrap())
 }
 
 /// Why the first step of an optimizer is refused.

@@ -182,7 +182,7 @@ fn by_border(net: &Net, plan: &Plan, amp: &MixedPrecision) -> Vec<Vec<u32>> {
 
 /// The loss times the scale, gradients divided by it.
 fn by_hand(net: &Net, plan: &Plan) -> Vec<Vec<u32>> {
-    let scaler = at_scale(two(plan.scale)).init().unwrap();
+    let scaler = GradScaler::new(at_scale(two(plan.scale))).unwrap();
     bits_of(net, plan, Some(&scaler), |input| {
         let output = net.body(input.cast(plan.dtype), plan, Some(plan.dtype));
         output.cast(FloatDType::F32)

@@ -119,7 +119,7 @@ const TWO_SCALES: [&str; 3] = [
 ];
 
 fn scaler() -> GradScaler {
-    at_scale(two(9)).init().unwrap()
+    GradScaler::new(at_scale(two(9))).unwrap()
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn unscaled(weights: &Weights, scaler: &GradScaler) -> UnscaledGradients {
 
 fn scaler(own_dtype: bool) -> GradScaler {
     let config = at_scale(8.0).with_parameter_dtype_gradients(own_dtype);
-    config.init().unwrap()
+    GradScaler::new(config).unwrap()
 }
 
 #[test]

@@ -146,7 +146,7 @@ fn an_overflow_in_the_forward_pass_leaves_the_last_good_ones() {
 
 /// With an overflow in the forward pass.
 fn discard(run: &mut Loop) {
-    let scaler = at_scale(1.0).init().unwrap();
+    let scaler = GradScaler::new(at_scale(1.0)).unwrap();
     let grads = scaled_by_hand(&scaler, gradients(run, OVERFLOW));
     let grads = scaler.unscale(grads, &run.model).unwrap();
     assert!(grads.has_overflow());

@@ -36,7 +36,7 @@ fn sgd() -> MasterWeights {
 fn the_scaled_optimizer_hands_over_f32() {
     for (narrow, moved) in [(false, 2f32.powi(-20)), (true, 0.0)] {
         let scaler = GradScalerConfig::new().with_parameter_dtype_gradients(narrow);
-        let mut optim = ScaledOptimizer::new(sgd(), scaler.init().unwrap());
+        let mut optim = ScaledOptimizer::new(sgd(), GradScaler::new(scaler).unwrap());
         let model = pair(1.0, DType::F16);
         let grads = model.scaled([2f64.powi(-30); 10], 65536.0);
         let model = optim.step(2f64.powi(10), model, grads);

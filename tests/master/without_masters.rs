@@ -4,7 +4,7 @@ use super::support::*;
 
 fn without_masters() -> ScaledOptimizer {
     let scaler = GradScalerConfig::new().with_parameter_dtype_gradients(true);
-    ScaledOptimizer::new(AdamConfig::new().init(), scaler.init().unwrap())
+    ScaledOptimizer::new(AdamConfig::new().init(), GradScaler::new(scaler).unwrap())
 }
 
 /// Burn builds the state of Adam in the device's default dtype, f32: the next step would panic. It is not even saved.

@@ -40,7 +40,7 @@ fn pair() -> Small {
 
 fn optimizer(enabled: bool) -> ScaledOptimizer {
     let config = GradScalerConfig::new().with_enabled(enabled);
-    ScaledOptimizer::new(AdamConfig::new().init(), config.init().unwrap())
+    ScaledOptimizer::new(AdamConfig::new().init(), GradScaler::new(config).unwrap())
 }
 
 type Stepped = Result<Small, StepError<Small>>;

@@ -74,7 +74,7 @@ pub fn steps<O: ModuleOptim>(
 /// A scaler that grows after two finite steps, by powers of two.
 pub fn scaler() -> GradScaler {
     let config = GradScalerConfig::new().with_growth_interval(2);
-    config.init().unwrap()
+    GradScaler::new(config).unwrap()
 }
 
 /// Of several devices, which here are one.

@@ -15,7 +15,7 @@ fn parity_popart_als_histogram() {
             let scaled = list(&trace["scaled_grad"]).iter();
             let scaled: Vec<f32> = scaled.map(|grad| number(grad) as f32).collect();
             let grad = Tensor::<1>::from_data(scaled.as_slice(), &Device::default());
-            let (grads, _) = crate::unscaled(&config.init().unwrap(), grad);
+            let (grads, _) = crate::unscaled(&GradScaler::new(config).unwrap(), grad);
             let (above, all) = (grads.status().above(), grads.status().elements());
             let at = format!("{name}, {}, loss scale {init_scale}", trace["id"]);
             let found = json!([all - above, above]);

@@ -10,7 +10,7 @@ fn compare(trace: &Value) {
     let recorded = gradients.clone();
     let record = move |values| recorded.lock().unwrap().extend(values);
     let inner = Observed(SgdConfig::new().init(), record);
-    let optim = ScaledOptimizer::new(inner, config.init().unwrap());
+    let optim = ScaledOptimizer::new(inner, GradScaler::new(config).unwrap());
     let mut optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
     let mut model = Param::from_tensor(Tensor::<1>::ones([1], &flex()).require_grad());
     let mut unscaled = Vec::new();

@@ -83,7 +83,7 @@ fn parity_torch_scale_through_grad_scaler() {
                 }
                 _ => {
                     let record = run.scaler.to_record().with_settings();
-                    run.scaler = config.init().unwrap();
+                    run.scaler = GradScaler::new(config).unwrap();
                     run.scaler.load_record(record).unwrap();
                 }
             }

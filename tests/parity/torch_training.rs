@@ -112,7 +112,7 @@ fn replay(run: &Run, border: Option<FloatDType>, tolerance: f64) {
             let amp = MixedPrecision::new(dtype).with_scaler(config).unwrap();
             (GradScaler::from(&amp), amp)
         }
-        None => (config.init().unwrap(), MixedPrecision::f32()),
+        None => (GradScaler::new(config).unwrap(), MixedPrecision::f32()),
     };
     let mut model = amp.attach(run.layers(&device));
     let (optimizer, lr) = run.optimizer();

@@ -41,7 +41,7 @@ fn check(case: &Value, parameter_dtype: bool, at: &str) -> bool {
 
     let config = at_scale(scale).with_dynamic(false);
     let config = config.with_parameter_dtype_gradients(parameter_dtype);
-    let scaler = config.init().unwrap();
+    let scaler = GradScaler::new(config).unwrap();
     let input: Vec<f32> = (input.iter().map(|hex| value(bits(hex)))).collect();
     let input = Tensor::<1>::from_data(input.as_slice(), (&device, dtype.into()));
     let (unscaled, found) = crate::unscaled(&scaler, input);

@@ -39,7 +39,7 @@ fn half_precision_parameters() {
             };
             let grads = optim.backward(loss(&model), &model);
             assert_eq!(grads.loss_scale(), scale, "{step}");
-            let scaler = at_scale(scale.into()).init().unwrap();
+            let scaler = GradScaler::new(at_scale(scale.into())).unwrap();
             masters = plain.step(1e-5, masters, scaler.backward(loss(&model), &model));
             model = optim.step(1e-5, model, grads);
             assert!(parameters(&model) == parameters(&reached.0), "{step}");

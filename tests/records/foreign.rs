@@ -56,7 +56,7 @@ fn to_a_scaler() {
     let files = files();
     let load = |name: &str| AmpRecord::load(files.path().join(name));
     is_error(&load("model").unwrap_err(), "ForeignRecord", ["model"]);
-    let mut scaler = at_scale(8.0).init().unwrap();
+    let mut scaler = GradScaler::new(at_scale(8.0)).unwrap();
     let before = scaler.bits();
     let plain = load("plain_adam").unwrap();
     assert_eq!(plain.counters(), None);
@@ -158,7 +158,7 @@ fn we_read_burns_file() {
     let step = |small, step| plain_step(&mut plain, small, step);
     let small = (0..4).fold(Small::new(DType::F32), step);
     plain.save(&path).unwrap();
-    let fresh = at_scale(1024.0).with_growth_interval(2).init().unwrap();
+    let fresh = GradScaler::new(at_scale(1024.0).with_growth_interval(2)).unwrap();
     let scaled = ScaledOptimizer::new(AdamConfig::new().init(), fresh.clone());
     let mut scaled = trained(scaled, DType::F32, 0..5, &[4]);
     assert_ne!(scaled.scaler().bits(), fresh.bits());

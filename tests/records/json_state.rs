@@ -41,7 +41,7 @@ fn the_reference_states_load() {
 /// Loads what must be refused, and is of this variant and names this; the state stays.
 fn refused(text: &str, variant: &str, named: &str) {
     // With a bound, which PyTorch knows nothing of.
-    let mut scaler = at_scale(4.0).with_max_scale(Some(65536.0)).init().unwrap();
+    let mut scaler = GradScaler::new(at_scale(4.0).with_max_scale(Some(65536.0))).unwrap();
     let before = scaler.bits();
     let error = scaler.load_state_dict(text).unwrap_err();
     is_error(&error, variant, [named]);
@@ -110,7 +110,7 @@ fn what_else_is_loaded() {
     let json = torch_with("device", json!("cuda"));
     assert_eq!(load(&json).unwrap().bits(), load(&torch()).unwrap().bits());
 
-    let mut fixed = at_scale(8.0).with_dynamic(false).init().unwrap();
+    let mut fixed = GradScaler::new(at_scale(8.0).with_dynamic(false)).unwrap();
     fixed.load_state_dict(&torch().to_string()).unwrap();
     assert_eq!(
         (fixed.config().dynamic, fixed.loss_scale()),
@@ -118,7 +118,7 @@ fn what_else_is_loaded() {
     );
 
     let config = GradScalerConfig::new().with_enabled(false);
-    let mut disabled = config.init().unwrap();
+    let mut disabled = GradScaler::new(config).unwrap();
     assert_eq!(disabled.state_dict(), "{}");
     let before = disabled.bits();
     for state in ["{}", &torch().to_string()] {

@@ -4,7 +4,7 @@ use crate::support::*;
 
 /// A scaler with nothing at its default, some steps old.
 fn seasoned() -> Scaler {
-    let scaler = crate::golden::recipe::settings().init().unwrap();
+    let scaler = GradScaler::new(crate::golden::recipe::settings()).unwrap();
     let optim = ScaledOptimizer::new(adam().into_inner(), scaler);
     let optim = trained(optim, DType::F32, 0..9, &[0, 1, 2, 3, 8]);
     let (scaler, counters) = (optim.scaler().clone(), optim.scaler().counters());
@@ -28,7 +28,7 @@ fn in_every_way(record: &AmpRecord, scaler: &Scaler) -> [AmpRecord; 3] {
     for record in &records {
         assert_eq!(record.schedule(), Some(&scaler.schedule()));
         assert_eq!(record.counters(), Some(scaler.counters()));
-        let mut loaded = scaler.config().init().unwrap();
+        let mut loaded = GradScaler::new(scaler.config()).unwrap();
         loaded.load_record(record.clone()).unwrap();
         assert_eq!(
             (loaded.bits(), loaded.schedule()),
@@ -40,7 +40,9 @@ fn in_every_way(record: &AmpRecord, scaler: &Scaler) -> [AmpRecord; 3] {
 
 #[test]
 fn a_scaler_in_every_way() {
-    let fixed: Scaler = at_scale(96.0).with_dynamic(false).init().unwrap().into();
+    let fixed: Scaler = GradScaler::new(at_scale(96.0).with_dynamic(false))
+        .unwrap()
+        .into();
     for scaler in [seasoned(), fixed] {
         for record in in_every_way(&scaler.to_record(), &scaler) {
             assert_eq!(record.bits(), scaler.bits());

@@ -35,11 +35,11 @@ fn settings_are_those_of_the_json() {
         let value = |json: &str| serde_json::from_str::<Value>(json).unwrap();
         let written = config.to_string();
         assert_eq!((value(&written), load(&written)), (value(json), config));
-        let scaler = config.init().unwrap();
+        let scaler = GradScaler::new(config).unwrap();
         assert_eq!(scaler.is_enabled(), config.enabled);
         assert_eq!(scaler.config(), config);
     }
-    let scaler = GradScalerConfig::default().init().unwrap();
+    let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
     assert_eq!(scaler.schedule(), LossScale::default());
     assert_eq!(scaler.schedule(), config().schedule().unwrap());
 }
@@ -83,12 +83,12 @@ fn refused(json: &str, message: &str) {
     // A static scale is no excuse for settings that would fail once it is made dynamic. A setting that is not finite is written as text.
     let (fixed, written) = (config.with_dynamic(false), load(&config.to_string()));
     for config in [config, fixed, written] {
-        let error = config.init().map(drop).expect_err(json);
+        let error = GradScaler::new(config).map(drop).expect_err(json);
         assert!(matches!(error, AmpError::InvalidValue { .. }), "{error}");
         assert_eq!(error.to_string(), message, "{json}");
     }
     // As with PyTorch's, what is not used need not be right.
-    let disabled = config.with_enabled(false).init().unwrap();
+    let disabled = GradScaler::new(config.with_enabled(false)).unwrap();
     assert_eq!((disabled.is_enabled(), disabled.loss_scale()), (false, 1.0));
 }
 
@@ -106,9 +106,9 @@ fn values_out_of_range() {
 #[test]
 fn bounds_may_touch() {
     let one = load(r#"{"init_scale": 256, "min_scale": 256, "max_scale": 256}"#);
-    assert_eq!(one.init().unwrap().loss_scale(), 256.0);
+    assert_eq!(GradScaler::new(one).unwrap().loss_scale(), 256.0);
     let tight = config().with_growth_factor(1.0 + 1e-9);
-    assert!(tight.with_backoff_factor(1.0 - 1e-9).init().is_ok());
+    assert!(GradScaler::new(tight.with_backoff_factor(1.0 - 1e-9)).is_ok());
     // Without a warm-up the default of its scale stands in nobody's way.
-    assert!(config().with_min_scale(Some(2048.0)).init().is_ok());
+    assert!(GradScaler::new(config().with_min_scale(Some(2048.0))).is_ok());
 }

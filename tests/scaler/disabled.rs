@@ -12,7 +12,7 @@ fn disabled() -> GradScalerConfig {
 #[test]
 fn other_settings_are_not_looked_at() {
     let config = disabled().with_growth_factor(0.5);
-    let mut scaler = config.init().unwrap();
+    let mut scaler = GradScaler::new(config).unwrap();
     scaler.load_record(scaler.to_record()).unwrap();
     let record = scaler.to_record().with_settings();
     let mut other = default_scaler();

@@ -124,7 +124,7 @@ fn gradients_of_a_loss_that_was_not_scaled_are_refused() {
     assert!(scaled(&run).is_ok());
 
     // Where nothing is scaled there is nothing to forget.
-    let disabled = config().with_enabled(false).init().unwrap();
+    let disabled = GradScaler::new(config().with_enabled(false)).unwrap();
     for scaler in [disabled, GradScaler::from(&MixedPrecision::f16())] {
         let grads = scaler.scaled(run.model.plain(ONES));
         assert_eq!(grads.unwrap().loss_scale(), 1.0);

@@ -40,7 +40,7 @@ impl Play {
             "c" => self.left = Some(std::mem::replace(scaler, scaler.clone())),
             "l" => {
                 let record = scaler.to_record();
-                *scaler = config.init()?;
+                *scaler = GradScaler::new(config)?;
                 return scaler.load_record(record);
             }
             "r" => {

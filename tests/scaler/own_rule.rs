@@ -160,7 +160,7 @@ fn a_damaged_state_is_refused() {
         let before = run.snapshot();
         let stepped = record.counters().unwrap().stepped();
         assert!(stepped > 0 && before.counters.stepped() > stepped);
-        let mut scaler = ruled(own("mine", "{")).init().unwrap();
+        let mut scaler = GradScaler::from_schedule(ruled(own("mine", "{"))).unwrap();
         scaler.set_loss_scale(256.0).unwrap();
         let alone = scaler.bits();
         let refused = run.optim.load_record(record.clone());
@@ -202,15 +202,15 @@ fn remembered(schedule: &LossScale) -> Value {
 /// A rule is the program's code: settings of a record do not replace it, and cannot bring it.
 #[test]
 fn the_settings_of_a_record_come_without_its_rule() {
-    let theirs = ruled(saw()).init().unwrap();
+    let theirs = GradScaler::from_schedule(ruled(saw())).unwrap();
     let record = theirs.to_record().with_settings();
     let mut scaler = default_scaler();
     warns_once(["the rule `saw`"], || scaler.load_record(record).unwrap());
     assert_eq!(scaler.config(), config());
     assert_eq!(scaler.schedule().rule_name(), "GrowthInterval");
 
-    let log_max = built_in(Schedule::log_max()).init().unwrap();
-    let mut scaler = ruled(saw()).init().unwrap();
+    let log_max = GradScaler::from_schedule(built_in(Schedule::log_max())).unwrap();
+    let mut scaler = GradScaler::from_schedule(ruled(saw())).unwrap();
     let record = log_max.to_record().with_settings();
     warns_once([], || scaler.load_record(record).unwrap());
     assert_eq!(scaler.config(), log_max.config());
@@ -228,7 +228,7 @@ fn a_stored_loss_scale_goes_on_once_it_has_its_rule() {
     assert_eq!(serde_json::to_string(&read).unwrap(), text);
     let result = MixedPrecision::f16().with_schedule(read.clone());
     says(&result.unwrap_err(), ["the rule `saw`"]);
-    read.clone().init().unwrap_err();
+    GradScaler::from_schedule(read.clone()).unwrap_err();
     let again = read.clone().with_rule(saw()).unwrap();
     assert_eq!(next(again), next(scale.clone()));
     assert_eq!(next(scale.clone()).scale(), 2.0 * scale.scale());
@@ -245,7 +245,7 @@ fn a_stored_loss_scale_goes_on_once_it_has_its_rule() {
 #[test]
 fn any_text_is_stored() {
     for state in ["", "no JSON", "\"text\"", "[1.5,null]", "null", "12", "NaN"] {
-        let scaler = ruled(own("mine", state)).init().unwrap();
+        let scaler = GradScaler::from_schedule(ruled(own("mine", state))).unwrap();
         let mut loaded = scaler.clone();
         loaded.set_loss_scale(2.0).unwrap();
         loaded.from_bytes(scaler.bits()).unwrap();
@@ -273,7 +273,7 @@ fn a_scale_that_cannot_be_applied_is_warned_of() {
     ] {
         let mut rule = own("asks", "null");
         rule.next = next;
-        let scaler = ruled(rule).init().unwrap();
+        let scaler = GradScaler::from_schedule(ruled(rule)).unwrap();
         let mut run = Trial::new(ScaledOptimizer::new(sgd(), scaler));
         let said = format!("the rule `asks` asks for the scale {asked}, which cannot be applied");
         warns_once([said.as_str()], || run.step(ONES));

@@ -33,14 +33,14 @@ fn each(config: GradScalerConfig, record: &AmpRecord) -> [GradScaler; 3] {
         GradScaler::from(optim.scaler().clone())
     });
     assert_eq!(amp.loss_scale(), at_border.loss_scale());
-    let mut scaler = config.init().unwrap();
+    let mut scaler = GradScaler::new(config).unwrap();
     scaler.load_record(record.clone()).unwrap();
     [scaler, own, at_border]
 }
 
 /// What is warned of when a record is loaded into a scaler with these settings.
 fn warned(config: GradScalerConfig, record: &AmpRecord) -> Vec<String> {
-    let mut scaler = config.init().unwrap();
+    let mut scaler = GradScaler::new(config).unwrap();
     let load = || scaler.load_record(record.clone()).unwrap();
     captured(Level::Warn, load)
 }
@@ -102,7 +102,7 @@ fn one_call_takes_the_settings_of_the_record() {
         }
     });
     // Through a file too. Whether there is scaling at all is the program's.
-    let mut disabled = config.with_enabled(false).init().unwrap();
+    let mut disabled = GradScaler::new(config.with_enabled(false)).unwrap();
     let record = AmpRecord::from_bytes(saved().into_bytes().unwrap()).unwrap();
     disabled.load_record(record.with_settings()).unwrap();
     assert_eq!(disabled.config(), stored().with_enabled(false));
@@ -141,7 +141,7 @@ fn a_run_that_scaled_nothing_leaves_no_scale() {
         run.optim.to_record()
     };
     let [f32, bf16] = [MixedPrecision::f32(), MixedPrecision::bf16()];
-    let off = at_scale(8.0).with_enabled(false).init().unwrap();
+    let off = GradScaler::new(at_scale(8.0).with_enabled(false)).unwrap();
     let off = ScaledOptimizer::new(SgdConfig::new().init(), off).to_record();
     for record in [record(&f32), record(&bf16), off] {
         let steps = record.counters().unwrap().steps();

@@ -7,7 +7,7 @@ use burn_amp_tests::prelude::*;
 fn check<const D: usize>(scale: f64, shape: [usize; D], loss: (DType, f64), product: DType) {
     let (dtype, value) = loss;
     let loss = Tensor::<D>::full(shape, value, (&Device::flex(), dtype));
-    let scaler = at_scale(scale).init().unwrap();
+    let scaler = GradScaler::new(at_scale(scale)).unwrap();
     let (Some(scaled), [None]) = scaler.scale((Some(loss), [None::<Tensor<1>>])) else {
         panic!("another structure");
     };

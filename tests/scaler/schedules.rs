@@ -19,7 +19,7 @@ fn show(run: &mut ByHand, value: f64) -> f32 {
 
 /// A scaler with these settings, and the state of another.
 fn resumed(config: GradScalerConfig, scaler: &GradScaler) -> GradScaler {
-    let mut resumed = config.init().unwrap();
+    let mut resumed = GradScaler::new(config).unwrap();
     resumed.from_bytes(scaler.bits()).unwrap();
     resumed
 }
@@ -143,14 +143,14 @@ fn a_scaler_uses_no_scale_that_is_nan_or_infinite() {
         let schedule = config.schedule().unwrap();
         let schedule = schedule.with_rule(OriginalLogMax::default()).unwrap();
         let mut run = ByHand::new(config);
-        run.scaler = schedule.clone().init().unwrap();
+        run.scaler = GradScaler::from_schedule(schedule.clone()).unwrap();
         show(&mut run, 0.25);
         for step in 0..12 {
             let scale = show(&mut run, value);
             let highest = max.map_or(f32::MAX, |max| max as f32);
             assert!(scale <= highest, "{max:?}, {value}, step {step}: {scale}");
         }
-        let mut resumed = schedule.init().unwrap();
+        let mut resumed = GradScaler::from_schedule(schedule).unwrap();
         resumed.from_bytes(run.scaler.bits()).unwrap();
         assert_eq!(resumed.schedule(), run.scaler.schedule());
         // It moves on by what comes then.

@@ -37,7 +37,7 @@ fn a_setter_sets_its_field_only_or_refuses() {
     let config = config.with_backoff_factor(0.25).with_growth_interval(10);
     let config = config.with_min_scale(Some(2.0));
     let config = config.with_max_scale(Some(4096.0));
-    let mut scaler = config.init().unwrap();
+    let mut scaler = GradScaler::new(config).unwrap();
     let mut expected = [1024.0, 4.0, 0.25, 0.0, 10.0];
     for (index, [field, value, bad]) in rows(FIELDS).enumerate() {
         assert_eq!(fields(&scaler), expected);
@@ -59,7 +59,7 @@ fn a_setter_sets_its_field_only_or_refuses() {
 
 #[test]
 fn a_static_scale_has_one_field() {
-    let mut scaler = at_scale(128.0).with_dynamic(false).init().unwrap();
+    let mut scaler = GradScaler::new(at_scale(128.0).with_dynamic(false)).unwrap();
     assert_eq!(fields(&scaler), [128.0, 1.0, 1.0, 0.0, 0.0]);
     let allowed = "left alone: the loss scale is static";
     for [field, ..] in rows::<3>(FIELDS).skip(1) {

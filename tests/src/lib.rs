@@ -55,7 +55,7 @@ pub fn at_scale(scale: f64) -> GradScalerConfig {
 
 /// A scaler with all defaults.
 pub fn default_scaler() -> GradScaler {
-    GradScalerConfig::new().init().unwrap()
+    GradScaler::new(GradScalerConfig::new()).unwrap()
 }
 
 /// In f16 where the default device has it; elsewhere a scaler tests all the same, in f32.
@@ -71,7 +71,7 @@ pub fn f16_under(settings: GradScalerConfig) -> MixedPrecision {
 
 /// Plain SGD under these settings.
 pub fn sgd_under(settings: GradScalerConfig) -> ScaledOptimizer {
-    ScaledOptimizer::new(SgdConfig::new().init(), settings.init().unwrap())
+    ScaledOptimizer::new(SgdConfig::new().init(), GradScaler::new(settings).unwrap())
 }
 
 /// Gradients that were made by hand, as those of a loss that `scaler` has scaled.

@@ -84,7 +84,7 @@ impl<O: ModuleOptim> Run<O> {
     pub fn half(optim: O) -> Self {
         let norm = ParamGroup::from_predicate("norm");
         let net = to_half(Net::new(&device()), FloatDType::F16, &[norm]);
-        Self::new(net, optim, settings().init().unwrap())
+        Self::new(net, optim, GradScaler::new(settings()).unwrap())
     }
 
     fn new(net: Net, optim: O, scaler: impl Into<Scaler>) -> Self {

@@ -31,7 +31,7 @@ impl Small {
         grads.register(self.weight.id, weight);
         grads.register(self.bias.id, Tensor::<1>::from_floats([last], &device));
         let scaler = at_scale(scale.into()).with_dynamic(false);
-        scaled_by_hand(&scaler.init().unwrap(), grads)
+        scaled_by_hand(&GradScaler::new(scaler).unwrap(), grads)
     }
 
     /// Steps until `to`; each step of a number in `overflows` overflows.
@@ -64,7 +64,7 @@ pub fn trained<O: ModuleOptim>(
 /// Any optimizer, scaled.
 pub fn scaled<O: ModuleOptim>(optim: O) -> ScaledOptimizer<O> {
     let scaler = GradScalerConfig::new().with_growth_interval(3);
-    ScaledOptimizer::new(optim, scaler.init().unwrap())
+    ScaledOptimizer::new(optim, GradScaler::new(scaler).unwrap())
 }
 
 /// Burn's Adam, scaled.

@@ -74,7 +74,7 @@ impl Pair {
     pub fn scaled(&self, values: [f64; 10], scale: f32) -> ScaledGradients {
         let scaler = at_scale(scale.into()).with_dynamic(false);
         let grads = self.plain(values.map(|value| value * f64::from(scale)));
-        scaled_by_hand(&scaler.init().unwrap(), grads)
+        scaled_by_hand(&GradScaler::new(scaler).unwrap(), grads)
     }
 
     /// All values.
@@ -271,7 +271,7 @@ impl<M: Module> ByHand<M> {
     /// With this module.
     pub fn of(model: M, config: GradScalerConfig) -> Self {
         Self {
-            scaler: config.init().unwrap(),
+            scaler: GradScaler::new(config).unwrap(),
             optim: SgdConfig::new().init(),
             model,
         }

@@ -57,12 +57,12 @@ impl EmaConfig {
 ///
 /// ```
 /// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
-/// use burn_amp::{EmaConfig, GradScalerConfig, StepOutcome};
+/// use burn_amp::{EmaConfig, GradScalerConfig, StepOutcome, torch::GradScaler};
 ///
 /// let device = Device::flex().autodiff();
 /// let mut model = LinearConfig::new(4, 2).init(&device);
 /// let mut optim = SgdConfig::new().init();
-/// let mut scaler = GradScalerConfig::new().init()?;
+/// let mut scaler = GradScaler::new(GradScalerConfig::new())?;
 /// let mut ema = EmaConfig::new().with_momentum(0.9).init()?;
 ///
 /// for _ in 0..10 {

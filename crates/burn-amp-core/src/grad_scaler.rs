@@ -7,12 +7,12 @@
 //! use burn::{
 //!     module::Module, nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor},
 //! };
-//! use burn_amp::GradScalerConfig;
+//! use burn_amp::{GradScalerConfig, torch::GradScaler};
 //!
 //! let device = Device::flex().autodiff();
 //! let mut model = LinearConfig::new(4, 2).init(&device);
 //! let mut optim = SgdConfig::new().init();
-//! let mut scaler = GradScalerConfig::new().init()?;
+//! let mut scaler = GradScaler::new(GradScalerConfig::new())?;
 //!
 //! for _ in 0..3 {
 //!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
@@ -44,33 +44,11 @@ use crate::{
     values::parameters,
 };
 
-impl GradScalerConfig {
-    /// Checks the settings and builds the scaler.
-    ///
-    /// # Errors
-    ///
-    /// As [`schedule`](Self::schedule).
-    pub fn init(&self) -> Result<GradScaler, AmpError> {
-        self.schedule()?.init()
-    }
-}
-
-impl LossScale {
-    /// The scaler that moves this loss scale, by its settings and its rule.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidValue`] if it was stored with a rule of your own and was not given that again.
-    pub fn init(self) -> Result<GradScaler, AmpError> {
-        Ok(Scaler::of_schedule(self.check_rule()?).into())
-    }
-}
-
 /// Scales losses, unscales and tests gradients, skips steps that overflow, and moves the loss scale.
 ///
 /// The counterpart of PyTorch's `torch.amp.GradScaler` (same names, defaults and arithmetic), after
 /// "Mixed Precision Training" (Micikevicius et al., 2018). Built by
-/// [`GradScalerConfig::init`]. Settings, counters and losses are those of the [`Scaler`] that it is made of.
+/// [`GradScaler::new`]. Settings, counters and losses are those of the [`Scaler`] that it is made of.
 ///
 /// A value, as [`Scaler`] is. It waits for the device where it tests
 /// gradients, once: in [`unscale`](Self::unscale), or in [`accumulate`](Self::accumulate) and [`flush`](Self::flush).
@@ -177,6 +155,24 @@ impl Iteration {
 
 /// One iteration: unscale, step or skip, update.
 impl GradScaler {
+    /// Builds a scaler with these settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`GradScalerConfig::schedule`].
+    pub fn new(config: GradScalerConfig) -> Result<Self, AmpError> {
+        Self::from_schedule(config.schedule()?)
+    }
+
+    /// Builds a scaler that moves this loss scale, by its settings and its rule.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if it was stored with a rule of your own and was not given that again.
+    pub fn from_schedule(schedule: LossScale) -> Result<Self, AmpError> {
+        Ok(Scaler::of_schedule(schedule.check_rule()?).into())
+    }
+
     /// Divides gradients by the loss scale and looks for values that are not finite.
     ///
     /// Takes what [`backward`](Scaler::backward) or [`scaled`](Scaler::scaled) gives. Gradients come out in f32 for f16, bf16

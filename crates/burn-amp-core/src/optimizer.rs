@@ -94,9 +94,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// ```
     /// use burn::optim::SgdConfig;
-    /// use burn_amp::{AccumulationConfig, GradScalerConfig, ScaledOptimizer};
+    /// use burn_amp::{AccumulationConfig, GradScalerConfig, ScaledOptimizer, torch::GradScaler};
     ///
-    /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), GradScalerConfig::new().init()?);
+    /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), GradScaler::new(GradScalerConfig::new())?);
     /// let optim = optim.with_accumulation(4);
     /// let optim = optim.with_accumulation(AccumulationConfig::new(4).with_skip_micro_batch(true));
     /// assert!(optim.window().unwrap().is_empty());

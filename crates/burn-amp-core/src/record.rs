@@ -34,14 +34,14 @@ use crate::{
 /// and the file of a plain optimizer loads as a record without a scaler.
 ///
 /// ```
-/// use burn_amp::{AmpRecord, GradScalerConfig};
+/// use burn_amp::{AmpRecord, GradScalerConfig, torch::GradScaler};
 ///
-/// let scaler = GradScalerConfig::new().with_init_scale(1024.0).init()?;
+/// let scaler = GradScaler::new(GradScalerConfig::new().with_init_scale(1024.0))?;
 /// let bytes = scaler.to_record().into_bytes()?;
 ///
 /// let record = AmpRecord::from_bytes(bytes)?;
 /// assert_eq!(record.counters().unwrap().steps(), 0);
-/// let mut resumed = GradScalerConfig::new().init()?;
+/// let mut resumed = GradScaler::new(GradScalerConfig::new())?;
 /// resumed.load_record(record)?;
 /// assert_eq!(resumed.loss_scale(), 1024.0);
 /// # Ok::<(), burn_amp::AmpError>(())

@@ -342,11 +342,11 @@ impl Scaler {
     ///
     /// ```
     /// # use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
-    /// # use burn_amp::GradScalerConfig;
+    /// # use burn_amp::{GradScalerConfig, torch::GradScaler};
     /// # let device = Device::flex().autodiff();
     /// # let model = LinearConfig::new(4, 2).init(&device);
     /// # let loss = model.forward(Tensor::<2>::ones([1, 4], &device)).mean();
-    /// let scaler = GradScalerConfig::new().init()?;
+    /// let scaler = GradScaler::new(GradScalerConfig::new())?;
     /// let grads = scaler.scale(loss).backward();
     /// let grads = scaler.scaled(GradientsParams::from_grads(grads, &model))?;
     /// assert_eq!(grads.loss_scale(), 65536.0);

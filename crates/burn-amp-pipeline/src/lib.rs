@@ -337,9 +337,9 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// ```
     /// use burn::{optim::SgdConfig, tensor::Device};
-    /// use burn_amp::{GradScalerConfig, pipeline::PipelinedOptimizer, ScaledOptimizer};
+    /// use burn_amp::{GradScalerConfig, pipeline::PipelinedOptimizer, ScaledOptimizer, torch::GradScaler};
     ///
-    /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), GradScalerConfig::new().init()?);
+    /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), GradScaler::new(GradScalerConfig::new())?);
     /// let mut optim = PipelinedOptimizer::new(optim, Device::flex())?;
     /// optim.queue(|scaler| scaler.set_growth_interval(500))?;
     /// assert_eq!(optim.synchronized_scaler().growth_interval(), 500);

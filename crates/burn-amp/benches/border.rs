@@ -12,7 +12,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
-use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
+use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer, torch::GradScaler};
 use std::time::Instant;
 
 const CLASSES: usize = 32;
@@ -111,9 +111,7 @@ fn cases(width: usize, depth: usize, device: &Device) -> Vec<Case> {
     let model = Net::new(width, depth, device);
     let amp = MixedPrecision::f16();
     let adam = || AdamConfig::new().init();
-    let scaler = GradScalerConfig::new()
-        .init()
-        .expect("the defaults are valid");
+    let scaler = GradScaler::new(GradScalerConfig::new()).expect("the defaults are valid");
     let case = |name, model, way| Case {
         name,
         model: Some(model),

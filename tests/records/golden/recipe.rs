@@ -56,7 +56,7 @@ pub fn scaled_config() -> ScaledOptimizerConfig {
 }
 
 fn scaled<O: ModuleOptim>(optim: O) -> ScaledOptimizer<O> {
-    ScaledOptimizer::new(optim, settings().init().unwrap())
+    ScaledOptimizer::new(optim, GradScaler::new(settings()).unwrap())
 }
 
 pub fn adam() -> ScaledOptimizer<ModuleOptimizer> {

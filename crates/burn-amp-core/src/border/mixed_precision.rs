@@ -165,7 +165,7 @@ impl MixedPrecision {
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`], as [`GradScalerConfig::init`], and as [`with_schedule`](Self::with_schedule).
+    /// [`AmpError::InvalidValue`], as [`GradScalerConfig::schedule`], and as [`with_schedule`](Self::with_schedule).
     pub fn with_scaler(self, config: GradScalerConfig) -> Result<Self, AmpError> {
         self.with_schedule(config.schedule()?)
     }

@@ -19,11 +19,11 @@ use crate::{error::AmpError, values::AnyTensor};
 ///
 /// ```
 /// use burn::{nn::LinearConfig, tensor::{Device, Distribution, Tensor}};
-/// use burn_amp::{GradScalerConfig, GradientClip};
+/// use burn_amp::{GradScalerConfig, GradientClip, torch::GradScaler};
 ///
 /// let device = Device::flex().autodiff();
 /// let model = LinearConfig::new(4, 2).init(&device);
-/// let scaler = GradScalerConfig::new().init()?;
+/// let scaler = GradScaler::new(GradScalerConfig::new())?;
 ///
 /// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
 /// let grads = scaler.unscale(scaler.backward(model.forward(input).sum(), &model), &model)?;

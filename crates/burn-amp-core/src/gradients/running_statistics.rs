@@ -217,7 +217,7 @@ mod tests {
     };
     use std::cell::Cell;
 
-    use crate::{GradScalerConfig, ScaledOptimizer};
+    use crate::{GradScaler, GradScalerConfig, ScaledOptimizer};
 
     thread_local! {
         /// Counts how often this thread has waited for a device.
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn only_a_skipped_step_waits() {
         let device = Device::flex().autodiff();
-        let scaler = GradScalerConfig::new().init().unwrap();
+        let scaler = GradScaler::new(GradScalerConfig::new()).unwrap();
         let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
         let mut norm: BatchNorm = BatchNormConfig::new(2).init(&device);
         for (factor, reads) in [(1.0, 0), (1.0, 0), (f32::INFINITY, 2), (1.0, 0)] {
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn a_model_without_them_never_waits() {
         let device = Device::flex().autodiff();
-        let scaler = GradScalerConfig::new().init().unwrap();
+        let scaler = GradScaler::new(GradScalerConfig::new()).unwrap();
         let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
         let model: Linear = LinearConfig::new(4, 2).init(&device);
         let loss = model
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn frozen_parameters_are_not_read() {
         let device = Device::flex().autodiff();
-        let scaler = GradScalerConfig::new().init().unwrap();
+        let scaler = GradScaler::new(GradScalerConfig::new()).unwrap();
         let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
         let linear = || -> Linear { LinearConfig::new(4, 4).init(&device) };
         let norm = || -> BatchNorm { BatchNormConfig::new(4).init(&device) };

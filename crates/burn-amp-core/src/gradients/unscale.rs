@@ -131,7 +131,7 @@ mod tests {
     };
 
     use crate::{
-        GradScalerConfig, GradientClip, ScaledOptimizer, UnscaledGradients,
+        GradScaler, GradScalerConfig, GradientClip, ScaledOptimizer, UnscaledGradients,
         gradients::pass::READS,
         hook::{Hook, Proposed, Verdict},
     };
@@ -146,7 +146,7 @@ mod tests {
     fn clipping_waits_only_for_gradients_that_were_changed() {
         let device = Device::flex().autodiff();
         let model: Linear = LinearConfig::new(4, 2).init(&device);
-        let scaler = GradScalerConfig::new().init().unwrap();
+        let scaler = GradScaler::new(GradScalerConfig::new()).unwrap();
         let loss = model.forward(Tensor::<2>::ones([3, 4], &device)).sum();
         let clip = GradientClip::GlobalNorm(0.5);
 
@@ -168,7 +168,7 @@ mod tests {
         let device = Device::flex().autodiff();
         let model: Linear = LinearConfig::new(4, 2).init(&device);
         let scaler = GradScalerConfig::new().with_enabled(false);
-        let scaler = scaler.init().unwrap();
+        let scaler = GradScaler::new(scaler).unwrap();
         let loss = model.forward(Tensor::<2>::ones([3, 4], &device)).sum();
         let (count, grads) = reads(|| {
             let grads = scaler.backward(loss, &model);
@@ -214,10 +214,7 @@ mod tests {
         let device = Device::flex().autodiff();
         for (enabled, expected) in [(true, 1), (false, 1)] {
             let mut model: Linear = LinearConfig::new(4, 2).init(&device);
-            let scaler = GradScalerConfig::new()
-                .with_enabled(enabled)
-                .init()
-                .unwrap();
+            let scaler = GradScaler::new(GradScalerConfig::new().with_enabled(enabled)).unwrap();
             let mut optim =
                 ScaledOptimizer::new(SgdConfig::new().init(), scaler).with_hook(Below(100.0));
             for factor in [1.0, 1.1, 0.9, 1.0, 100.0, 1.0] {

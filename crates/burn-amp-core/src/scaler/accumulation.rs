@@ -75,12 +75,12 @@ impl From<u32> for AccumulationConfig {
 ///
 /// ```
 /// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
-/// use burn_amp::{AccumulationConfig, GradScalerConfig};
+/// use burn_amp::{AccumulationConfig, GradScalerConfig, torch::GradScaler};
 ///
 /// let device = Device::flex().autodiff();
 /// let mut model = LinearConfig::new(4, 2).init(&device);
 /// let mut optim = SgdConfig::new().init();
-/// let mut scaler = GradScalerConfig::new().init()?;
+/// let mut scaler = GradScaler::new(GradScalerConfig::new())?;
 /// let mut window = AccumulationConfig::new(4).init()?;
 ///
 /// for _ in 0..8 {

@@ -118,10 +118,10 @@ impl Scaler {
     /// PyTorch itself would not build.
     ///
     /// ```
-    /// use burn_amp::GradScalerConfig;
+    /// use burn_amp::{GradScalerConfig, torch::GradScaler};
     ///
     /// let json = r#"{"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 100, "_growth_tracker": 7}"#;
-    /// let mut scaler = GradScalerConfig::new().init()?;
+    /// let mut scaler = GradScaler::new(GradScalerConfig::new())?;
     /// scaler.load_state_dict(json)?;
     /// assert_eq!(scaler.growth_tracker(), 7);
     /// assert!(scaler.state_dict().contains(r#""_growth_tracker":7"#));

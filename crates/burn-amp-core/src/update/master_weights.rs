@@ -25,12 +25,12 @@ use crate::values::ParamTensors;
 ///     module::Module, nn::LinearConfig, optim::AdamConfig,
 ///     tensor::{DType, Device, Distribution, FloatDType, Tensor},
 /// };
-/// use burn_amp::{GradScalerConfig, torch::MasterWeights, ScaledOptimizer, torch::to_half};
+/// use burn_amp::{GradScalerConfig, ScaledOptimizer, torch::{GradScaler, MasterWeights, to_half}};
 ///
 /// let device = Device::flex().autodiff();
 /// let mut model = to_half(LinearConfig::new(4, 2).init(&device), FloatDType::F16, &[]);
 /// let optim = MasterWeights::new(AdamConfig::new().build());
-/// let mut optim = ScaledOptimizer::new(optim, GradScalerConfig::new().init()?);
+/// let mut optim = ScaledOptimizer::new(optim, GradScaler::new(GradScalerConfig::new())?);
 ///
 /// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device).cast(FloatDType::F16);
 /// let loss = model.forward(input).cast(FloatDType::F32).square().mean();

@@ -3,7 +3,7 @@ use burn::optim::{AdamConfig, GradientsAccumulator, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn_amp::{
     AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, ScaledOptimizer,
-    gradients::UnscaledGradients,
+    gradients::UnscaledGradients, torch::GradScaler,
 };
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ fn case(
     (name, held, moved): (&'static str, &'static str, &'static str),
     options: impl FnOnce(ScaledOptimizer<ModuleOptimizer>) -> ScaledOptimizer<ModuleOptimizer>,
 ) -> Case {
-    let scaler = GradScalerConfig::new().init().expect("valid");
+    let scaler = GradScaler::new(GradScalerConfig::new()).expect("valid");
     Case {
         name,
         held,

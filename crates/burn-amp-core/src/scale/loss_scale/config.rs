@@ -13,12 +13,12 @@ settings! {
     /// name is an error.
     ///
     /// ```
-    /// use burn_amp::GradScalerConfig;
+    /// use burn_amp::{GradScalerConfig, torch::GradScaler};
     ///
-    /// let scaler = GradScalerConfig::new().with_init_scale(1024.0).with_growth_interval(500).init()?;
+    /// let scaler = GradScaler::new(GradScalerConfig::new().with_init_scale(1024.0).with_growth_interval(500))?;
     /// assert_eq!(scaler.loss_scale(), 1024.0);
     ///
-    /// let error = GradScalerConfig::new().with_backoff_factor(1.5).init().unwrap_err();
+    /// let error = GradScaler::new(GradScalerConfig::new().with_backoff_factor(1.5)).unwrap_err();
     /// assert_eq!(error.to_string(), "`backoff_factor` is 1.5, but must be above 0 and below 1");
     /// # Ok::<(), burn_amp::AmpError>(())
     /// ```

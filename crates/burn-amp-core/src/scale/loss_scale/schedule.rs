@@ -19,14 +19,14 @@ use crate::error::AmpError;
 /// In JSON, a parameter that is not named has its default, and an unknown one is an error.
 ///
 /// ```
-/// use burn_amp::{GradScalerConfig, schedule::{AdaptiveInterval, Schedule}};
+/// use burn_amp::{GradScalerConfig, schedule::{AdaptiveInterval, Schedule}, torch::GradScaler};
 ///
 /// let config = GradScalerConfig::new().with_schedule(Schedule::log_max());
 /// let same: GradScalerConfig = serde_json::from_str(r#"{"schedule": {"LogMax": {"overflow_std_dev": 3.09}}}"#)?;
 /// assert_eq!(same, config);
 ///
 /// let adaptive = AdaptiveInterval::new().with_max_interval(50);
-/// let error = GradScalerConfig::new().with_schedule(Schedule::AdaptiveInterval(adaptive)).init().unwrap_err();
+/// let error = GradScaler::new(GradScalerConfig::new().with_schedule(Schedule::AdaptiveInterval(adaptive))).unwrap_err();
 /// assert_eq!(error.to_string(), "`max_interval` is 50, but must be at least `min_interval`, 100");
 /// # Ok::<(), serde_json::Error>(())
 /// ```

@@ -141,14 +141,7 @@ fn table(family: &str, trace: &Value) -> Option<Table> {
         }
         _ => {}
     }
-    let start = config.schedule().unwrap();
-    Some(match name.trim() {
-        "openseq2seq_logmax" => {
-            let rule = OriginalLogMax::of(&trace["params"]);
-            (start.with_rule(rule).unwrap(), rows)
-        }
-        _ => (start, rows),
-    })
+    Some((config.schedule().unwrap(), rows))
 }
 
 /// Settings as they are named in `FAMILIES`.
@@ -192,14 +185,15 @@ fn with_longer_intervals(rows: Vec<Row>, window: u32, mut before: f64) -> Vec<Ro
 /// scaled. That is nowhere here: `rescaled` takes factors back where gradients leave a region.
 #[test]
 fn parity_of_schedules() {
-    let prefixes: BTreeSet<_> = families().map(|family| name(family).0).collect();
+    let mut prefixes: BTreeSet<_> = families().map(|family| name(family).0).collect();
+    // It departs from its original: see `departures.rs`.
+    prefixes.remove("openseq2seq_logmax");
     for prefix in prefixes {
         let (mut compared, traces) = (0, traces::<Value>(prefix));
         for (name, trace) in &traces {
             println!("{name}, {}", trace["id"]);
-            // Bit for bit, but where others compute in floats that ours is not in: FairScale in f64, OpenSeq2Seq in an order of its own.
+            // Bit for bit, but where others compute in floats that ours is not in: FairScale in f64.
             let tolerance = match prefix {
-                "openseq2seq_logmax" => (1.2 * number(&trace["rel_dev_own_f32_port"])).max(2e-6),
                 "fairscale_layerwise" if !are_powers_of_two(trace) => 1e-5,
                 _ => 0.0,
             };

@@ -2,8 +2,8 @@
 
 mod departures;
 mod families;
+mod guards;
 mod histogram;
-mod original_guards;
 mod roundpipe;
 mod schedule;
 mod table;

@@ -3,7 +3,6 @@
 mod absent_gradients;
 mod config;
 mod disabled;
-mod exhausted;
 mod findings;
 mod half_parameters;
 mod iterations;

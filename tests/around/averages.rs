@@ -14,28 +14,6 @@ fn of(value: f64, dtype: DType) -> Pair {
     Pair::new([value; 10], &device(), dtype)
 }
 
-/// Parameters are overwritten as often as asked.
-#[test]
-fn the_first_update_takes_the_value_and_the_next_ones_average() {
-    let expected = [4.0, 5.0, 3.25, 2.5625];
-    for overwritten in [None, Some(2)] {
-        let config = config(0.75).with_overwrite_frequency(overwritten);
-        let mut ema = config.init().unwrap();
-        assert_eq!((ema.updates(), ema.parameters()), (0, 0));
-        assert_eq!(ema.module(&Pair::of(3.0)).values(), [3.0; 10]);
-        for (step, value) in [4.0, 8.0, -2.0, 0.5].into_iter().enumerate() {
-            let model = ema.update(Pair::of(value));
-            let average = expected[step];
-            let replaced = overwritten.is_some() && step % 2 == 1;
-            assert_eq!(model.values(), [if replaced { average } else { value }; 10]);
-            assert_eq!(ema.module(&model).values(), [average; 10]);
-            assert_eq!(values(ema.get(&model.bias).unwrap()), [average as f32; 4]);
-        }
-        assert_eq!((ema.updates(), ema.parameters()), (4, 2));
-        assert_eq!(ema.finalize(Pair::of(9.0)).values(), [expected[3]; 10]);
-    }
-}
-
 /// It has ids and trainability of the model, and is not moved by what comes later. A clone of the average goes its own way.
 #[test]
 fn a_copy_is_a_model_of_its_own() {

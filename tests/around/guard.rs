@@ -122,30 +122,6 @@ fn the_log_says_what_a_guard_has_done() {
     }
 }
 
-/// Of a guard's coefficient and that of a norm the smaller holds; values are limited after it.
-#[test]
-fn clipping_goes_with_a_guard() {
-    use GradientClip::{GlobalNorm, Norm, Value};
-    let limit = 100.0 * factors(zclip(), (0..40).map(usual).chain([100.0]))[40];
-    for (clip, expected) in [
-        (GlobalNorm(0.5), 0.5),
-        (GlobalNorm(2.0), limit),
-        (Norm(0.25), 0.25),
-        (Norm(50.0), limit),
-        (Value(0.125), 0.125),
-        (Value(50.0), limit),
-    ] {
-        let in_group = sgd().with_group_clipping(ParamGroup::all(), clip);
-        for optim in [sgd().with_clipping(clip), in_group] {
-            let mut run = warm(optim, zclip());
-            let before = run.values()[0];
-            run.step(norm(100.0));
-            let moved = before - run.values()[0];
-            assert!((moved - expected).abs() < 1e-4, "{clip:?}: {moved}");
-        }
-    }
-}
-
 /// In f32 nothing tests gradients: the guard measures them, and an infinity is an outlier too. The learning rate waits.
 #[test]
 fn without_a_loss_scale() {

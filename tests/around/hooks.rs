@@ -160,30 +160,6 @@ fn jump_of(run: &Trial) -> &Jump {
 }
 
 #[test]
-fn what_a_hook_says_of_a_step() {
-    let mut run = jumping(sgd());
-    let long = Some("clipped by the hook `jump`: it is long");
-    let far = Some("rejected by the hook `jump`: the norm is 50.0");
-    for (loss, length, moved, outcome, said) in [
-        (0.0, 1.0, 1.0, StepOutcome::Stepped, None),
-        (1.0, 5.0, 2.5, StepOutcome::Stepped, long),
-        (2.0, 50.0, 0.0, StepOutcome::Guarded, far),
-        (3.0, f64::INFINITY, 0.0, StepOutcome::Skipped, None),
-        (4.0, 2.0, 2.0, StepOutcome::Stepped, None),
-    ] {
-        let before = run.values()[0];
-        run.optim.set_loss(loss);
-        let logged = captured(Level::Info, || run.step(norm(length))).join("\n");
-        assert_eq!(before - run.values()[0], moved, "{length}");
-        assert_eq!(run.outcome(), Some(outcome), "{length}");
-        assert_eq!(logged.contains("jump"), said.is_some(), "{logged}");
-        says(&logged, [said.unwrap_or_default()]);
-    }
-    // An overflow is shown to no hook.
-    assert_eq!(jump_of(&run).losses, [0.0, 1.0, 2.0, 4.0].map(Some));
-}
-
-#[test]
 fn too_many_rejections_name_the_hook_and_leave_no_trace_in_it() {
     let config = GradScalerConfig::new().with_max_consecutive_skips(Some(2));
     let mut run = jumping(sgd_under(config));

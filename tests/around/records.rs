@@ -17,30 +17,24 @@ fn trained(rule: bool) -> Trial {
     run
 }
 
-/// With f32 copies of f16 parameters, between windows and inside them. Plain Burn reads the same file, and so does a scaler.
+/// With f32 copies of f16 parameters, and from the middle of a window, which the oracle has not.
 #[test]
-fn a_run_goes_on_bit_for_bit() {
-    let adam = || MasterWeights::new(AdamConfig::new().build());
+fn a_run_with_masters_goes_on_bit_for_bit() {
+    let folder = tempdir().unwrap();
     for rule in RULES {
-        let folder = tempdir().unwrap();
-        let open = [20, 21, 22, 37].map(|stop| {
-            let build = || Run::half(adam()).with_all(rule);
+        let adam = || MasterWeights::new(AdamConfig::new().build());
+        let build = || Run::half(adam()).with_all(rule);
+        let open = [21, 22].map(|stop| {
             let [half, end] = resumed(folder.path(), build, stop, 60);
-            let counters = end.counters;
-            let bad = counters.skipped() + counters.dropped();
-            assert!(bad >= 3 && counters.stepped() >= 10, "{counters:?}");
+            let bad = end.counters.skipped() + end.counters.dropped();
+            assert!(
+                bad >= 3 && end.counters.stepped() >= 10,
+                "{:?}",
+                end.counters
+            );
             half.window > 0
         });
-        assert!(open.iter().filter(|open| **open).count() >= 2, "{open:?}");
-
-        let mut run = Run::mixed(AdamConfig::new().init()).with_all(rule);
-        run.train_until(22);
-        run.save(folder.path());
-        let path = folder.path().join("optim");
-        let plain = AdamConfig::new().init().load(&path).unwrap();
-        assert_eq!(state(&plain), state(run.optim.optimizer()));
-        let record = AmpRecord::load(&path).unwrap();
-        assert_eq!(record.counters(), Some(run.optim.scaler().counters()));
+        assert!(open.contains(&true));
     }
 }
 

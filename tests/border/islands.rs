@@ -2,31 +2,6 @@
 
 use crate::support::*;
 
-/// Parameters and captured tensors are plain f32 inside, and get their gradients as there.
-#[test]
-fn parameters_and_captured_tensors_are_plain() {
-    // 1 + 2^-20 is rounded in f16.
-    let fine = 1.0 + two(-20) as f32;
-    let amp = f16(two(12));
-    let gain = Gain::at(&[fine], &amp);
-    let captured = vector(&[fine]).require_grad();
-    let output = amp.autocast(vector(&[1.0]), |x| {
-        assert_eq!(values(gain.factor.val()), [1.0]);
-        in_f32(x, |x| {
-            assert_eq!(gain.factor.val().dtype(), DType::F32);
-            assert_eq!(values(gain.factor.val()), [fine]);
-            let output = gain.forward(x) - captured.clone();
-            assert_eq!(values(output.clone()), [0.0]);
-            output
-        })
-    });
-    // Too small for f16, but not times the scale.
-    let grads = (output * two(-30)).sum().backward();
-    assert_eq!(values(captured.grad(&grads).unwrap()), [-two(-30) as f32]);
-    let grads = GradientsParams::from_grads(grads, &gain);
-    assert_eq!(gradient(&grads, gain.factor.id), [two(-30) as f32]);
-}
-
 /// A captured tensor that is taken in has its own gradient, unscaled, and is taken in once; in a region with a factor, too.
 #[test]
 fn captured_tensors_are_taken_in() {

@@ -16,7 +16,6 @@ mod regions;
 mod rescaled;
 mod scale;
 mod skip_cause;
-mod span;
 mod support;
 mod threads;
 mod two_dtypes;

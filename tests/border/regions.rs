@@ -199,22 +199,6 @@ fn eager(schedule: Schedule) -> Rescale {
     Rescale::dynamic("a").with_scaler(config).unwrap()
 }
 
-/// A window that is flushed before its run goes on moves what it has opened.
-#[test]
-fn a_record_of_an_open_window_that_is_flushed_at_once() {
-    let (model, region) = (net_of(1.0), eager(Schedule::GrowthInterval));
-    let [mut straight, mut resumed] = [(); 2].map(|()| windowed(&model, 3));
-    (0..2).for_each(|_| _ = take_in(&mut straight, &region, -10));
-    let bytes = straight.optim.into_bytes().unwrap();
-    resumed.optim.from_bytes(bytes).unwrap();
-    let [straight, resumed] = [straight, resumed].map(|mut run| {
-        no_warning(|| run.model = run.optim.flush(1e-30, run.model.clone()));
-        assert_eq!(regions(&run), "a 5");
-        [(); 4].map(|()| take_in(&mut run, &region, -10))
-    });
-    assert_eq!(straight, resumed);
-}
-
 /// Gradients of zero say nothing of a factor, whether its rule looks at them or counts.
 #[test]
 fn zeros_move_no_factor() {

@@ -198,8 +198,6 @@ pub const FINE: Outcome = (false, SCALE, 0, 0);
 pub const LOWERED: Outcome = (true, SCALE / 2.0, 0, 0);
 pub const BAD: Outcome = (true, SCALE, 1, 0);
 pub const UNKNOWN: Outcome = (true, SCALE, 1, 1);
-/// Of a region's factor, which is lowered in place of the scale.
-pub const KEPT: Outcome = (true, SCALE, 0, 0);
 
 pub fn outcome_of(amp: &MixedPrecision, counters: StepCounters) -> Outcome {
     let (bad, unknown) = (counters.bad_losses(), counters.unknown_causes());

@@ -1,9 +1,9 @@
-//! `ScaledOptimizer` around every optimizer of Burn, and around others'.
+//! `ScaledOptimizer` around Burn's optimizers, and around those of this crate.
 
 mod allocations;
-mod every_optimizer;
 mod fused;
 mod lr_scheduler;
 mod refused;
 mod shared_scale;
+mod skips;
 mod support;

@@ -88,9 +88,6 @@ fn pair(amp: &MixedPrecision) -> Vec<One> {
 #[test]
 fn the_scale_moves_once_an_iteration() {
     for (script, expected) in [
-        // An overflow in either or in both halves it once. The next iteration is one of its own.
-        ("a. b. a.b! a. b. a!", "+10:0 +10:1 +-9:0 +9:0 +9:1 -8:0"),
-        ("a. b. a!b! a. b. a!", "+10:0 +10:1 --9:0 +9:0 +9:1 -8:0"),
         // As in a GAN whose losses come from one forward pass: all graphs are of one scale.
         ("a.b. a.b. a.b. a!b.", "++10:1 ++10:2 ++10:3 -+9:0"),
         // Where both backward passes are over before one steps, each skip has its own cause. Nor is what was read held against

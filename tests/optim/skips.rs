@@ -1,9 +1,6 @@
-//! Every optimizer of Burn, and one of a user's own, whose steps are skipped now and then: parameters and state are at every step, bit for
-//! bit, those of a plain run of the finite steps. Those that are fused too are in `fused/follows.rs`.
+//! Steps that are skipped now and then: parameters and state are at every step, bit for bit, those of a plain run of the finite steps, under every
+//! configuration of `fused/follows.rs`. And steps with gradients of several devices.
 
-use burn::optim::{
-    AdaGradConfig, AdafactorConfig, Adam, AdanConfig, LambConfig, LionConfig, MuonConfig,
-};
 use half::f16;
 
 use crate::support::*;
@@ -70,69 +67,6 @@ pub fn skips_leave_no_trace<O: ModuleOptim + Clone>(
         }
     }
     (parameters(&scaled_net), state(scaled.optimizer()))
-}
-
-/// An optimizer that a user of Burn might write: Adam, which maximizes.
-#[derive(Clone)]
-struct Ascent(Adam);
-
-impl Optimizer for Ascent {
-    type State<const D: usize> = <Adam as Optimizer>::State<D>;
-
-    fn step<const D: usize>(
-        &self,
-        lr: LearningRate,
-        tensor: Tensor<D>,
-        grad: Tensor<D>,
-        state: Option<Self::State<D>>,
-    ) -> (Tensor<D>, Option<Self::State<D>>) {
-        self.0.step(lr, tensor, -grad, state)
-    }
-
-    fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
-        Adam::to_device(state, device)
-    }
-}
-
-/// Alone, with clipping by norm and by value that is small enough to clip every gradient, and for the weights of two layers, with their own
-/// clipping and learning rate beside SGD for the rest.
-fn check(alone: &Net, optimizer: impl Optimizer) {
-    let (norm, value) = (GradientClipping::Norm(0.01), GradientClipping::Value(0.002));
-    let plain = || ModuleOptimizer::from(optimizer.clone());
-    let end = |optimizer| skips_leave_no_trace(alone, optimizer, 0.01);
-    let without = end(plain());
-    for clipping in [norm.clone(), value.clone()] {
-        assert!(end(plain().with_grad_clipping(clipping)) != without);
-    }
-
-    let weights = ParamGroup::from_paths(vec!["hidden.weight", "head.weight"]);
-    let rest = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
-    let grouped = ModuleOptimizer::from(rest.build())
-        .with_grad_clipping(norm)
-        .with_group(weights.clone(), optimizer.clone(), Some(value));
-    let mut lr = ModuleLrScheduler::new(0.05).with_group(weights, 0.02);
-    skips_leave_no_trace(&Net::full(&flex()), grouped, lr.step());
-}
-
-macro_rules! every_optimizer {
-    ($($name:ident: $net:ident, $optimizer:expr,)+) => {
-        $(#[test]
-        fn $name() {
-            check(&Net::$net(&flex()), $optimizer);
-        })+
-    };
-}
-
-every_optimizer! {
-    adagrad: full, AdaGradConfig::new().with_lr_decay(0.1).build(),
-    rmsprop: full, RmsPropConfig::new().build(),
-    rmsprop_centered: full, RmsPropConfig::new().with_centered(true).build(),
-    adan: full, AdanConfig::new().with_weight_decay(0.1).build(),
-    lion: full, LionConfig::new().with_weight_decay(0.1).build(),
-    lamb: full, LambConfig::new().with_weight_decay(0.1).build(),
-    adafactor: full, AdafactorConfig::new().build(),
-    users_own: full, Ascent(AdamConfig::new().build()),
-    muon: matrices, MuonConfig::new().build(),
 }
 
 /// On the device that the features choose, too.

@@ -3,13 +3,6 @@
 
 use crate::support::*;
 
-/// By a rule that only this program knows.
-fn amp() -> MixedPrecision {
-    let schedule = at_scale(1024.0).with_growth_interval(7).schedule().unwrap();
-    let schedule = schedule.with_rule(LogMaxAgain::default()).unwrap();
-    MixedPrecision::f16().with_schedule(schedule).unwrap()
-}
-
 fn run(trial: &mut Trial, steps: Range<usize>) {
     for step in steps {
         trial.step(step, step % 13 == 5);
@@ -23,29 +16,6 @@ fn synchronized(trial: &mut Trial, steps: Range<usize>) {
 
 fn bytes(optim: &mut PipelinedOptimizer) -> Vec<u8> {
     optim.to_record().into_bytes().unwrap().to_vec()
-}
-
-/// From files, which a run without the pipeline reads too: the model's own parameters are the masters.
-#[test]
-fn a_run_resumes_bit_for_bit_after_synchronize() {
-    let folder = tempfile::tempdir().unwrap();
-    let (file, model) = (folder.path().join("optim"), folder.path().join("model"));
-    let [mut there, mut here] = [(); 2].map(|()| Trial::new(amp(), adam));
-    synchronized(&mut there, 0..22);
-    there.optim.save(&file).unwrap();
-    there.net.clone().into_record().save(&model).unwrap();
-    assert_eq!(AmpRecord::load(&file).unwrap().masters(), 0);
-    let mut plain = adam(&amp());
-    plain.load(&file).unwrap();
-    assert_eq!(plain.scaler().counters(), there.counters());
-
-    here.optim.load(&file).unwrap();
-    here.net = here.net.load_record(ModuleRecord::load(&model).unwrap());
-    for trial in [&mut there, &mut here] {
-        synchronized(trial, 22..45);
-    }
-    assert!(here.parameters() == there.parameters());
-    assert!(bytes(&mut here.optim) == bytes(&mut there.optim));
 }
 
 /// The record of a run whose model is behind has the masters: resuming with that model does not lose the last update.

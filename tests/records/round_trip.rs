@@ -83,13 +83,6 @@ fn an_optimizer_in_every_way() {
     }
 }
 
-/// An error is one that a program can match on and print.
-#[test]
-fn errors_are_values() {
-    fn check<E: std::error::Error + Send + Sync + Clone + PartialEq + 'static>(_: E) {}
-    check(AmpError::EmptyState);
-}
-
 /// What `save` wrote, `load` reads, whatever else has the name without the extension, or had the name before.
 #[test]
 fn what_was_saved_last_is_loaded() {

@@ -2,7 +2,7 @@
 //! Records are Burn's, in both directions, and in the middle of a run.
 
 use super::{by_hand, gradients, same_steps};
-use crate::{every_optimizer::skips_leave_no_trace, support::*};
+use crate::{skips::skips_leave_no_trace, support::*};
 
 /// The other with the record of one, each with a scaler around it.
 fn handed_over<A: ModuleOptim + Clone, B: ModuleOptim>(from: &A, to: B) -> B {

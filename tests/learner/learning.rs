@@ -4,26 +4,6 @@ use burn::train::EvaluatorBuilder;
 
 use crate::support::*;
 
-/// In f16 if the device has it, with all metrics: the classes are learnt, every step is counted, the scale grows, and the
-/// files say so.
-#[test]
-fn an_f16_run_learns() {
-    let done = Run::default().launch(burns);
-    assert!(done.interrupted.is_none());
-    assert_eq!(done.counters().steps(), 24);
-    // Of 24 finite steps, every fourth would double the scale, were there no overflow at 2^20 or so.
-    let grown = f64::from(done.model.scaler().loss_scale()) / 65536.0;
-    assert!(grown > 1.0, "{grown}, {:?}", done.counters());
-
-    let accuracy = done.numbers(4, "Accuracy");
-    assert!(accuracy[6] > 95.0, "{accuracy:?}");
-    let scales = done.metric(1, "Loss Scale")[..6].join(" ");
-    assert_eq!(scales, "65536 65536 65536 131072 131072 131072");
-    let norms = done.numbers(4, "Gradient Norm");
-    assert_eq!(norms.len(), 7, "one for each step and one for the epoch");
-    assert!(norms.iter().all(|norm| *norm > 0.0 && *norm < 10.0));
-}
-
 /// Whatever is set on the optimizer goes with it into a Learner. One poisoned micro-batch, in the second of the two windows of an epoch, costs
 /// its window, once. That a Learner's steps are those of every other executor is in `oracle`.
 #[test]

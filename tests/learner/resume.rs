@@ -121,30 +121,6 @@ fn a_resumed_run_goes_on_with_its_own_rule() {
     assert_ne!(schedule, rule());
 }
 
-/// The state is the checkpoint's, the settings are the program's.
-#[test]
-fn edited_settings_are_those_of_the_resumed_run() {
-    let first = Run::of(1);
-    let done = first.launch(burns);
-    let scale = done.model.scaler().loss_scale();
-    assert!(scale > 65536.0, "{scale}");
-
-    // Six finite steps make it grow, and each of four would have.
-    let config = GradScalerConfig::new().with_growth_interval(6);
-    let second = Run::of(2).resumed(1).with_config(config);
-    let resumed = second.launch_in(&done.folder, burns);
-    assert_eq!(resumed.steps(), (12, 0));
-    let scaler = resumed.model.scaler();
-    assert_eq!(scaler.config(), config);
-    assert_eq!(scaler.loss_scale(), 2.0 * scale);
-    // Two of the first epoch, and six.
-    assert_eq!(scaler.growth_tracker(), 2);
-
-    // One call takes the stored ones.
-    let stored = done.stored(1);
-    assert_eq!(*stored.schedule().unwrap().config(), first.config);
-}
-
 type Loader = Arc<dyn DataLoader<Batch>>;
 
 /// Of one device and of several.

@@ -57,17 +57,6 @@ fn it_does_not_advance_on_a_skip() {
     }
 }
 
-/// After a checkpoint, too, whether the last step before it was skipped or not.
-#[test]
-fn a_resumed_run_goes_on_with_it() {
-    for (bad, last) in [(5, [5, 6, 7, 8, 9, 10]), (4, [5, 6, 7, 8, 9, 9])] {
-        let folder = temp_dir();
-        launch_burns(&run(&[bad], 1), &folder);
-        let done = launch_burns(&run(&[bad], 2).resumed(1), &folder);
-        assert_rates(&rates(&done, 2), &last);
-    }
-}
-
 /// On several devices, of which the workers step in their own time.
 #[test]
 fn workers_go_together() {

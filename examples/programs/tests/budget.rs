@@ -81,13 +81,6 @@ fn changes(diff: &[String]) -> Vec<&str> {
     changed.map(String::as_str).collect()
 }
 
-#[test]
-fn the_diff_is_minimal() {
-    assert_eq!(diff("a\nb\nc", "a\nc\nd"), [" a", "-b", " c", "+d"]);
-    assert_eq!(count(&diff("", "a\na")), [2, 0]);
-    assert_eq!(count(&diff("a\nb\nc\nd", "b\nx\nd\na")), [2, 2]);
-}
-
 /// The diffs that a page shows, one for each of these programs, are those of the files, whole.
 fn shows(page: &str, programs: &[&str]) {
     let blocks = page.split("```diff\n").skip(1);

@@ -300,7 +300,7 @@ tests casts 40 cast:: blend:: capture::
 tests parity 45 parity::
 # Those that take thousands of steps are for the CPU.
 tests skips 60 optim:: --skip fused::follows --skip matrix::whatever --skip captured::
-tests fused 30 fused::follows::plain_adam fused::follows::adam_w_amsgrad
+tests fused 30 skips::adam_on_the_default_device
 tests captured_tests 45 captured:: --test-threads 1
 # By themselves: a process has one logger.
 tests scaler 45 scaler::

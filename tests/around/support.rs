@@ -8,11 +8,6 @@ pub fn l2(values: &[f64]) -> f64 {
     squares.sum::<f64>().sqrt()
 }
 
-/// Whether the device under test is Flex, whose memory tests can look at and whose sums are in f64.
-pub fn on_flex() -> bool {
-    Device::default() == Device::flex()
-}
-
 /// Plain SGD at a loss scale of 1024 that grows after two finite steps.
 pub fn sgd() -> ScaledOptimizer<ModuleOptimizer> {
     sgd_under(at_scale(1024.0).with_growth_interval(2))

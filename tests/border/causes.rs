@@ -142,7 +142,7 @@ pub const EXECUTORS: [(&str, Executor); 10] = [
 /// In any graph, with something bad anywhere.
 #[track_caller]
 fn assert_causes(executors: &[(&str, Executor)]) {
-    if !is_flex() {
+    if !on_flex() {
         return skipped(
             "the root of zero has a finite gradient, and steps of one scope alone are recorded",
         );

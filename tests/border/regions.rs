@@ -289,7 +289,7 @@ fn a_region_of_a_record_that_is_not_opened_waits() {
     (0..3).for_each(|_| _ = step(&mut fused, plain));
     // One of before, and all but the last, for which nobody waits. A GPU may answer later still.
     let steps = fused.counters().steps();
-    assert!(steps == 1 + 2 || !is_flex() && steps <= 2, "{steps}");
+    assert!(steps == 1 + 2 || !on_flex() && steps <= 2, "{steps}");
 }
 
 #[test]

@@ -112,7 +112,7 @@ impl Job {
 
 #[test]
 fn work_that_is_stolen_into_an_open_scope() {
-    if !is_flex() {
+    if !on_flex() {
         let why = "an operation that two threads make on one graph can be lost";
         return skipped(&format!("{why} (docs/upstream/graph-tape-consumed.md)"));
     }

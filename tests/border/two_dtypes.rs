@@ -264,7 +264,7 @@ fn no_mistake_trains_in_silence() {
             // By the handle, which asks the device; or because all of it runs in f32.
             assert!(refuses() || is_heard(&trained), "{name}: {trained:?}");
             // Flex refuses all of them. With fusion, Burn 0.22.1 multiplies matrices of two dtypes; without it, it refuses nothing.
-            if refuses() && (is_heard(&trained) || is_flex()) {
+            if refuses() && (is_heard(&trained) || on_flex()) {
                 if !is_heard(&trained) {
                     silent.push(format!("{dtype:?}, {name}: {trained:?}"));
                 }

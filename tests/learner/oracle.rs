@@ -8,11 +8,11 @@ use burn::train::{InferenceStep, Learner, TrainOutput, TrainStep};
 use burn_amp::optim::{Fused, ModuleOptim};
 use burn_amp::train::{LearnerExt, LearnerOptimizer, Scaled};
 use burn_amp::{MixedPrecision, ScaledOptimizer};
-use burn_amp_tests::{Pack, device, quietly};
+use burn_amp_tests::{Pack, device, on_flex, quietly};
 
 use crate::compare::sweep;
 use crate::executor::{Executor, LEARNER, WAYS, Way, average, scaler_shown};
-use crate::model::{Gain, Judge, RATE, adam, amp, burns, input, is_flex, loss, with_options};
+use crate::model::{Gain, Judge, RATE, adam, amp, burns, input, loss, with_options};
 use crate::program::{Action, Hooks, Need, Pass, Program, Shown};
 
 impl TrainStep for Gain {
@@ -137,7 +137,7 @@ static LEARNERS: [Way; 2] = [
 #[test]
 fn a_drawn_program_ends_in_a_learner_as_by_every_executor() {
     // On a device, nothing that is drawn needs Adam: see `burns`.
-    let tried = if is_flex() {
+    let tried = if on_flex() {
         &LEARNERS[..]
     } else {
         &LEARNERS[..1]
@@ -148,16 +148,8 @@ fn a_drawn_program_ends_in_a_learner_as_by_every_executor() {
 #[test]
 fn what_the_table_says_that_a_learner_refuses_it_refuses() {
     let with_drops = Program {
-        scale: 8,
-        growth_interval: 1,
-        micro_batches: 2,
-        sums: false,
         drops: true,
-        clip: None,
-        rejects: None,
-        halves: None,
-        averages: false,
-        actions: Vec::new(),
+        ..Program::new(2, &[])
     };
     assert_eq!(LEARNER.refuses, [Need::Dropping]);
     let made = quietly(|| drop(Learning::new(&with_drops, burns(), true)));

@@ -23,7 +23,7 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
     ];
     // Two workers on one fused device are not to be trusted, as the book says. Windows on the main device are left out: Burn sums there
     // in the order in which the workers come.
-    if Device::default() == Device::flex() {
+    if on_flex() {
         let [main, sharded] = WAYS.map(|optim| run.clone().with_workers(optim));
         let windows = sharded.clone().with_windows(2);
         ways.extend([main, sharded, windows].map(|run| (run, &burns as _)));
@@ -103,22 +103,6 @@ fn each_goes_on_from_the_checkpoints_of_the_others() {
         assert_eq!(done.counters().steps(), 24);
         assert!(done.counters().skipped() > half.counters().skipped());
     }
-}
-
-/// A rule that only this program knows goes on with its state.
-#[test]
-fn a_resumed_run_goes_on_with_its_own_rule() {
-    let rule = || {
-        let schedule = Run::default().config.schedule().unwrap();
-        schedule.with_rule(LogMaxAgain::default()).unwrap()
-    };
-    let [whole, ..] = resumed(&Run::shuffled(), |run, folder| {
-        let amp = run.amp().with_schedule(rule()).unwrap();
-        run.train(folder, &amp, burns(&amp))
-    });
-    let schedule = whole.model.scaler().schedule();
-    assert_eq!(schedule.rule_name(), "log_max_again");
-    assert_ne!(schedule, rule());
 }
 
 type Loader = Arc<dyn DataLoader<Batch>>;

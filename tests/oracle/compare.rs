@@ -20,7 +20,7 @@ pub fn differs_by(ways: &[Way], program: &Program) -> Result<(), String> {
             let first = first.as_ref().filter(|_| way.same_record);
             same_records(&expected.record, &found.record, first)
         });
-        same.map_err(|how| format!("{}: {how}\n{program:?}", way.name))?;
+        same.map_err(|how| format!("{}: {how}\n{}", way.name, program.code()))?;
         first = first.or(found.record.filter(|_| way.same_record));
     }
     Ok(())

@@ -19,22 +19,7 @@ const OVERFLOW: Pass = Pass {
 };
 
 fn holds(micro_batches: u32, actions: &[Action]) {
-    differs(&program(micro_batches, actions)).unwrap();
-}
-
-fn program(micro_batches: u32, actions: &[Action]) -> Program {
-    Program {
-        scale: 8,
-        growth_interval: 1,
-        micro_batches,
-        sums: false,
-        drops: false,
-        clip: None,
-        rejects: None,
-        halves: None,
-        averages: false,
-        actions: actions.to_vec(),
-    }
+    differs(&Program::new(micro_batches, actions)).unwrap();
 }
 
 /// With all that stands around a step, by those that have it, and without hooks and averages, by all.
@@ -44,7 +29,7 @@ fn a_run_goes_on_from_the_middle_of_a_window() {
     let ends = [Train(GOOD), Flush, Train(GOOD), Train(GOOD), Flush];
     let bare = Program {
         clip: Some(Clip::GlobalNorm),
-        ..program(4, &[&stopped[..], &ends].concat())
+        ..Program::new(4, &[&stopped[..], &ends].concat())
     };
     let around = Program {
         rejects: Some(2),
@@ -54,37 +39,6 @@ fn a_run_goes_on_from_the_middle_of_a_window() {
     };
     differs(&bare).unwrap();
     differs(&around).unwrap();
-}
-
-/// What is printed can be pasted here.
-#[test]
-fn a_program_prints_as_code() {
-    use {Action::*, Clip::*, Shape::*, Slope::*};
-    macro_rules! prints {
-        ($program:expr) => {
-            let bare = |text: &str| text.replace([' ', '\n'], "");
-            let printed = format!("{:?}", $program);
-            assert_eq!(bare(&printed), bare(stringify!($program)));
-        };
-    }
-    prints!(Program {
-        scale: 8,
-        growth_interval: 1,
-        micro_batches: 2,
-        sums: true,
-        drops: false,
-        clip: Some(GlobalNorm),
-        rejects: None,
-        halves: None,
-        averages: true,
-        actions: vec![
-            Train(Pass {
-                slope: Power(-4),
-                shape: One
-            }),
-            Wait
-        ]
-    });
 }
 
 fn shaped(pass: Pass, shape: Shape) -> Action {

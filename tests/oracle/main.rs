@@ -23,7 +23,7 @@ fn differs(program: &Program) -> Result<(), String> {
 /// Every call of a device takes its time.
 #[test]
 fn drawn_programs_end_alike_by_every_executor() {
-    sweep(&WAYS, &WAYS, if model::is_flex() { 28 } else { 2 });
+    sweep(&WAYS, &WAYS, if burn_amp_tests::on_flex() { 28 } else { 2 });
 }
 
 #[test]

@@ -15,7 +15,7 @@ use burn_amp::{
     optim::Scaler,
     rescaled,
 };
-use burn_amp_tests::{device, flex, numbers};
+use burn_amp_tests::{device, numbers, on_flex};
 
 /// The learning rate, until the program sets another.
 pub const RATE: f64 = 0.125;
@@ -26,14 +26,9 @@ pub const MOMENTUM: f64 = 0.5;
 /// After so many finite steps the factor of the region grows.
 pub const REGION_INTERVAL: u32 = 2;
 
-/// Whether the run is on Flex, and not on a device.
-pub fn is_flex() -> bool {
-    device() == flex()
-}
-
 /// Burn's optimizer. Adam's divisions and roots are the same bits on Flex alone; of SGD with such a momentum only sums are rounded.
 pub fn burns() -> ModuleOptimizer {
-    match is_flex() {
+    match on_flex() {
         true => adam().init(),
         false => sgd().init(),
     }

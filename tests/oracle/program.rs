@@ -2,10 +2,9 @@
 
 use burn_amp::StepOutcome;
 use proptest::prelude::*;
-use std::fmt;
 
 /// The settings of a run, and what it does.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Program {
     /// The first loss scale is two to this.
     pub scale: i32,
@@ -25,27 +24,26 @@ pub struct Program {
     pub actions: Vec<Action>,
 }
 
-/// Code, for `found.rs`.
-impl fmt::Debug for Program {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            scale,
-            growth_interval,
+impl Program {
+    /// From a scale of 2^8 which each finite step moves, with nothing around a step.
+    pub fn new(micro_batches: u32, actions: &[Action]) -> Self {
+        Self {
+            scale: 8,
+            growth_interval: 1,
             micro_batches,
-            sums,
-            drops,
-            clip,
-            rejects,
-            halves,
-            averages,
-            actions,
-        } = self;
-        write!(
-            f,
-            "Program {{ scale: {scale}, growth_interval: {growth_interval}, micro_batches: {micro_batches}, sums: {sums}, \
-             drops: {drops}, clip: {clip:?}, rejects: {rejects:?}, halves: {halves:?}, averages: {averages}, \
-             actions: vec!{actions:?} }}"
-        )
+            sums: false,
+            drops: false,
+            clip: None,
+            rejects: None,
+            halves: None,
+            averages: false,
+            actions: actions.to_vec(),
+        }
+    }
+
+    /// Code, for `found.rs`.
+    pub fn code(&self) -> String {
+        format!("{self:?}").replace("actions: [", "actions: vec![")
     }
 }
 

@@ -55,20 +55,17 @@ fn shortest(need: Need) -> Program {
         Need::Scopes => Vec::new(),
         Need::Untested => vec![Action::Untested(pass)],
     };
+    let micro_batches = match need {
+        Need::Accumulation | Need::Dropping => 2,
+        _ => 1,
+    };
     Program {
-        scale: 8,
-        growth_interval: 1,
-        micro_batches: match need {
-            Need::Accumulation | Need::Dropping => 2,
-            _ => 1,
-        },
-        sums: false,
         drops: need == Need::Dropping,
         clip: (need == Need::Clipping).then_some(Clip::GlobalNorm),
         rejects: (need == Need::Hook).then_some(2),
         halves: (need == Need::Hook).then_some(1),
         averages: need == Need::Average,
-        actions: [vec![train], between, vec![train]].concat(),
+        ..Program::new(micro_batches, &[vec![train], between, vec![train]].concat())
     }
 }
 

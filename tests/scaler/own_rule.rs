@@ -95,31 +95,6 @@ fn status(max_abs: f64) -> GradientStatus {
     GradientStatus::default().with_max_abs(max_abs)
 }
 
-#[test]
-fn log_max_can_be_written_again_from_outside() {
-    let bounded = config().with_hysteresis(3).with_min_scale(Some(64.0));
-    let bounded = bounded.with_max_scale(Some(2f64.powi(20)));
-    let warming = config().with_warmup_steps(300).with_growth_interval(40);
-    for settings in [config(), bounded, warming] {
-        let built_in = settings.with_schedule(Schedule::log_max());
-        let mut built_in = built_in.schedule().unwrap();
-        let mut own = ruled_by(settings, LogMaxAgain::default());
-        let (mut scales, mut random) = (BTreeSet::new(), 1u32);
-        for step in 0..2000 {
-            random = random.wrapping_mul(1664525).wrapping_add(1013904223);
-            let size = f64::from(random >> 16) / 4096.0 - 12.0 - f64::from(step) / 100.0;
-            let overflow = (random >> 8) % 50 == 0;
-            let is_zero = !overflow && step % 50 == 3;
-            let seen = status(if is_zero { 0.0 } else { size.exp2() });
-            let evidence = evidence(overflow, Some(&seen));
-            (built_in, own) = (built_in.adjust(evidence), own.adjust(evidence));
-            assert_eq!(own.scale().to_bits(), built_in.scale().to_bits(), "{step}");
-            scales.insert(own.scale().to_bits());
-        }
-        assert!(scales.len() > 5, "{scales:?}");
-    }
-}
-
 /// The host decides each step, also of an optimizer that would step on the device. A reset starts the rule as it was given.
 #[test]
 fn it_is_shown_every_iteration_and_the_scale_that_was_used() {
@@ -298,22 +273,22 @@ fn a_region_moves_by_it_too() {
     }
     let new = || Trial::at_border(&f16_under(config().with_init_scale(16.0)));
     says(&region(saw()).unwrap_err(), ["`saw`"]);
-    let log_max = region(LogMaxAgain::default()).unwrap();
+    let ruled = region(own("own", "[[],0]")).unwrap();
     let [mut one, mut other] = [new(), new()];
-    let factors = [(); 6].map(|()| step_in(&log_max, &mut one));
-    assert_eq!(factors, [2.0, 4.0, 8.0, 16.0, 32.0, 64.0]);
+    let factors = [(); 6].map(|()| step_in(&ruled, &mut one));
+    assert_eq!(factors, [2.0, 4.0, 2.0, 4.0, 8.0, 4.0]);
 
     // Through a record, into a program that has not opened it yet.
     let bytes = one.optim.into_bytes().unwrap();
     other.optim.from_bytes(bytes.clone()).unwrap();
     let both = [&mut one, &mut other].map(|run| {
-        let factors = [(); 6].map(|()| step_in(&log_max, run));
+        let factors = [(); 6].map(|()| step_in(&ruled, run));
         (factors, run.optim.into_bytes())
     });
     assert_eq!(both[0], both[1]);
 
     // Where a rule of this name takes no state but its own: an error if it is open, and else a fresh start.
-    let refusing = region(own("log_max_again", "{")).unwrap();
+    let refusing = region(own("own", "{")).unwrap();
     let [mut open, mut fresh] = [new(), new()];
     step_in(&refusing, &mut open);
     let error = refused(&mut open.optim, |optim| optim.from_bytes(bytes.clone()));

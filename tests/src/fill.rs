@@ -13,6 +13,11 @@ pub fn flex() -> Device {
     Device::flex().autodiff()
 }
 
+/// Whether the device under test is Flex, whose memory tests can look at and whose sums are in f64.
+pub fn on_flex() -> bool {
+    Device::default() == Device::flex()
+}
+
 /// Numbers between -`height` and `height` that look random.
 pub fn wave(from: usize, count: usize, height: f32) -> Vec<f32> {
     let value = |index: usize| (12.9898 * (index as f32 + 1.0)).sin() * height;

@@ -5,7 +5,6 @@ mod child;
 mod files;
 mod fill;
 pub mod forge;
-mod log_max_again;
 mod logs;
 mod panics;
 mod player;
@@ -25,8 +24,7 @@ pub use bits::{
 };
 pub use child::{child, child_folder, said_in_child};
 pub use files::Files;
-pub use fill::{address, device, fill, fill_with_ids, flex, gradients, random, wave};
-pub use log_max_again::LogMaxAgain;
+pub use fill::{address, device, fill, fill_with_ids, flex, gradients, on_flex, random, wave};
 pub use logs::{captured, listen, logs};
 pub use panics::{panic_message, quietly};
 pub use player::Player;

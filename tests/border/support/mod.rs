@@ -12,11 +12,6 @@ pub fn halves() -> Vec<FloatDType> {
     both.into_iter().filter(has).collect()
 }
 
-/// Whether tests run on Flex.
-pub fn is_flex() -> bool {
-    Device::default() == Device::flex()
-}
-
 /// f16 with this loss scale.
 pub fn f16(scale: f64) -> MixedPrecision {
     scaled(FloatDType::F16, scale)

@@ -1,7 +1,7 @@
 //! Steps that are waited for, that the device decides, and that are recorded: the same bits, whatever stands around the step. Drawn runs of them are
 //! in `tests/oracle`.
 
-use super::run::{Batch, Event, batch, config, has_graphs, is_flex, loss};
+use super::run::{Batch, Event, batch, config, has_graphs, loss};
 use super::{adam, nesterov};
 use crate::support::*;
 use GradientClip::{GlobalNorm, Norm, Value};
@@ -117,7 +117,7 @@ pub fn check<O: ModuleOptim + Clone>(optim: O, plan: Plan, steps: usize) {
         batch(step, event, if step % 5 == 4 { 3 } else { 4 })
     };
     let loss = |net: &Net, amp: &MixedPrecision, batch: Batch| loss(amp, net, batch);
-    let steps = if is_flex() { steps } else { steps.min(60) };
+    let steps = if on_flex() { steps } else { steps.min(60) };
     let counters = same_bits((optim, plan), &Net::dense(&device()), steps, batch, loss);
     assert!(counters.skipped() > counters.bad_losses() && counters.bad_losses() > 0);
 }

@@ -1,6 +1,6 @@
 //! Outcomes that are not known yet: what is known of them, and when, where optimizers are dropped, cloned, loaded and replaced.
 
-use super::run::{Event, Run, Values, begun, is_flex, step};
+use super::run::{Event, Run, Values, begun, step};
 use super::{adam, gradients};
 use crate::support::*;
 use burn_amp::hook::{Hook, Proposed, Verdict};
@@ -215,7 +215,7 @@ fn between_two_steps_all_is_as_where_each_is_waited_for() {
             let stepped = run.optim.try_step(0.1, model, grads);
             run.model = stepped.unwrap_or_else(|failed| *failed.module);
             // Another device may be some steps behind, and lowers its scale further before the error is known.
-            let _ = is_flex() || run.optim.synchronize().is_ok();
+            let _ = on_flex() || run.optim.synchronize().is_ok();
         }
         run.optim.synchronize().ok();
         (amp.loss_scale(), tensors, run.values())

@@ -42,10 +42,6 @@ pub fn config() -> GradScalerConfig {
     GradScalerConfig::new().with_growth_interval(50)
 }
 
-pub fn is_flex() -> bool {
-    device() == flex()
-}
-
 /// A network in training, whose steps the host or the device decides, as its optimizer does.
 pub type Run<O = FusedAdam> = Player<Net, O>;
 

@@ -5,11 +5,11 @@ mod captured;
 mod pipelined;
 mod scaled;
 
-use crate::model::{Gain, Judge, adam, burns, is_flex, sgd};
+use crate::model::{Gain, Judge, adam, burns, sgd};
 use crate::program::{Action, Counts, Hooks, Need, Program, Shown};
 use burn_amp::optim::{Fused, ModuleOptim};
 use burn_amp::{Ema, MixedPrecision, ScaledOptimizer, StepCounters, optim::Scaler};
-use burn_amp_tests::{Pack, Waited};
+use burn_amp_tests::{Pack, Waited, on_flex};
 use by_hand::ByHand;
 use captured::Captured;
 use pipelined::Pipelined;
@@ -48,7 +48,7 @@ pub struct Way {
 impl Way {
     pub fn can(&self, need: Need) -> bool {
         let is_other = matches!(need, Need::Scopes | Need::Untested);
-        let is_refused = self.is_recorded && !is_flex() && is_other;
+        let is_refused = self.is_recorded && !on_flex() && is_other;
         let are_not = [self.lacks, self.refuses, self.elsewhere];
         !is_refused && are_not.iter().all(|needs| !needs.contains(&need))
     }
@@ -106,7 +106,7 @@ pub static WAYS: [Way; 7] = [
     ALL,
     Way {
         name: "waited",
-        make: |program| match is_flex() {
+        make: |program| match on_flex() {
             true => Box::new(Scaled::new(program, || Waited(Fused::new(adam())))),
             false => Box::new(Scaled::new(program, || Waited(Fused::new(sgd())))),
         },
@@ -114,7 +114,7 @@ pub static WAYS: [Way; 7] = [
     },
     Way {
         name: "in flight",
-        make: |program| match is_flex() {
+        make: |program| match on_flex() {
             true => Box::new(Scaled::new(program, || Fused::new(adam())).in_flight()),
             false => Box::new(Scaled::new(program, || Fused::new(sgd())).in_flight()),
         },
@@ -133,7 +133,7 @@ pub static WAYS: [Way; 7] = [
             Need::Region,
         ],
         is_recorded: true,
-        make: |program| match is_flex() {
+        make: |program| match on_flex() {
             true => Box::new(Captured::new(program, || Fused::new(adam()))),
             false => Box::new(Captured::new(program, || Fused::new(sgd()))),
         },

@@ -30,7 +30,7 @@ fn shown(name: &str, before: &LossScale, schedule: &LossScale) -> f64 {
         "growth_interval" => schedule.growth_interval().into(),
         "growth_factor" => schedule.config().growth_factor,
         "backoff_factor" => schedule.config().backoff_factor,
-        "growths" => number(&stored()["state"]["AdaptiveInterval"]["growths_in_a_row"]),
+        "growths" => stored()["growths_in_a_row"].as_f64().unwrap_or(0.0),
         other => panic!("unknown: {other}"),
     }
 }

@@ -154,7 +154,7 @@ const FORGED: &str = r#"
 NearTop > /state > "GrowthInterval" > `state`
 NearTop > /ceiling > -1.0 > `ceiling` is -1
 NearTop > /warmup_step > 6 > at most `warmup_steps`, 5
-AdaptiveInterval > /state/AdaptiveInterval/interval > 0 > `state`
+AdaptiveInterval > /interval > 0 > `interval` is 0
 LogMax > /state/LogMax/mean_start > 2.0 > `state`
 LogMax > /state/LogMax/more > 1 > `state`
 LogMax > /scale > "NaN" > `scale` is NaN

@@ -326,8 +326,15 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: StepGradients,
         update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
     ) -> Result<M, StepError<M>> {
-        let begun = self.check_settings();
-        match begun.and_then(|()| self.begin_on_device(&lr, &module, &grads)) {
+        let begun = match self.check_settings() {
+            Ok(()) if self.optim.steps_on_device() => self.begin_on_device(&lr, &module, &grads),
+            checked => {
+                // Another optimizer of the same scale may have steps in flight.
+                self.scaler.live().resolve(true);
+                checked.map(|()| None)
+            }
+        };
+        match begun {
             Ok(None) => self.step_on_host(lr, module, Some(grads), update),
             Ok(Some(start)) => {
                 Ok(self.step_on_device(start, lr, module, grads.into_params(), update))

@@ -196,11 +196,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: &M,
         grads: &StepGradients,
     ) -> Result<Option<Start>, AmpError> {
-        if !self.optim.steps_on_device() {
-            // Another optimizer of the same scale may have steps in flight.
-            self.scaler.live().resolve(true);
-            return Ok(None);
-        }
         self.scaler.live().resolve(false);
         if let Err(error) = self.take_error() {
             // The host's scale has not moved with the device's.
@@ -238,7 +233,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let module = update(&mut self.optim, how, module, grads);
         let (masters, resolution) = (|| self.optim.masters(), Resolution::default());
         let hooks = &mut self.options.hooks;
-        let module = match hooks.is_empty() {
+        let module = match hooks.0.is_empty() {
             true => module,
             false => show_applied(hooks.each(), module, &masters, Some(&*next), &resolution),
         };
@@ -310,7 +305,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         // None where a hook has to see the gradients.
         let of_module = || distinct_parameters(module);
         let hooks = &self.options.hooks;
-        let judged = match hooks.is_empty() {
+        let judged = match hooks.0.is_empty() {
             true => None,
             false => Some(hooks.judge(None, None, &of_module).ok()??),
         };

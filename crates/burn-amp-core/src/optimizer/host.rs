@@ -51,7 +51,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                             factors,
                         };
                         let module = update(&mut self.optim, how, module, grads);
-                        match self.options.hooks.is_empty() {
+                        match self.options.hooks.0.is_empty() {
                             true => module,
                             false => self.show_applied(module),
                         }
@@ -157,7 +157,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Inspected::Waits(outcome) => return Ok(Decided::without_step(outcome)),
         };
         let mut judged = None;
-        if !options.hooks.is_empty() && !grads.skips() && !grads.entries.is_empty() {
+        if !options.hooks.0.is_empty() && !grads.skips() && !grads.entries.is_empty() {
             let of_module = || distinct_parameters(module);
             judged = (options.hooks).judge(Some(&mut grads), loss, &of_module)?;
         }

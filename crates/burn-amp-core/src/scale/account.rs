@@ -120,7 +120,16 @@ impl Account {
     ) -> Result<(), AmpError> {
         self.untested = 0;
         match purpose {
-            Purpose::Step => self.counters.record(found.outcome()),
+            Purpose::Step => {
+                let is_rejected = found.rejected.is_some();
+                self.counters.steps += 1;
+                self.counters.skipped += u64::from(found.overflow.is_some());
+                self.counters.guarded += u64::from(is_rejected);
+                self.counters.guarded_in_a_row = match is_rejected {
+                    true => self.counters.guarded_in_a_row + 1,
+                    false => 0,
+                };
+            }
             Purpose::MicroBatch => self.counters.dropped += u64::from(found.overflow.is_some()),
             Purpose::Discarded | Purpose::Dropped => self.counters.discarded += 1,
         }

@@ -1,10 +1,10 @@
 //! The schedule of the loss scale, as a pure value: no tensors, no device, no clock.
 
+use burn_amp_kernels::ScaleState;
 use serde::{Deserialize, Serialize};
 
 mod adaptive_interval;
 mod config;
-mod device;
 mod log_max;
 mod memory;
 mod near_top;
@@ -12,6 +12,7 @@ mod outcome;
 mod own_rule;
 mod rule;
 mod schedule;
+mod state;
 mod stored;
 
 pub use adaptive_interval::AdaptiveInterval;
@@ -24,10 +25,10 @@ pub use rule::{Evidence, NextScale, Rule};
 pub use schedule::Schedule;
 
 use crate::error::{AmpError, in_range};
-use crate::values::number;
 use config::checked_scale;
 use memory::Memory;
 use own_rule::OwnRule;
+use state::first_state;
 use stored::Stored;
 
 /// The largest finite f16.
@@ -91,23 +92,14 @@ impl GradScalerConfig {
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Stored")]
+#[serde(try_from = "Stored", into = "Stored")]
 pub struct LossScale {
     config: GradScalerConfig,
-    /// The scale of the rule: a warm-up may hold down what is used.
-    scale: f32,
-    growth_tracker: u32,
-    /// The overflow of this number, counted from now, backs the scale off; never below 1.
-    hysteresis_tracker: u32,
-    // These are absent from records where they say nothing.
-    #[serde(rename = "state", skip_serializing_if = "Memory::is_pytorchs")]
+    /// The scale of the rule (a warm-up may hold down what is used), and the counts of steps: as devices have them too.
+    state: ScaleState,
     memory: Memory,
     /// The scale that the last overflow has backed off to: schedules that look at the gradients do not rise above.
-    #[serde(skip_serializing_if = "Option::is_none")]
     ceiling: Option<f32>,
-    /// Iterations of the warm-up so far.
-    #[serde(skip_serializing_if = "number::is_default")]
-    warmup_step: u32,
 }
 
 /// PyTorch's: a dynamic schedule with the default settings.
@@ -119,32 +111,27 @@ impl Default for LossScale {
 
 impl LossScale {
     fn first(config: GradScalerConfig) -> Self {
+        let memory = Memory::first(&config);
         Self {
+            state: first_state(&config, &memory),
             config,
-            scale: config.init_scale as f32,
-            growth_tracker: 0,
-            hysteresis_tracker: config.hysteresis,
-            memory: Memory::first(&config),
+            memory,
             ceiling: None,
-            warmup_step: 0,
         }
     }
 
     /// The factor by which the loss of the next step is multiplied.
     pub fn scale(&self) -> f32 {
         match self.config.warmup_steps {
-            0 => self.scale,
-            _ => self.words().capped(),
+            0 => self.state.scale,
+            _ => self.state.capped(),
         }
     }
 
     /// The number of finite steps in a row that make the scale grow at present: the setting, or the interval that
     /// [`Schedule::AdaptiveInterval`] has reached.
     pub fn growth_interval(&self) -> u32 {
-        match &self.memory {
-            Memory::AdaptiveInterval(state) => state.interval,
-            _ => self.config.growth_interval,
-        }
+        self.state.growth_interval
     }
 
     /// The magnitude from which on unscaled gradients are to be counted, if the rule wants to know.
@@ -155,7 +142,11 @@ impl LossScale {
 
     /// The magnitude from which on the rule wants scaled values to be counted, if it does.
     pub(crate) fn count_from(&self) -> Option<f32> {
-        self.memory.count_from(&self.config.schedule)
+        match (&self.memory, &self.config.schedule) {
+            (Memory::NearTop(_), Schedule::NearTop(settings)) => Some(settings.count_from()),
+            (Memory::Own(rule), _) => rule.count_from(),
+            _ => None,
+        }
     }
 
     /// The rule looks at more than the outcomes of steps.
@@ -170,12 +161,12 @@ impl LossScale {
 
     /// The number of finite steps in a row since the schedule last moved; 0 for a static scale.
     pub fn growth_tracker(&self) -> u32 {
-        self.growth_tracker
+        self.state.growth_tracker
     }
 
     /// Overflows left until the scale backs off: 1 means that the next one lowers it.
     pub fn hysteresis_tracker(&self) -> u32 {
-        self.hysteresis_tracker
+        self.state.hysteresis_tracker
     }
 
     /// The state after one more iteration: a deterministic function of this state and of the evidence.
@@ -190,7 +181,7 @@ impl LossScale {
     pub fn adjust(self, evidence: Evidence) -> Self {
         let (next, refused) = self.moved(evidence);
         if let Some(asked) = refused.filter(|_| next.has_own_rule()) {
-            let (rule, scale) = (next.rule_name(), next.scale);
+            let (rule, scale) = (next.rule_name(), next.state.scale);
             warn!(
                 "the rule `{rule}` asks for the scale {asked:e}, which cannot be applied: it stays at {scale:e}"
             );
@@ -203,20 +194,23 @@ impl LossScale {
         if !self.config.dynamic {
             return (self, None);
         }
-        let (before, used, remembered) = (self.scale, self.scale(), self.memory.clone());
+        let (before, used, remembered) = (self.state.scale, self.scale(), self.memory.clone());
         let overflow = evidence == Evidence::Overflow;
-        let is_evidence = !evidence.is_all_zero() || self.memory.is_pytorchs();
-        let mut counts = self.words();
-        let is_due = is_evidence && counts.count(overflow);
+        let is_evidence = !evidence.is_all_zero() || matches!(self.memory, Memory::GrowthInterval);
+        let tolerated = self.state.hysteresis_tracker;
+        let is_due = is_evidence && self.state.count(overflow);
         if is_due && !overflow {
             let lifted = |ceiling| (f64::from(ceiling) * self.config.growth_factor) as f32;
             self.ceiling = self.ceiling.map(lifted).filter(|c| c.is_finite());
         }
-        let next = (self.memory).advance(&self.config.schedule, used, evidence);
+        let next = match &mut self.memory {
+            Memory::GrowthInterval | Memory::AdaptiveInterval => NextScale::Counted,
+            memory => memory.advance(&self.config.schedule, used, evidence),
+        };
         let asked = match next {
             NextScale::Counted if !is_due => before,
             NextScale::Counted if !overflow => self.grown(before),
-            NextScale::Counted | NextScale::Lower => self.backed_off(),
+            NextScale::Counted | NextScale::Lower => self.backed_off(used),
             NextScale::Same => before,
             NextScale::UpTo(scale) => self.below_ceiling(scale, self.grown(used)),
             NextScale::AtOnce(scale) => self.below_ceiling(scale, f32::INFINITY),
@@ -225,26 +219,17 @@ impl LossScale {
         let refused = (!has_inverse(asked)).then_some(asked);
         match refused {
             Some(_) => self.memory = remembered,
-            None if is_evidence => self.scale = asked,
-            None => self.scale = asked.min(before),
+            None if is_evidence => self.state.scale = asked,
+            None => self.state.scale = asked.min(before),
         }
         match next {
             NextScale::Counted if overflow && is_due && self.needs_measures() => {
-                self.ceiling = Some(self.scale);
+                self.ceiling = Some(self.state.scale);
             }
             // None is tolerated.
-            NextScale::Exactly(_) if overflow => {
-                counts.hysteresis_tracker = self.hysteresis_tracker;
-            }
-            _ if !overflow && self.scale > before => counts.count_growth(),
+            NextScale::Exactly(_) if overflow => self.state.hysteresis_tracker = tolerated,
+            _ if !overflow && self.state.scale > before => self.state.count_growth(),
             _ => {}
-        }
-        self.growth_tracker = counts.growth_tracker;
-        self.hysteresis_tracker = counts.hysteresis_tracker;
-        self.warmup_step = counts.warmup_step;
-        if let Memory::AdaptiveInterval(interval) = &mut self.memory {
-            interval.interval = counts.growth_interval;
-            interval.growths_in_a_row = counts.growths_in_a_row;
         }
         (self, refused)
     }
@@ -252,30 +237,26 @@ impl LossScale {
     /// One growth above a scale; the same scale where that would be infinite.
     fn grown(&self, from: f32) -> f32 {
         let grown = (f64::from(from) * self.config.growth_factor) as f32;
-        let [_, max] = self.config.bounds();
-        match grown.min(max) {
+        match grown.min(self.state.max_scale) {
             grown if grown.is_finite() => grown,
             _ => from,
         }
     }
 
-    fn backed_off(&self) -> f32 {
-        let lowered = (f64::from(self.scale()) * self.config.backoff_factor) as f32;
-        let [min, _] = self.config.bounds();
-        lowered.max(min)
+    fn backed_off(&self, from: f32) -> f32 {
+        let lowered = (f64::from(from) * self.config.backoff_factor) as f32;
+        lowered.max(self.state.min_scale)
     }
 
     /// A scale within the bounds. NaN stays.
     pub(crate) fn clamped(&self, scale: f32) -> f32 {
-        let [min, max] = self.config.bounds();
-        scale.clamp(min, max)
+        scale.clamp(self.state.min_scale, self.state.max_scale)
     }
 
     /// A scale within the bounds, and below the ceiling and another limit. NaN stays.
     fn below_ceiling(&self, scale: f32, limit: f32) -> f32 {
-        let [min, _] = self.config.bounds();
         let limit = self.clamped(self.ceiling.map_or(limit, |ceiling| limit.min(ceiling)));
-        scale.clamp(min, limit)
+        scale.clamp(self.state.min_scale, limit)
     }
 
     /// Tells whether one more overflow finds no lower scale to go to.
@@ -283,7 +264,7 @@ impl LossScale {
     /// True at `min_scale`, and without one where the next scale could no longer be inverted in f32. Overflows that hysteresis
     /// still tolerates come first. Always false for a static scale.
     pub fn is_at_floor(&self) -> bool {
-        let tolerated = self.hysteresis_tracker > 1;
+        let tolerated = self.state.hysteresis_tracker > 1;
         let (next, _) = self.clone().moved(Evidence::Overflow);
         self.config.dynamic && !tolerated && next.scale() >= self.scale()
     }
@@ -302,36 +283,49 @@ impl LossScale {
 
     /// The same state with other settings, refused as [`GradScalerConfig::schedule`] refuses them, and those of the growth for a static scale.
     pub(crate) fn with_setting(
-        mut self,
+        self,
         field: &'static str,
         value: f64,
         change: impl FnOnce(&mut GradScalerConfig),
     ) -> Result<Self, AmpError> {
         self.check_dynamic(field, value)?;
-        let interval = self.config.growth_interval;
-        change(&mut self.config);
-        self.config.check()?;
-        if self.config.growth_interval != interval {
-            self.restart_interval();
-        }
-        Ok(self)
+        let mut config = self.config;
+        change(&mut config);
+        config.check()?;
+        let goes_on = config.growth_interval == self.config.growth_interval;
+        let memory = self.memory.clone();
+        Ok(self.moved_to(config, memory, goes_on))
     }
 
-    /// Begins again at the interval of the settings.
-    fn restart_interval(&mut self) {
-        if let Memory::AdaptiveInterval(_) = self.memory {
-            self.memory = Memory::first(&self.config);
+    /// The same scale and counts under other settings. Also the interval that the run has reached, if it `goes_on`.
+    fn moved_to(self, config: GradScalerConfig, memory: Memory, goes_on: bool) -> Self {
+        let mut state = ScaleState {
+            scale: self.state.scale,
+            growth_tracker: self.state.growth_tracker,
+            hysteresis_tracker: self.state.hysteresis_tracker,
+            warmup_step: self.state.warmup_step,
+            ..first_state(&config, &memory)
+        };
+        if goes_on && memory == Memory::AdaptiveInterval {
+            state.growth_interval = self.state.growth_interval;
+            state.growths_in_a_row = self.state.growths_in_a_row;
+        }
+        Self {
+            config,
+            state,
+            memory,
+            ceiling: self.ceiling,
         }
     }
 
     /// The same state with another scale; trackers stay, as in PyTorch's `update(new_scale)`. A warm-up goes on.
     #[doc(hidden)]
     pub fn with_scale(mut self, field: &'static str, scale: f64) -> Result<Self, AmpError> {
-        self.scale = match self.config.dynamic {
+        self.state.scale = match self.config.dynamic {
             true => self.config.checked_in_range(field, scale)?,
             false => checked_scale(field, scale)?,
         };
-        self.ceiling = self.ceiling.filter(|ceiling| *ceiling >= self.scale);
+        self.ceiling = self.ceiling.filter(|ceiling| *ceiling >= self.state.scale);
         Ok(self)
     }
 
@@ -342,7 +336,7 @@ impl LossScale {
         let interval = self.growth_interval();
         let allowed = format!("below `growth_interval`, {interval}");
         in_range(field, value, tracker < interval, &allowed)?;
-        self.growth_tracker = tracker;
+        self.state.growth_tracker = tracker;
         Ok(self)
     }
 
@@ -353,23 +347,26 @@ impl LossScale {
         [growth_interval, growth_tracker]: [u32; 2],
     ) -> Result<Self, AmpError> {
         if self.config.dynamic {
-            self.config = GradScalerConfig {
+            let config = GradScalerConfig {
                 growth_factor,
                 backoff_factor,
                 growth_interval,
                 ..self.config
             };
-            self.config.check()?;
-            self.restart_interval();
-            self.growth_tracker = growth_tracker;
-            self.hysteresis_tracker = self.config.hysteresis;
+            config.check()?;
+            let state = ScaleState {
+                growth_tracker,
+                warmup_step: self.state.warmup_step,
+                ..first_state(&config, &self.memory)
+            };
+            (self.config, self.state) = (config, state);
         }
         self.with_scale("scale", scale)
     }
 
     /// Nothing is multiplied by it: where nothing is scaled, and in bf16, where it stays at 1. It has no state then.
     pub(crate) fn is_idle(&self) -> bool {
-        !self.config.enabled || (!self.config.dynamic && self.scale == 1.0)
+        !self.config.enabled || (!self.config.dynamic && self.state.scale == 1.0)
     }
 
     /// This program's schedule at a stored state: with the settings of that, or with its own. The memory goes on if it is of the same rule, and
@@ -382,9 +379,9 @@ impl LossScale {
                 true => self.memory.restarted(&self.config),
                 false => Memory::first(&stored.config),
             };
-            let mut stored = stored.clone();
-            stored.config.enabled = self.config.enabled;
-            return stored.under(rule);
+            let mut config = stored.config;
+            config.enabled = self.config.enabled;
+            return stored.clone().under(config, rule);
         }
         let config = self.config;
         if !config.enabled || (config.dynamic && stored.is_idle()) {
@@ -392,29 +389,34 @@ impl LossScale {
         }
         if !config.dynamic {
             if !stored.config.dynamic && stored.config.init_scale == config.init_scale {
-                self.scale = stored.scale;
+                self.state.scale = stored.state.scale;
             }
             return Ok(self);
         }
         // As many of the tolerated overflows are used up.
-        let used = stored.config.hysteresis - stored.hysteresis_tracker;
-        let next = Self {
-            config,
-            scale: self.clamped(stored.scale),
+        let used = stored.config.hysteresis - stored.state.hysteresis_tracker;
+        let state = ScaleState {
+            scale: self.clamped(stored.state.scale),
             hysteresis_tracker: config.hysteresis.saturating_sub(used).max(1),
-            warmup_step: stored.warmup_step.min(config.warmup_steps),
+            warmup_step: stored.state.warmup_step.min(config.warmup_steps),
+            ..stored.state
+        };
+        let next = Self {
+            state,
             ..stored.clone()
         };
-        next.under(self.memory.restarted(&config))
+        next.under(config, self.memory.restarted(&config))
     }
 
-    /// The same state under a rule that is at its start, or goes on with what is remembered if that is its own. The error says why it refuses that.
-    fn under(mut self, rule: Memory) -> Result<Self, String> {
-        match rule.continuing(&self.memory)? {
-            Some(memory) => self.memory = memory,
-            None => (self.memory, self.ceiling) = (rule, None),
+    /// The same state under these settings and a rule that is at its start, or goes on with what is remembered if that is its own. The error says why it
+    /// refuses that.
+    fn under(mut self, config: GradScalerConfig, rule: Memory) -> Result<Self, String> {
+        let continued = rule.continuing(&self.memory)?;
+        let goes_on = continued.is_some();
+        if !goes_on {
+            self.ceiling = None;
         }
-        Ok(self)
+        Ok(self.moved_to(config, continued.unwrap_or(rule), goes_on))
     }
 
     /// The same scale moved by a rule of your own, in place of the one in the settings. Bounds, factors, hysteresis, warm-up and counts are
@@ -433,7 +435,8 @@ impl LossScale {
             let allowed = "a name of its own, which no built-in rule has";
             return Err(AmpError::refused("name", format!("`{name}`"), allowed));
         }
-        self.under(Memory::Own(OwnRule::new(rule)))
+        let config = self.config;
+        self.under(config, Memory::Own(OwnRule::new(rule)))
             .map_err(|reason| AmpError::refused("state", reason, "one that the rule can have"))
     }
 

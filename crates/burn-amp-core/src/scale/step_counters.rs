@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{scale::loss_scale::StepOutcome, values::number::is_default};
+use crate::values::number::is_default;
 
 /// The numbers of steps that were taken, skipped, rejected, dropped and discarded.
 ///
@@ -8,8 +8,8 @@ use crate::{scale::loss_scale::StepOutcome, values::number::is_default};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StepCounters {
-    steps: u64,
-    skipped: u64,
+    pub(super) steps: u64,
+    pub(super) skipped: u64,
     pub(super) consecutive_skips: u64,
     // Absent from records where they are zero.
     #[serde(skip_serializing_if = "is_default")]
@@ -26,7 +26,7 @@ pub struct StepCounters {
     #[serde(skip_serializing_if = "is_default")]
     pub(super) unknown_causes: u64,
     #[serde(skip_serializing_if = "is_default")]
-    guarded: u64,
+    pub(super) guarded: u64,
     #[serde(skip_serializing_if = "is_default")]
     pub(super) guarded_in_a_row: u64,
 }
@@ -141,18 +141,6 @@ impl StepCounters {
             unknown_causes: self.unknown_causes.saturating_add(later.unknown_causes),
             guarded: self.guarded.saturating_add(later.guarded),
             ..later
-        }
-    }
-
-    pub(super) fn record(&mut self, outcome: StepOutcome) {
-        self.steps += 1;
-        self.skipped += u64::from(outcome.is_skipped());
-        match outcome {
-            StepOutcome::Guarded => {
-                self.guarded += 1;
-                self.guarded_in_a_row += 1;
-            }
-            _ => self.guarded_in_a_row = 0,
         }
     }
 }

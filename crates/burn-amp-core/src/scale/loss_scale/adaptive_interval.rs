@@ -24,12 +24,3 @@ impl AdaptiveInterval {
         in_range("max_interval", max.into(), max >= min, &allowed)
     }
 }
-
-/// The interval that the run has reached.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Interval {
-    pub(super) interval: u32,
-    /// Counted without an overflow between, since the interval was last halved.
-    pub(super) growths_in_a_row: u32,
-}

@@ -4,14 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use super::own_rule::OwnRule;
 use super::rule::{Evidence, NextScale};
-use super::{GradScalerConfig, Schedule, adaptive_interval::Interval, log_max, near_top};
+use super::{GradScalerConfig, Schedule, log_max, near_top};
 
 /// The rules of the settings, and one of a program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Memory {
     /// PyTorch's, which remembers nothing.
     GrowthInterval,
-    AdaptiveInterval(Interval),
+    /// Its interval is one of the counts.
+    AdaptiveInterval,
     LogMax(log_max::Sums),
     NearTop(near_top::Count),
     #[serde(untagged, skip_deserializing)]
@@ -26,10 +27,7 @@ impl Memory {
     pub(super) fn first(config: &GradScalerConfig) -> Self {
         match config.schedule {
             Schedule::GrowthInterval => Self::GrowthInterval,
-            Schedule::AdaptiveInterval(_) => Self::AdaptiveInterval(Interval {
-                interval: config.growth_interval,
-                growths_in_a_row: 0,
-            }),
+            Schedule::AdaptiveInterval(_) => Self::AdaptiveInterval,
             Schedule::LogMax(_) => Self::LogMax(log_max::Sums::START),
             Schedule::NearTop(_) => Self::NearTop(near_top::Count::default()),
         }
@@ -46,7 +44,7 @@ impl Memory {
     pub(super) fn name(&self) -> &str {
         Self::BUILT_IN[match self {
             Self::GrowthInterval => 0,
-            Self::AdaptiveInterval(_) => 1,
+            Self::AdaptiveInterval => 1,
             Self::LogMax(_) => 2,
             Self::NearTop(_) => 3,
             Self::Own(rule) => return &rule.name,
@@ -71,31 +69,17 @@ impl Memory {
         }
     }
 
-    /// The magnitude from which on the rule wants scaled values to be counted, if it does.
-    pub(super) fn count_from(&self, schedule: &Schedule) -> Option<f32> {
-        match (self, schedule) {
-            (Self::NearTop(_), Schedule::NearTop(settings)) => Some(settings.count_from()),
-            (Self::Own(rule), _) => rule.count_from(),
-            _ => None,
-        }
-    }
-
     /// Refuses what no run can have left.
     pub(super) fn is_valid(&self) -> bool {
         match self {
-            Self::AdaptiveInterval(state) => state.interval > 0 && state.growths_in_a_row < 2,
             Self::LogMax(sums) => sums.is_valid(),
-            Self::GrowthInterval | Self::NearTop(_) | Self::Own(_) => true,
+            _ => true,
         }
-    }
-
-    pub(super) fn is_pytorchs(&self) -> bool {
-        matches!(self, Self::GrowthInterval)
     }
 
     /// The rule goes by the counts of steps alone, and does not look at gradients.
     pub(super) fn is_counted(&self) -> bool {
-        matches!(self, Self::GrowthInterval | Self::AdaptiveInterval(_))
+        matches!(self, Self::GrowthInterval | Self::AdaptiveInterval)
     }
 
     /// The same rule at the state of another; none if that is of another rule. The error says why the rule refuses it.

@@ -1,6 +1,7 @@
 //! A loss scale as it is stored, and the checks on what is read.
 
-use serde::Deserialize;
+use burn_amp_kernels::ScaleState;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
@@ -9,8 +10,8 @@ use super::{
 use crate::error::{AmpError, in_range};
 use crate::values::number;
 
-/// A stored state before its checks: what serde reads must be as valid as what is built.
-#[derive(Deserialize)]
+/// A stored state before its checks: what serde reads must be as valid as what is built. What says nothing is absent.
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Stored {
     config: GradScalerConfig,
@@ -19,12 +20,35 @@ pub(super) struct Stored {
     growth_tracker: u32,
     hysteresis_tracker: u32,
     /// The memory under the name of its rule: `{name: state}`, or the name alone of a rule that has none. Absent: PyTorch's rule.
-    #[serde(default = "without_state")]
+    #[serde(default = "pytorchs", skip_serializing_if = "is_pytorchs")]
     state: Value,
-    #[serde(default)]
+    /// The growth interval that the run has reached, where it follows the run, and the growths in a row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    interval: Option<u32>,
+    #[serde(default, skip_serializing_if = "number::is_default")]
+    growths_in_a_row: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     ceiling: Option<f32>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "number::is_default")]
     warmup_step: u32,
+}
+
+impl From<LossScale> for Stored {
+    fn from(scale: LossScale) -> Self {
+        let (state, memory) = (scale.state, scale.memory);
+        let follows = memory == Memory::AdaptiveInterval;
+        Self {
+            config: scale.config,
+            scale: state.scale,
+            growth_tracker: state.growth_tracker,
+            hysteresis_tracker: state.hysteresis_tracker,
+            state: serde_json::to_value(&memory).expect("its names are text"),
+            interval: follows.then_some(state.growth_interval),
+            growths_in_a_row: state.growths_in_a_row,
+            ceiling: scale.ceiling,
+            warmup_step: state.warmup_step,
+        }
+    }
 }
 
 impl TryFrom<Stored> for LossScale {
@@ -36,7 +60,7 @@ impl TryFrom<Stored> for LossScale {
         let memory = read(&stored.state, &stored.config)
             .map_err(|reason| AmpError::refused("state", reason, allowed))?;
         let start = Self::first(stored.config);
-        let start = start.with_scale("scale", stored.scale.into())?;
+        let mut start = start.with_scale("scale", stored.scale.into())?;
         let (hysteresis, tracker) = (stored.config.hysteresis, stored.hysteresis_tracker);
         let inside = (1..=hysteresis).contains(&tracker);
         let allowed = format!("between 1 and `hysteresis`, {hysteresis}");
@@ -47,19 +71,43 @@ impl TryFrom<Stored> for LossScale {
         let (steps, step) = (stored.config.warmup_steps, stored.warmup_step);
         let allowed = format!("at most `warmup_steps`, {steps}");
         in_range("warmup_step", step.into(), step <= steps, &allowed)?;
-        Ok(Self {
+        let follows = memory == Memory::AdaptiveInterval;
+        if let Some(interval) = stored.interval {
+            let inside = follows && interval > 0;
+            in_range(
+                "interval",
+                interval.into(),
+                inside,
+                "at least 1, of a schedule whose interval follows the run",
+            )?;
+            start.state.growth_interval = interval;
+        }
+        let growths = stored.growths_in_a_row;
+        let inside = growths <= u32::from(follows);
+        in_range(
+            "growths_in_a_row",
+            growths.into(),
+            inside,
+            "0, or 1 where the interval follows the run",
+        )?;
+        start.state = ScaleState {
             growth_tracker: stored.growth_tracker,
             hysteresis_tracker: stored.hysteresis_tracker,
-            memory,
-            ceiling: stored.ceiling,
+            growths_in_a_row: growths,
             warmup_step: stored.warmup_step,
-            ..start
-        })
+            ..start.state
+        };
+        (start.memory, start.ceiling) = (memory, stored.ceiling);
+        Ok(start)
     }
 }
 
-fn without_state() -> Value {
+fn pytorchs() -> Value {
     "GrowthInterval".into()
+}
+
+fn is_pytorchs(state: &Value) -> bool {
+    *state == pytorchs()
 }
 
 /// The memory of the rule of the settings, or of one that is not known here. The error says what is wrong with it.

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// A [`Hook`] whose type is erased, and that can be cloned.
-trait AnyHook: Any + Hook {
+pub(crate) trait AnyHook: Any + Hook {
     fn boxed(&self) -> Box<dyn AnyHook>;
 }
 
@@ -29,7 +29,7 @@ impl Clone for Box<dyn AnyHook> {
 
 /// All hooks, in the order in which they were added.
 #[derive(Clone, Debug, Default)]
-pub struct Hooks(Vec<Box<dyn AnyHook>>);
+pub struct Hooks(pub(crate) Vec<Box<dyn AnyHook>>);
 
 /// The hooks as they are if the step is made, what its gradients are multiplied by, and who has rejected it.
 type Judged = (Hooks, f64, Option<Rejection>);
@@ -63,11 +63,6 @@ impl Hooks {
     /// The name of the first; none if there is none.
     pub(crate) fn first(&self) -> Option<&str> {
         self.0.first().map(|hook| hook.name())
-    }
-
-    /// There is none, so that nothing is to be asked or shown.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 
     /// Judges gradients that are finite, or the next step of a module without them; none if the host is to read them first. It changes

@@ -38,9 +38,11 @@ use crate::scale::account::{Call, Purpose, log_skip};
 use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale, StepOutcome};
 use crate::scale::{finding::Finding, followed::Followed, journal::Caller};
 use crate::scaler::accumulation::AccumulationWindow;
-use crate::scaler::{Failed, Inspected, Joint, Scaler, ScalerState, check_accepted};
+use crate::scaler::{Failed, Inspected, Joint, Scaler, ScalerState};
 use crate::{
-    border::mixed_precision::MixedPrecision, record::AmpRecord, update::module_optim::ModuleOptim,
+    border::mixed_precision::MixedPrecision,
+    record::AmpRecord,
+    update::module_optim::{ModuleOptim, check_accepted},
     values::parameters,
 };
 

@@ -14,9 +14,8 @@ mod settings;
 mod step;
 mod worker_side;
 
-pub(crate) use accumulate::Inspected;
 pub(crate) use record::ScalerState;
-pub(crate) use step::{Failed, Joint, check_accepted};
+pub(crate) use step::{Failed, Joint};
 pub use worker_side::HandedOver;
 
 use crate::border::SCALES_GRADIENTS;
@@ -24,8 +23,10 @@ use crate::border::cast::{CastFloat, multiply_losses};
 use crate::gradients::entries::{Entries, LOW_RANK, ids_of};
 use crate::gradients::running_statistics::Buffers;
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, handles};
-use crate::scale::loss_scale::{GradScalerConfig, LossScale, SkipCause, StepOutcome};
-use crate::scale::{account::Account, finding::Dropped, followed::Followed, place::Place};
+use crate::scale::finding::{Dropped, SkipCause};
+use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
+use crate::scale::{account::Account, followed::Followed, place::Place};
+use crate::scaler::accumulation::AccumulationWindow;
 use crate::{
     border::mixed_precision::MixedPrecision, border::observer::Stepped, error::AmpError,
     gradients::unscale::unscale, scale::account::Call, scale::border_events::BorderEvent,
@@ -50,6 +51,14 @@ fn warn_of_two_scales() {
     });
 }
 
+/// The result of a test of gradients that were to be stepped with.
+pub(crate) enum Inspected {
+    /// They were tested: these, or those of a window that is full, with the measures of the micro-batch that has filled it.
+    Tested(Box<UnscaledGradients>, Option<Arc<GradientStatus>>),
+    /// They are in a window that is not full, or were left out of it.
+    Waits(StepOutcome),
+}
+
 /// An optimizer's side of a loss scale: its settings, its state, and the counters of the optimizer's steps.
 ///
 /// What [`ScaledOptimizer::scaler`](crate::ScaledOptimizer::scaler) returns, and what a [`GradScaler`](crate::GradScaler) is built on. Made from a
@@ -61,7 +70,7 @@ fn warn_of_two_scales() {
 #[derive(Debug)]
 pub struct Scaler {
     live: Arc<LiveScale>,
-    amp: Option<MixedPrecision>,
+    pub(crate) amp: Option<MixedPrecision>,
     place: Arc<Place>,
     pub(crate) watch: LossWatch,
     /// The findings of gradients that were unscaled, and then dropped.
@@ -390,6 +399,38 @@ impl Scaler {
         grads
     }
 
+    /// Tests gradients, or adds them to a window: that is tested if it is full then, or if there are no others.
+    pub(crate) fn inspect(
+        &mut self,
+        window: Option<&mut AccumulationWindow>,
+        grads: Option<StepGradients>,
+        entries: Entries,
+    ) -> Result<Inspected, Failed> {
+        if self.amp.is_none() && matches!(grads, Some(StepGradients::Plain(_))) && self.is_enabled()
+        {
+            self.watch.check_plain();
+        }
+        let mut last = None;
+        let tested = match (window, grads) {
+            (None, Some(grads)) => {
+                let in_own_dtype = self.live.config().parameter_dtype_gradients;
+                self.test(grads, &entries, in_own_dtype)?
+            }
+            (Some(window), Some(grads)) => {
+                let (outcome, status) = self.add_micro_batch(window, grads, &entries)?;
+                if outcome == StepOutcome::Dropped || !window.is_full() {
+                    self.enter(Call::of(outcome, status));
+                    return Ok(Inspected::Waits(outcome));
+                }
+                last = status;
+                self.empty(window, entries.sums)?
+            }
+            (Some(window), None) => self.empty(window, entries.sums)?,
+            (None, None) => return Ok(Inspected::Waits(StepOutcome::NoGradients)),
+        };
+        Ok(Inspected::Tested(tested.into(), last))
+    }
+
     /// Unscales and tests gradients of any kind: into f32 (f64 for f64 parameters) or the parameter's dtype.
     pub(crate) fn test(
         &self,
@@ -430,8 +471,8 @@ impl Scaler {
     ) -> Result<UnscaledGradients, AmpError> {
         static SAID: Once = Once::new();
         match &self.amp {
-            Some(amp) if amp.is_scaled() => {
-                if let Some(parameter) = entries.adapted.clone() {
+            Some(amp) => {
+                if let Some(parameter) = entries.adapted.clone().filter(|_| amp.is_scaled()) {
                     let name = LOW_RANK.to_string();
                     return Err(AmpError::UnfrozenBase { parameter, name });
                 }
@@ -448,7 +489,8 @@ impl Scaler {
             true => self.live.take_measures(),
             false => Default::default(),
         };
-        let pass = handles(&grads, &entries.gradients, self.schedule().edge());
+        let edge = self.live.schedule().edge();
+        let pass = handles(&grads, &entries.gradients, edge);
         let (statuses, event_statuses) = pass.inspect(events)?;
         if !unread.is_empty() {
             (self.live.events).restore(BorderEvent::read(unread, event_statuses));
@@ -485,26 +527,26 @@ impl Scaler {
         window: Option<VecDeque<BorderEvent>>,
     ) -> UnscaledGradients {
         let live = &self.live;
-        match (grads.skips(), window) {
+        let cause = match (grads.skips(), window) {
             (true, Some(events)) => {
-                let events = BorderEvent::of_skip(events, 0);
-                grads.finding.cause = live.cause_of(events, grads.overflows());
+                Some(live.cause_of(BorderEvent::of_skip(events, 0), grads.overflows()))
             }
-            (true, None) => {
-                let ids = ids_of(&grads.entries);
-                grads.finding.cause = live.cause_of_skip(&ids, grads.overflows());
-            }
+            (true, None) => Some(live.cause_of_skip(&ids_of(&grads.entries), grads.overflows())),
             (false, window) => {
                 if let Some(window) = window {
                     live.events.restore_window(window);
                 }
+                None
             }
-        }
+        };
         // An infinity that no scope gave may be another rank's overflow: it lowers the scale, as with PyTorch. A NaN may be of any loss.
-        let may_overflow =
-            |grads: &UnscaledGradients| !grads.has_nan() || live.is_used_by_threads();
-        if grads.finding.cause == SkipCause::Unknown && may_overflow(&grads) {
-            grads.finding.cause = SkipCause::Scale;
+        let is_scales = |grads: &UnscaledGradients| !grads.has_nan() || live.is_used_by_threads();
+        match cause {
+            Some(SkipCause::Unknown) if is_scales(&grads) => {
+                grads.finding.explain(SkipCause::Scale)
+            }
+            Some(cause) => grads.finding.explain(cause),
+            None => {}
         }
         live.note_test();
         if let Some(observer) = self.amp.as_ref().and_then(MixedPrecision::observer) {

@@ -168,15 +168,16 @@ impl Pass {
 pub(super) fn summarize(entries: &[Entry], each: &[TensorStatus]) -> GradientStatus {
     let mut status = GradientStatus {
         gradients: entries.len(),
-        norm: norm(each.iter().map(|one| one.norm)),
         ..Default::default()
     };
+    let measures = &mut status.measures;
+    measures.norm = norm(each.iter().map(|one| one.norm));
     for (entry, one) in zip(entries, each) {
-        status.elements += one.elements;
+        measures.elements += one.elements;
+        measures.zeros += one.zeros;
+        measures.above += one.above;
+        measures.max_abs = measures.max_abs.max(one.max_abs);
         status.non_finite += one.non_finite;
-        status.zeros += one.zeros;
-        status.above += one.above;
-        status.max_abs = status.max_abs.max(one.max_abs);
         if one.non_finite > 0 && status.overflow.is_none() {
             status.overflow = Some(entry.path.clone());
         }

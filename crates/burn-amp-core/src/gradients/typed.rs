@@ -8,8 +8,7 @@ use std::{collections::HashMap, mem::take, ops::Add};
 
 use crate::error::AmpError;
 use crate::gradients::{Entry, GradientStatus, Pass, handles, pass::summarize};
-use crate::scale::finding::{Dropped, Finding, PendingFinding};
-use crate::scale::loss_scale::SkipCause;
+use crate::scale::finding::{Dropped, Finding, PendingFinding, Tested};
 use crate::values::{AnyTensor, with_rank};
 
 /// Gradients of a scaled loss: multiplied by the loss scale, possibly infinite.
@@ -144,12 +143,9 @@ impl UnscaledGradients {
         let each = measured.unwrap_or_default();
         let all = summarize(&entries, &each);
         let finding = Finding {
-            is_empty: entries.is_empty(),
-            overflow: all.overflow.clone(),
-            cause: SkipCause::Scale,
+            tested: Tested::of(&all),
             is_resolved: false,
-            measures: all.measures(),
-            rejected: None,
+            measures: all.measures,
         };
         let found = is_tested.then(|| Box::new(Found { each, all }));
         Self {
@@ -199,8 +195,10 @@ impl UnscaledGradients {
     pub(crate) fn measured(&mut self) -> Result<(), AmpError> {
         if self.is_changed || self.found.get().is_none() {
             let (entries, mut found) = self.measure()?;
-            found.all.above = self.finding.measures.above;
-            self.finding.overflow = found.all.overflow.clone().filter(|_| self.is_tested);
+            found.all.measures.above = self.finding.measures.above;
+            if self.is_tested {
+                self.finding.tested = Tested::of(&found.all);
+            }
             (self.entries, self.found) = (entries, OnceLock::from(found));
             self.is_changed = false;
         }
@@ -227,7 +225,7 @@ impl UnscaledGradients {
 
     /// Returns true if their step is skipped for an overflow: never with a disabled scaler.
     pub(crate) fn skips(&self) -> bool {
-        self.finding.overflow.is_some()
+        matches!(self.finding.tested, Tested::Overflow { .. })
     }
 
     /// Multiplies some of the gradients by a number in one pass a device, and keeps their dtypes. Does not wait.

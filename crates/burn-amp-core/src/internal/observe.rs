@@ -6,7 +6,9 @@ use burn_amp_kernels::{ExponentHistogram, TensorStatus};
 use std::sync::Arc;
 
 use crate::border::{MixedPrecision, scope};
+use crate::error::AmpError;
 use crate::gradients::{Pass, UnscaledGradients, handles};
+use crate::scale::finding::{SkipCause, Tested};
 use crate::values::{AnyTensor, distinct_parameters, with_rank};
 pub use crate::{
     border::dry_run::DryRun,
@@ -18,7 +20,6 @@ pub use crate::{
     scale::region::Region,
     values::is_half,
 };
-use crate::{error::AmpError, scale::loss_scale::SkipCause};
 
 /// Refuses a model that has a device which cannot compute in that dtype.
 pub fn check_devices<M: Module>(
@@ -59,8 +60,11 @@ pub fn histogram(grads: &UnscaledGradients) -> Result<ExponentHistogram, AmpErro
 
 /// Tells whether the gradient of the loss is the cause of an overflow, and no loss scale; and then whether the model's output was finite.
 pub fn is_loss_the_cause(grads: &UnscaledGradients) -> Option<bool> {
-    match grads.finding.cause {
-        SkipCause::Loss { output_finite } if grads.skips() => Some(output_finite),
+    match grads.finding.tested {
+        Tested::Overflow {
+            cause: SkipCause::Loss { output_finite },
+            ..
+        } => Some(output_finite),
         _ => None,
     }
 }

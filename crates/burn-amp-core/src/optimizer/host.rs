@@ -7,15 +7,16 @@ use burn::{
 use super::ScaledOptimizer;
 use crate::error::{AmpError, StepError};
 use crate::gradients::{Entries, Factors, StepGradients, UnscaledGradients};
-use crate::scale::account::Call;
-use crate::scale::{in_flight::Resolution, loss_scale::StepOutcome};
-use crate::scaler::{Failed, Inspected, check_accepted};
+use crate::scale::{
+    account::Call, finding::Tested, in_flight::Resolution, journal::Caller, loss_scale::StepOutcome,
+};
+use crate::scaler::{Failed, Inspected};
 use crate::step::hook::show_applied;
 use crate::values::{distinct_parameters, optimizer_dtype, parameters};
 use crate::{
     scaler::accumulation::{AccumulationWindow, Losses},
     update::Update,
-    update::module_optim::ModuleOptim,
+    update::module_optim::{ModuleOptim, check_accepted},
 };
 
 /// The decision on a step: its outcome, and its update.
@@ -169,14 +170,29 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         };
         let mut factors = Factors::new();
         // A loss that is not finite may come of a forward pass that has spoilt the buffers.
-        let norm = |grads: &UnscaledGradients| Some(grads.known_status()?.norm);
+        let norm = |grads: &UnscaledGradients| Some(grads.known_status()?.norm());
         let is_bad = |number: Option<f64>| number.is_some_and(|number| !number.is_finite());
         let spoilt = rejected.is_some() && (is_bad(loss) || is_bad(norm(&grads)));
         if rejected.is_none() && (factor < 1.0 || !options.clip.is_empty()) {
             let later = self.optim.takes_factors();
             (grads, factors) = grads.clip_by(&options.clip, factor, later)?;
         }
-        let (outcome, grads) = self.scaler.end_step(&self.optim, grads, rejected)?;
+        check_accepted(&self.optim, &grads.entries, |entry| grads.dtype_of(entry))?;
+        self.scaler.look_at(&grads);
+        if self.scaler.amp.is_none() {
+            self.scaler.watch.start();
+        }
+        if let Some(rejection) = rejected {
+            grads.finding.tested = Tested::Rejected(rejection);
+        }
+        let (live, id, found) = (self.scaler.live(), self.scaler.id(), &grads.finding);
+        let ended = live.end(id, found, grads.known_status(), Caller::here());
+        let outcome = ended.map_err(|error| Failed {
+            error,
+            outcome: Some(found.outcome()),
+        })?;
+        let is_applied = matches!(outcome, StepOutcome::Stepped | StepOutcome::NoGradients);
+        let grads = is_applied.then(|| grads.into_tested());
         if let Some(hooks) = hooks {
             options.hooks = hooks;
         }

@@ -5,8 +5,8 @@ use log::Level;
 use std::sync::Arc;
 
 use crate::error::{AmpError, short};
-use crate::scale::finding::{Finding, Rejection};
-use crate::scale::loss_scale::{Evidence, LossScale, SkipCause, StepOutcome};
+use crate::scale::finding::{Finding, Rejection, SkipCause, Tested};
+use crate::scale::loss_scale::{Evidence, LossScale, StepOutcome};
 use crate::scale::{status::GradientStatus, step_counters::StepCounters};
 
 /// The number of overflows in a row at which the likely causes are named.
@@ -119,22 +119,23 @@ impl Account {
         is_first: bool,
     ) -> Result<(), AmpError> {
         self.untested = 0;
+        let overflows = matches!(found.tested, Tested::Overflow { .. });
         match purpose {
             Purpose::Step => {
-                let is_rejected = found.rejected.is_some();
+                let is_rejected = matches!(found.tested, Tested::Rejected(_));
                 self.counters.steps += 1;
-                self.counters.skipped += u64::from(found.overflow.is_some());
+                self.counters.skipped += u64::from(overflows);
                 self.counters.guarded += u64::from(is_rejected);
                 self.counters.guarded_in_a_row = match is_rejected {
                     true => self.counters.guarded_in_a_row + 1,
                     false => 0,
                 };
             }
-            Purpose::MicroBatch => self.counters.dropped += u64::from(found.overflow.is_some()),
+            Purpose::MicroBatch => self.counters.dropped += u64::from(overflows),
             Purpose::Discarded | Purpose::Dropped => self.counters.discarded += 1,
         }
-        match (&found.overflow, &found.rejected) {
-            (Some(parameter), _) => match found.cause {
+        match &found.tested {
+            Tested::Overflow { parameter, cause } => match *cause {
                 SkipCause::Scale => {
                     self.record_overflow(found, schedule, parameter, floor, is_first)
                 }
@@ -144,8 +145,8 @@ impl Account {
                 SkipCause::OtherScale => self.record_other_scale(purpose, schedule),
                 SkipCause::Unknown => self.record_unknown(purpose, schedule, parameter),
             },
-            (None, Some(rejection)) => self.record_rejected(schedule, rejection),
-            (None, None) => {
+            Tested::Rejected(rejection) => self.record_rejected(schedule, rejection),
+            Tested::Finite | Tested::Nothing => {
                 self.record_finite(purpose, found, schedule);
                 Ok(())
             }
@@ -197,7 +198,7 @@ impl Account {
             self.counters.skipped_windows = 0;
         }
         // No gradients are no evidence that anything is fine.
-        if found.is_empty {
+        if found.tested == Tested::Nothing {
             if purpose == Purpose::Step && !std::mem::replace(&mut self.warned_of_nothing, true) {
                 warn!(
                     "a step found no gradient for any parameter, and changes nothing. Likely causes: all parameters are frozen; adapters \

@@ -4,21 +4,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once};
 
 use crate::lock::locked;
-use crate::scale::loss_scale::{Evidence, Measures, SkipCause, StepOutcome};
+use crate::scale::loss_scale::{Evidence, Measures, StepOutcome};
+use crate::scale::status::GradientStatus;
 
 /// The evidence of unscaled gradients on the loss scale.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Finding {
-    /// Set if there are no gradients at all: no evidence that the scale is fine, and no reason to let it grow.
-    pub(crate) is_empty: bool,
-    /// The first parameter whose gradient overflows.
-    pub(crate) overflow: Option<String>,
-    pub(crate) cause: SkipCause,
+    pub(crate) tested: Tested,
     /// Set if they have moved the loss scale already, micro-batch by micro-batch.
     pub(crate) is_resolved: bool,
     pub(crate) measures: Measures,
-    /// The reason why they are not stepped with, although they are finite.
-    pub(crate) rejected: Option<Rejection>,
+}
+
+/// The result of a test of gradients, and of the hooks that judge them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Tested {
+    /// There are none: no evidence that the scale is fine, and no reason to let it grow.
+    Nothing,
+    /// All are finite.
+    Finite,
+    /// All are finite, and are not stepped with.
+    Rejected(Rejection),
+    /// One is not: the gradient of this parameter is the first.
+    Overflow { parameter: String, cause: SkipCause },
 }
 
 /// The hook that has rejected a step, and its reason.
@@ -28,20 +36,69 @@ pub(crate) struct Rejection {
     pub(crate) reason: String,
 }
 
+/// The cause of a skip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SkipCause {
+    /// A gradient was too large for half precision once it was multiplied, or became so inside.
+    Scale,
+    /// The gradient of the loss was infinite or NaN before it reached half precision.
+    Loss {
+        /// The model's output was finite.
+        output_finite: bool,
+    },
+    /// The gradient became infinite or NaN in a scope of another handle, whose loss scale this one's optimizers do not move.
+    OtherScale,
+    /// All that scopes have given was finite: gradients became infinite or NaN outside of them.
+    Unknown,
+}
+
+impl Tested {
+    /// The result of a pass. The scale is the cause of an overflow until another is found.
+    pub(crate) fn of(status: &GradientStatus) -> Self {
+        match &status.overflow {
+            Some(parameter) => Self::Overflow {
+                parameter: parameter.clone(),
+                cause: SkipCause::Scale,
+            },
+            None if status.gradients == 0 => Self::Nothing,
+            None => Self::Finite,
+        }
+    }
+}
+
 impl Finding {
+    /// Gives an overflow its cause.
+    pub(crate) fn explain(&mut self, found: SkipCause) {
+        if let Tested::Overflow { cause, .. } = &mut self.tested {
+            *cause = found;
+        }
+    }
+
+    /// The parameter whose gradient is the first that is not finite, if there is one.
+    pub(crate) fn overflow(&self) -> Option<&String> {
+        match &self.tested {
+            Tested::Overflow { parameter, .. } => Some(parameter),
+            _ => None,
+        }
+    }
+
     /// Says whether they are not stepped with, and this loss scale is not the cause.
     pub(crate) fn spares_scale(&self) -> bool {
-        self.rejected.is_some() || (self.overflow.is_some() && self.cause != SkipCause::Scale)
+        match self.tested {
+            Tested::Overflow { cause, .. } => cause != SkipCause::Scale,
+            Tested::Rejected(_) => true,
+            Tested::Nothing | Tested::Finite => false,
+        }
     }
 
     /// The outcome of a step with them.
     pub(crate) fn outcome(&self) -> StepOutcome {
-        match (&self.overflow, &self.rejected) {
-            (Some(_), _) => StepOutcome::Skipped,
-            (None, Some(_)) => StepOutcome::Guarded,
+        match self.tested {
             // It is made, and changes nothing.
-            (None, None) if self.is_empty => StepOutcome::NoGradients,
-            (None, None) => StepOutcome::Stepped,
+            Tested::Nothing => StepOutcome::NoGradients,
+            Tested::Finite => StepOutcome::Stepped,
+            Tested::Rejected(_) => StepOutcome::Guarded,
+            Tested::Overflow { .. } => StepOutcome::Skipped,
         }
     }
 
@@ -49,24 +106,28 @@ impl Finding {
     /// scale already, the sum has not.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
-            is_empty: self.is_empty && other.is_empty,
-            cause: match self.overflow {
-                Some(_) => self.cause,
-                None => other.cause,
+            tested: match (self.tested, other.tested) {
+                (found @ Tested::Overflow { .. }, _) | (_, found @ Tested::Overflow { .. }) => {
+                    found
+                }
+                (Tested::Nothing, Tested::Nothing) => Tested::Nothing,
+                _ => Tested::Finite,
             },
-            overflow: self.overflow.or(other.overflow),
             is_resolved: self.is_resolved && other.is_resolved,
             measures: self.measures.and(other.measures),
-            rejected: None,
         }
     }
 
     /// The evidence by which the loss scale moves, if it does.
     pub(crate) fn evidence(&self) -> Option<Evidence> {
-        match self.overflow {
-            _ if self.is_empty || self.is_resolved || self.spares_scale() => None,
-            Some(_) => Some(Evidence::Overflow),
-            None => Some(Evidence::Finite(Some(self.measures))),
+        match self.tested {
+            _ if self.is_resolved => None,
+            Tested::Finite => Some(Evidence::Finite(Some(self.measures))),
+            Tested::Overflow {
+                cause: SkipCause::Scale,
+                ..
+            } => Some(Evidence::Overflow),
+            _ => None,
         }
     }
 }

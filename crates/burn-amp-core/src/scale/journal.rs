@@ -103,10 +103,6 @@ impl Caller {
         Self(HERE.try_with(Arc::downgrade).unwrap_or_default())
     }
 
-    fn is(&self, other: &Self) -> bool {
-        self.0.ptr_eq(&other.0)
-    }
-
     fn has_ended(&self) -> bool {
         self.0.strong_count() == 0
     }
@@ -138,7 +134,7 @@ impl Journal {
         let here = Caller::here();
         let is_meant = |by: u64| optimizer.is_none_or(|only| only == by);
         let rows = self.calls.iter().filter(|row| is_meant(row.optimizer));
-        let own = rows.clone().filter(|row| row.caller.is(&here));
+        let own = rows.clone().filter(|row| row.caller.0.ptr_eq(&here.0));
         let ended = self.ended.iter().filter(|(by, _)| is_meant(**by));
         let all = rows.map(|row| row.calls);
         let all = all.chain(ended.map(|(_, calls)| *calls));
@@ -208,7 +204,8 @@ impl Journal {
     /// The calls of an optimizer on a thread.
     fn calls_of(&mut self, caller: Caller, optimizer: u64) -> &mut Calls {
         let mut rows = self.calls.iter();
-        let known = rows.position(|row| row.optimizer == optimizer && row.caller.is(&caller));
+        let known =
+            rows.position(|row| row.optimizer == optimizer && row.caller.0.ptr_eq(&caller.0));
         if let Some(at) = known {
             return &mut self.calls[at].calls;
         }

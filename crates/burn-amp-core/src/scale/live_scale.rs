@@ -15,7 +15,7 @@ use crate::scale::members::{Members, Moves, OptimizerId, Seat};
 use crate::{
     lock::locked,
     scale::device_step::DeviceStep,
-    scale::finding::Finding,
+    scale::finding::{Finding, Tested},
     scale::in_flight::{MAX_IN_FLIGHT, Pending},
     scale::journal::{Caller, Journal},
     scale::regions::{Readers, SharedRegions},
@@ -161,7 +161,7 @@ impl LiveScale {
 
     /// Goes on from this schedule, with a new iteration. Gradients that were not tested yet are still explained.
     pub(crate) fn set_schedule(&self, schedule: LossScale) {
-        self.put(schedule, None);
+        let Ok(_) = self.change(|_| Ok::<_, Infallible>(schedule.clone()));
         locked(&self.state).members.iteration = Default::default();
     }
 
@@ -171,44 +171,46 @@ impl LiveScale {
         self.events.forget();
     }
 
-    /// Changes the schedule, and returns the scale before and after: `change` is called again if another thread has changed it meanwhile.
+    /// Changes the schedule, and returns the scale before and after, which is no higher than a scope can use. `change` is called again if another
+    /// thread has changed it meanwhile.
     pub(crate) fn change<E>(
         &self,
         change: impl Fn(LossScale) -> Result<LossScale, E>,
     ) -> Result<[f32; 2], E> {
+        let [_, max] = self.range;
         loop {
             let (schedule, changes) = {
                 let state = locked(&self.state);
                 (state.schedule.clone(), state.changes)
             };
             let before = schedule.scale();
-            let next = change(schedule)?;
-            if let Some(after) = self.put(next, Some(changes)) {
+            let mut next = change(schedule)?;
+            if next.scale() > max {
+                let lowered = next.clone().with_scale("loss_scale", max.into());
+                next = lowered.unwrap_or(next);
+            }
+            let after = next.scale();
+            let mut state = locked(&self.state);
+            if state.changes == changes {
+                state.changes += 1;
+                let replaced = std::mem::replace(&mut state.schedule, next);
+                let device_step = state.device_step.take();
+                drop(state);
+                // Its rule may be dropped with it.
+                drop((replaced, device_step));
                 return Ok([before, after]);
             }
         }
     }
 
-    /// Puts a schedule, whose scale is no higher than a scope can use, in the place of the one that has changed so often, or of any. Its scale, if
-    /// it did.
-    fn put(&self, mut schedule: LossScale, changes: Option<u64>) -> Option<f32> {
-        let [_, max] = self.range;
-        if schedule.scale() > max {
-            let lowered = schedule.clone().with_scale("loss_scale", max.into());
-            schedule = lowered.unwrap_or(schedule);
-        }
-        let after = schedule.scale();
-        let mut state = locked(&self.state);
-        if changes.is_some_and(|changes| changes != state.changes) {
-            return None;
-        }
-        state.changes += 1;
-        let before = std::mem::replace(&mut state.schedule, schedule);
-        let device_step = state.device_step.take();
-        drop(state);
-        // Its rule may be dropped with it.
-        drop((before, device_step));
-        Some(after)
+    /// Says whether there is a region whose factor moves.
+    pub(crate) fn has_regions(&self) -> bool {
+        self.regions.are_there.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of scopes that were opened so far.
+    pub(crate) fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
     }
 
     /// The regions whose factors move.
@@ -218,7 +220,6 @@ impl LiveScale {
 
     /// Gradients were tested: what came to the border before is explained, or explains nothing.
     pub(crate) fn note_test(&self) -> u64 {
-        self.untested.end();
         let now = next_number();
         self.tested.store(now, Ordering::Relaxed);
         now
@@ -333,12 +334,15 @@ impl LiveScale {
         is_first: bool,
     ) -> Result<(), AmpError> {
         // Its rule is asked without a lock.
-        let floor = found.overflow.is_some().then(|| self.floor());
-        let floor = floor.unwrap_or_default();
+        let overflows = matches!(found.tested, Tested::Overflow { .. });
+        let floor = match overflows {
+            true => self.floor(),
+            false => Floor::default(),
+        };
         let (mut counted, moves) = {
             let state = &mut *locked(&self.state);
             let is_lost = matches!(purpose, Purpose::Step | Purpose::MicroBatch);
-            state.skips += u64::from(is_lost && found.overflow.is_some());
+            state.skips += u64::from(is_lost && overflows);
             let account = state.journal.account(id);
             let counted = account.record(purpose, found, &state.schedule, floor, is_first);
             // The others that share the scale are not kept waiting.
@@ -347,7 +351,7 @@ impl LiveScale {
         };
         moves.into_iter().for_each(|moves| self.apply(moves));
         // A step without gradients says nothing of the scale, but what came before it explains nothing that comes.
-        if found.is_empty && purpose == Purpose::Step {
+        if found.tested == Tested::Nothing && purpose == Purpose::Step {
             self.events.end_iteration(self.tested());
         }
         if let Err(AmpError::LossNotFinite { last_read, .. }) = &mut counted {
@@ -374,7 +378,11 @@ impl LiveScale {
                 Purpose::MicroBatch => Purpose::MicroBatch,
                 Purpose::Step | Purpose::Discarded | Purpose::Dropped => Purpose::Step,
             };
-            self.advance(id, seen, purpose, found.overflow.as_slice());
+            let overflow = match &found.tested {
+                Tested::Overflow { parameter, .. } => std::slice::from_ref(parameter),
+                _ => &[],
+            };
+            self.advance(id, seen, purpose, overflow);
         }
         Ok(())
     }
@@ -422,7 +430,8 @@ impl LiveScale {
             if self.has_regions() {
                 self.regions.end_iteration(finite);
             }
-            self.events.end_iteration(self.tested());
+            let tested = self.tested.load(Ordering::Relaxed);
+            self.events.end_iteration(tested);
         };
         moves.before.into_iter().for_each(end);
         if let Some(regions) = moves.back_off
@@ -558,7 +567,8 @@ impl LiveScale {
 
     /// Uses the scale, and the factors of the regions, that another has reached.
     pub(crate) fn follow(&self, other: &Self) {
-        self.put(other.schedule(), None);
+        let schedule = other.schedule();
+        let Ok(_) = self.change(|_| Ok::<_, Infallible>(schedule.clone()));
         if other.has_regions() {
             let regions = other.regions.lock().clone();
             self.regions.replace(|own| own.follow(&regions));

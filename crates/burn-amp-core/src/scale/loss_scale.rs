@@ -19,9 +19,8 @@ pub use adaptive_interval::AdaptiveInterval;
 pub use config::GradScalerConfig;
 pub use log_max::LogMax;
 pub use near_top::NearTop;
-pub(crate) use outcome::SkipCause;
-pub use outcome::{Measures, StepOutcome};
-pub use rule::{Evidence, NextScale, Rule};
+pub use outcome::StepOutcome;
+pub use rule::{Evidence, Measures, NextScale, Rule};
 pub use schedule::Schedule;
 
 use crate::error::{AmpError, in_range};

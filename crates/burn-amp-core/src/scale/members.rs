@@ -4,7 +4,7 @@ use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::scale::loss_scale::{Evidence, SkipCause};
+use crate::scale::{finding::SkipCause, loss_scale::Evidence};
 
 /// An optimizer that shares a scale: whose steps are counted where, and for whom an iteration waits.
 #[derive(Clone, Copy, Debug)]
@@ -97,12 +97,6 @@ pub(crate) struct Moves {
     pub(crate) ended: Option<Option<Evidence>>,
 }
 
-impl Member {
-    fn is_there(&self) -> bool {
-        self.handle.strong_count() > 0
-    }
-}
-
 impl Iteration {
     /// Says whether some have stepped in it.
     pub(crate) fn is_open(&self) -> bool {
@@ -134,7 +128,7 @@ impl Members {
 
     /// Says whether an iteration waits for others than this one; for several, if it is none.
     pub(crate) fn has_expected_beside(&self, id: Option<OptimizerId>) -> bool {
-        let is_waited_for = |m: &&Member| m.is_expected && m.is_there();
+        let is_waited_for = |m: &&Member| m.is_expected && m.handle.strong_count() > 0;
         let others = self.all.iter().filter(is_waited_for);
         match id {
             Some(id) => others.filter(|member| member.seat != id.seat).count() > 0,
@@ -145,7 +139,7 @@ impl Members {
     /// Says whether there are others than this one.
     pub(crate) fn has_others(&self, id: OptimizerId) -> bool {
         let mut others = self.all.iter().filter(|member| member.seat != id.seat);
-        others.any(Member::is_there)
+        others.any(|member| member.handle.strong_count() > 0)
     }
 
     /// Takes what an optimizer's step has shown, none if it says nothing of the scale.
@@ -167,7 +161,7 @@ impl Members {
         }
         let (mut is_late, mut is_missing) = (false, false);
         self.all.retain_mut(|member| {
-            if !member.is_there() {
+            if member.handle.strong_count() == 0 {
                 return false;
             }
             if member.seat == id.seat {

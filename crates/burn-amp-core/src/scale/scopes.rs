@@ -11,7 +11,7 @@ use crate::scale::border_events::{
 };
 use crate::scale::live_scale::LiveScale;
 use crate::{
-    lock::locked, scale::device_step::DeviceStep, scale::loss_scale::SkipCause,
+    lock::locked, scale::device_step::DeviceStep, scale::finding::SkipCause,
     scale::regions::RegionState,
 };
 
@@ -60,11 +60,6 @@ impl LiveScale {
         }
     }
 
-    /// Says whether there is a region whose factor moves.
-    pub(crate) fn has_regions(&self) -> bool {
-        self.regions.are_there.load(Ordering::Relaxed)
-    }
-
     /// Returns the parameter that was read last in a scope that is closed.
     pub(crate) fn last_read(&self) -> Option<Arc<str>> {
         locked(&self.last_read).clone()
@@ -75,18 +70,13 @@ impl LiveScale {
         self.is_on_threads.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of scopes that were opened so far.
-    pub(crate) fn opened(&self) -> u64 {
-        self.opened.load(Ordering::Relaxed)
-    }
-
     /// Remembers a gradient on its way back.
     pub(crate) fn add_event(&self, place: EventPlace, event: UnreadEvent) {
         let is_here = locked(&self.threads).last() == Some(&thread::current().id());
         if !is_here {
             self.note_thread();
         }
-        let untested = self.untested.add_arrival(event.node());
+        let untested = self.untested.add_arrival(event.node(), self.tested());
         let (pass, event) = (event.pass(), Measured::OnDevice(Box::new(event)));
         self.events.add(place, None, pass, event);
         if let Some(count) = untested {

@@ -8,12 +8,8 @@ use crate::scale::loss_scale::Measures;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GradientStatus {
     pub(crate) gradients: usize,
-    pub(crate) elements: u64,
     pub(crate) non_finite: u64,
-    pub(crate) zeros: u64,
-    pub(crate) above: u64,
-    pub(crate) norm: f64,
-    pub(crate) max_abs: f64,
+    pub(crate) measures: Measures,
     pub(crate) overflow: Option<String>,
     pub(crate) clipping: Clipping,
 }
@@ -36,7 +32,7 @@ impl GradientStatus {
 
     /// The number of values that were looked at: 0 if there are no gradients.
     pub fn elements(&self) -> u64 {
-        self.elements
+        self.measures.elements
     }
 
     /// The number of values that are infinite or NaN.
@@ -59,7 +55,7 @@ impl GradientStatus {
     /// Squares are taken relative to the largest magnitude of their tensor, so that neither
     /// overflows nor underflows where the norm itself does not.
     pub fn norm(&self) -> f64 {
-        self.norm
+        self.measures.norm
     }
 
     /// The number of gradients (tensors) that clipping has changed; none if the gradients were not clipped.
@@ -83,64 +79,59 @@ impl GradientStatus {
 
     /// The largest magnitude among the finite values; 0 if there are none.
     pub fn max_abs(&self) -> f64 {
-        self.max_abs
+        self.measures.max_abs
     }
 
     /// The number of values that are exactly zero, of either sign.
     pub fn zeros(&self) -> u64 {
-        self.zeros
+        self.measures.zeros
     }
 
     /// The number of values near the top of f16 when they were scaled: from the `edge` of
     /// [`Schedule::NearTop`](crate::Schedule::NearTop), or of a [rule of your own](crate::schedule::Rule::count_from), on, infinities and NaN among
     /// them. With other schedules, those that are not finite.
     pub fn above(&self) -> u64 {
-        self.above
+        self.measures.above
     }
 
     /// The share of values that are exactly zero, from 0 to 1; 0 if there are no values.
     pub fn zero_share(&self) -> f64 {
-        if self.elements == 0 {
-            0.0
-        } else {
-            self.zeros as f64 / self.elements as f64
+        match self.measures.elements {
+            0 => 0.0,
+            elements => self.measures.zeros as f64 / elements as f64,
         }
     }
 
     /// Returns true if there are values and every one of them is zero: the sign of an underflow.
     pub fn is_all_zero(&self) -> bool {
-        self.elements > 0 && self.zeros == self.elements
+        self.measures.are_all_zero()
     }
 
     /// The status of gradients whose largest magnitude is `max_abs`: to try a schedule without gradients, by
     /// [`LossScale::adjust`](crate::LossScale::adjust). With 0, all of them are zero.
     pub fn with_max_abs(mut self, max_abs: f64) -> Self {
-        self.max_abs = max_abs;
+        let measures = &mut self.measures;
+        measures.max_abs = max_abs;
         if max_abs == 0.0 {
-            self.elements = self.elements.max(1);
-            self.zeros = self.elements;
+            measures.elements = measures.elements.max(1);
+            measures.zeros = measures.elements;
         }
         self
     }
 
     /// The status of so many values, of which `above` are near the top of f16; to the same end.
     pub fn with_values(mut self, elements: u64, above: u64) -> Self {
-        if self.is_all_zero() {
-            self.zeros = elements;
+        let is_all_zero = self.is_all_zero();
+        let measures = &mut self.measures;
+        if is_all_zero {
+            measures.zeros = elements;
         }
-        (self.elements, self.above) = (elements, above);
+        (measures.elements, measures.above) = (elements, above);
         self
     }
 
     /// The measures that the rule of a loss scale is shown: for [`Evidence::Finite`](crate::schedule::Evidence::Finite).
     pub fn measures(&self) -> Measures {
-        Measures {
-            max_abs: self.max_abs,
-            elements: self.elements,
-            zeros: self.zeros,
-            above: self.above,
-            norm: self.norm,
-            outer_factor: 1.0,
-        }
+        self.measures
     }
 }

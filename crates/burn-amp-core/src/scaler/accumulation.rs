@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use crate::error::AmpError;
 use crate::gradients::{Entry, unscale::log_unknown};
-use crate::scale::{border_events::BorderEvent, loss_scale::SkipCause};
+use crate::scale::{border_events::BorderEvent, finding::SkipCause};
 use crate::values::{AnyTensor, ParamTensors, number::is_default, working_dtype};
 
 /// The settings of accumulation.

@@ -1,14 +1,11 @@
 //! Steps that are iterations by themselves: those of a [`ScaledOptimizer`](crate::ScaledOptimizer).
 
-use burn::{optim::GradientsParams, tensor::DType};
-
 use super::Scaler;
-use crate::gradients::entries::{Entry, ids_of};
+use crate::error::AmpError;
+use crate::gradients::entries::ids_of;
 use crate::gradients::{StepGradients, UnscaledGradients};
 use crate::scale::account::{Call, Purpose};
-use crate::scale::finding::{Finding, Rejection};
-use crate::scale::{journal::Caller, loss_scale::Evidence, loss_scale::StepOutcome};
-use crate::{error::AmpError, update::module_optim::ModuleOptim};
+use crate::scale::{finding::Finding, loss_scale::Evidence, loss_scale::StepOutcome};
 
 /// The evidence of several gradients together.
 #[derive(Clone, Debug, Default)]
@@ -21,7 +18,7 @@ pub(crate) struct Joint {
 impl Joint {
     pub(crate) fn add(&mut self, found: &Finding) {
         if let Some(seen) = found.evidence() {
-            self.overflows.extend(found.overflow.clone());
+            self.overflows.extend(found.overflow().cloned());
             self.seen = Some(seen.after(self.seen));
         }
     }
@@ -45,30 +42,6 @@ impl From<AmpError> for Failed {
 }
 
 impl Scaler {
-    /// Ends a step that is an iteration by itself: counts it, and moves the scale. Its outcome, and the gradients if they are to be stepped with:
-    /// they are finite, and not `rejected`.
-    pub(crate) fn end_step<O: ModuleOptim>(
-        &mut self,
-        optim: &O,
-        mut grads: UnscaledGradients,
-        rejected: Option<Rejection>,
-    ) -> Result<(StepOutcome, Option<GradientsParams>), Failed> {
-        check_accepted(optim, &grads.entries, |entry| grads.dtype_of(entry))?;
-        self.look_at(&grads);
-        if self.amp.is_none() {
-            self.watch.start();
-        }
-        grads.finding.rejected = rejected;
-        let (found, status) = (&grads.finding, grads.known_status());
-        let ended = (self.live).end(self.id(), found, status, Caller::here());
-        let outcome = ended.map_err(|error| Failed {
-            error,
-            outcome: Some(found.outcome()),
-        })?;
-        let is_applied = matches!(outcome, StepOutcome::Stepped | StepOutcome::NoGradients);
-        Ok((outcome, is_applied.then(|| grads.into_tested())))
-    }
-
     /// Counts gradients that were unscaled and dropped: as one iteration.
     pub(crate) fn resolve_dropped(&mut self) -> Result<(), AmpError> {
         if self.dropped.is_empty() {
@@ -97,7 +70,7 @@ impl Scaler {
         mut count: impl FnMut(&mut Self, &Finding) -> Result<(), AmpError>,
     ) -> Result<(), AmpError> {
         for found in self.dropped.take() {
-            if found.overflow.is_some() {
+            if found.overflow().is_some() {
                 self.buffers.suspect();
             }
             count(self, &found)?;
@@ -154,22 +127,5 @@ impl Scaler {
             self.watch.start();
         }
         thrown
-    }
-}
-
-/// Refuses gradients of dtypes that an optimizer cannot combine with their parameters.
-pub(crate) fn check_accepted<O: ModuleOptim>(
-    optim: &O,
-    entries: &[Entry],
-    dtype: impl Fn(&Entry) -> DType,
-) -> Result<(), AmpError> {
-    let refused = |entry: &&Entry| !optim.accepts(entry.parameter, dtype(entry));
-    match entries.iter().find(refused) {
-        None => Ok(()),
-        Some(entry) => Err(AmpError::HalfPrecisionParameter {
-            parameter: entry.path.clone(),
-            parameter_dtype: entry.parameter,
-            gradient_dtype: dtype(entry),
-        }),
     }
 }

@@ -57,7 +57,7 @@ impl Pending for PendingStep {
         let mut grads = UnscaledGradients::new(params, self.entries, Some(statuses));
         let arrived = events.iter().any(BorderEvent::has_arrived);
         if grads.skips() {
-            grads.finding.cause = live.cause_of(events, grads.overflows());
+            (grads.finding).explain(live.cause_of(events, grads.overflows()));
         }
         self.resolution.resolve(!grads.skips());
         if !self.clip.is_empty() {

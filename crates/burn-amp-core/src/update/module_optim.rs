@@ -1,7 +1,8 @@
-use burn::optim::{GradientsParams, OptimizerRecord};
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, tensor::DType};
 
-use crate::{error::AmpError, update::Update, values::ParamTensors};
+use super::burn_state;
+use crate::{error::AmpError, gradients::entries::Entry, update::Update, values::ParamTensors};
 
 /// An optimizer of whole modules: what [`ScaledOptimizer`](crate::ScaledOptimizer) wraps and
 /// [`GradScaler::step`](crate::GradScaler::step) calls.
@@ -120,6 +121,23 @@ pub trait ModuleOptim {
     }
 }
 
+/// Refuses gradients of dtypes that an optimizer cannot combine with their parameters.
+pub(crate) fn check_accepted<O: ModuleOptim>(
+    optim: &O,
+    entries: &[Entry],
+    dtype: impl Fn(&Entry) -> DType,
+) -> Result<(), AmpError> {
+    let refused = |entry: &&Entry| !optim.accepts(entry.parameter, dtype(entry));
+    match entries.iter().find(refused) {
+        None => Ok(()),
+        Some(entry) => Err(AmpError::HalfPrecisionParameter {
+            parameter: entry.path.clone(),
+            parameter_dtype: entry.parameter,
+            gradient_dtype: dtype(entry),
+        }),
+    }
+}
+
 /// The scalar of a record that marks the state of a parameter that no step has changed yet: it is not stored.
 pub const FRESH: &str = "fresh";
 
@@ -148,6 +166,30 @@ macro_rules! records_of {
     };
 }
 pub(crate) use records_of;
+
+impl ModuleOptim for ModuleOptimizer {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        ModuleOptimizer::step(self, lr, module, grads)
+    }
+
+    fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
+        ModuleOptimizer::step(self, update.lr, module, grads)
+    }
+
+    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        Ok(ModuleOptimizer::to_record(self))
+    }
+
+    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
+        burn_state::loaded(self, record).map(drop)
+    }
+
+    /// Waits as Burn does. An error where Burn panics, or would lose some of the state.
+    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        *self = burn_state::loaded(self, record)?;
+        Ok(())
+    }
+}
 
 impl<O: ModuleOptim> ModuleOptim for &mut O {
     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {

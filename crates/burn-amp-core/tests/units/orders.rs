@@ -6,8 +6,12 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
 use crate::scale::{account::Account, journal::Caller, place::Place};
-use crate::scale::{finding::Finding, in_flight::Pending, live_scale::LiveScale};
-use crate::scale::{loss_scale::GradScalerConfig, loss_scale::LossScale, loss_scale::SkipCause};
+use crate::scale::{
+    finding::{Finding, Tested},
+    in_flight::Pending,
+    live_scale::LiveScale,
+};
+use crate::scale::{loss_scale::GradScalerConfig, loss_scale::LossScale, status::GradientStatus};
 use crate::{lock::checked, scale::step_counters::StepCounters};
 
 /// Steps of each optimizer.
@@ -57,13 +61,15 @@ fn end(live: &LiveScale, place: &Place, overflows: bool) {
 }
 
 fn finding(overflows: bool) -> Finding {
-    Finding {
-        is_empty: false,
+    let status = GradientStatus {
+        gradients: 1,
         overflow: overflows.then(|| "weight".to_string()),
-        cause: SkipCause::Scale,
+        ..Default::default()
+    };
+    Finding {
+        tested: Tested::of(&status),
         is_resolved: false,
-        measures: Default::default(),
-        rejected: None,
+        measures: status.measures,
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 
 use super::{BorderEvent, BorderEvents, EventPlace, OpenRegion};
-use crate::{lock::locked, scale::loss_scale::SkipCause};
+use crate::{lock::locked, scale::finding::SkipCause};
 
 impl BorderEvents {
     /// Finds what was not finite first in events of this order, and the regions in which it became so; none if nothing is known of what scopes have

@@ -1,8 +1,9 @@
 //! A rule that moves a loss scale: it is shown the evidence of an iteration, and says the scale that it wants next. Knows no settings.
 
+use serde::{Deserialize, Serialize};
 use std::{error::Error, fmt::Debug};
 
-use super::outcome::{Measures, StepOutcome};
+use super::outcome::StepOutcome;
 
 /// A rule that moves a loss scale: give your own to [`LossScale::with_rule`](crate::LossScale::with_rule). The built-in ones that look at
 /// gradients are rules too, named by [`Schedule`](crate::Schedule).
@@ -126,6 +127,63 @@ impl Evidence {
         match self {
             Self::Finite(_) => StepOutcome::Stepped,
             Self::Overflow => StepOutcome::Skipped,
+        }
+    }
+}
+
+/// The measures of an iteration's gradients, of all its optimizers, unscaled and before clipping. For the factor of a region: those that came to
+/// it, with the loss scale and the [`outer_factor`](Self::outer_factor), and without its own factor. Host values.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Measures {
+    /// The largest finite magnitude.
+    #[serde(with = "crate::values::number")]
+    pub max_abs: f64,
+    /// The number of values.
+    pub elements: u64,
+    /// The number of values that are zero; for the factor of a region, all of them or 0.
+    #[serde(skip_serializing_if = "crate::values::number::is_default")]
+    pub zeros: u64,
+    /// The number of values whose scaled magnitude is [`Rule::count_from`](crate::schedule::Rule::count_from) or more; 0 where that is none.
+    pub above: u64,
+    /// The L2 norm over the finite values.
+    #[serde(with = "crate::values::number")]
+    pub norm: f64,
+    /// The product of the factors of the regions that enclose a region: gradients that come to it are multiplied by this, beside the loss scale. 1 for a loss scale.
+    #[serde(with = "crate::values::number")]
+    pub outer_factor: f64,
+}
+
+/// The measures of no values.
+impl Default for Measures {
+    fn default() -> Self {
+        Self {
+            max_abs: 0.0,
+            elements: 0,
+            zeros: 0,
+            above: 0,
+            norm: 0.0,
+            outer_factor: 1.0,
+        }
+    }
+}
+
+impl Measures {
+    /// Tells whether there are values, and each of them is zero: no evidence of a scale.
+    pub fn are_all_zero(&self) -> bool {
+        self.elements > 0 && self.zeros >= self.elements
+    }
+
+    /// Joins the measures of several gradients.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            max_abs: self.max_abs.max(other.max_abs),
+            elements: self.elements.saturating_add(other.elements),
+            zeros: self.zeros.saturating_add(other.zeros),
+            above: self.above.saturating_add(other.above),
+            norm: self.norm.hypot(other.norm),
+            outer_factor: self.outer_factor.max(other.outer_factor),
         }
     }
 }

@@ -53,7 +53,7 @@ impl EmaConfig {
 /// Memory: 4 bytes for each trainable value. An update is one pass, in place.
 ///
 /// [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema) keeps one and updates it at every step that was not
-/// skipped; its record holds them. With a [`GradScaler`](crate::GradScaler), update one yourself:
+/// skipped; its record holds them. With a `GradScaler`, update one yourself:
 ///
 /// ```
 /// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
@@ -134,7 +134,7 @@ impl Ema {
     /// are not used, and those of another model are dropped: the log says each. Does not wait for the device.
     ///
     /// A half-precision parameter is averaged as it is, rounded. Inside a [`ScaledOptimizer`](crate::ScaledOptimizer) with
-    /// [`MasterWeights`](crate::MasterWeights), the average is that of its f32 master.
+    /// `MasterWeights`, the average is that of its f32 master.
     pub fn update<M: Module>(&mut self, module: M) -> M {
         let resolution = Resolution::applied();
         hook::show_applied(

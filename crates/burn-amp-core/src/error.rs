@@ -324,13 +324,13 @@ pub enum AmpError {
         supported: u64,
     },
 
-    /// A [`state_dict`](crate::Scaler::state_dict) without any value, as a disabled scaler gives it. Nothing was loaded.
+    /// A `GradScaler::state_dict` without any value, as a disabled scaler gives it. Nothing was loaded.
     #[error(
         "the source state is empty, possibly because it was saved from a disabled instance of GradScaler"
     )]
     EmptyState,
 
-    /// A [`state_dict`](crate::Scaler::state_dict) lacks a value, or the text is none. Nothing was loaded.
+    /// A `GradScaler::state_dict` lacks a value, or the text is none. Nothing was loaded.
     #[error("not the state of a GradScaler: {reason}")]
     InvalidState {
         /// The fault.

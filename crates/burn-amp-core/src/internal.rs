@@ -3,6 +3,7 @@
 pub mod fused;
 pub mod learner;
 pub mod observe;
+pub mod torch;
 
 pub use crate::{
     beside_burn::during,

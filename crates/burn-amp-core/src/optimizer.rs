@@ -64,7 +64,7 @@ impl<O: ModuleOptim> From<O> for ScaledOptimizer<O> {
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
-    /// Wraps an optimizer. `scaler` is a [`&MixedPrecision`](crate::MixedPrecision), whose loss scale it adjusts, or a [`GradScaler`](crate::GradScaler),
+    /// Wraps an optimizer. `scaler` is a [`&MixedPrecision`](crate::MixedPrecision), whose loss scale it adjusts, or a `GradScaler`,
     /// for half-precision parameters.
     pub fn new(optim: O, scaler: impl Into<Scaler>) -> Self {
         let scaler = scaler.into();
@@ -246,12 +246,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Unscales gradients ahead of [`step`](Self::step), to look at them or to clip them.
     ///
-    /// Waits for the device once; `step` then does not wait again. See [`GradScaler::unscale`](crate::GradScaler::unscale). Gradients that are dropped after it count as
+    /// Waits for the device once; `step` then does not wait again. See `GradScaler::unscale`. Gradients that are dropped after it count as
     /// discarded ones at the next call of this, of `step`, `flush` or `discard`.
     ///
     /// # Errors
     ///
-    /// As [`GradScaler::unscale`](crate::GradScaler::unscale), as [`GradScaler::discard`](crate::GradScaler::discard) for gradients that were dropped before, and [`AmpError::InvalidValue`] for a
+    /// As `GradScaler::unscale`, as `GradScaler::discard` for gradients that were dropped before, and [`AmpError::InvalidValue`] for a
     /// setting that is out of its range.
     pub fn unscale<M: Module>(
         &mut self,
@@ -298,7 +298,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// The error has the unchanged module. [`AmpError::LossScaleExhausted`] if the gradients overflow after `max_consecutive_skips`
     /// skips in a row, or where the scale cannot go lower if `raise_error_at_min_scale` is set, [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer
-    /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`](crate::GradScaler::try_step). [`AmpError::UnsupportedDType`] if a gradient's
+    /// cannot combine it with an f32 gradient; see `GradScaler::try_step`. [`AmpError::UnsupportedDType`] if a gradient's
     /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient does not have its parameter's shape,
     /// [`AmpError::InvalidValue`] for a learning rate that is NaN, or infinite as an f32, and for a setting of this or of a fused optimizer that is out of
     /// its range. [`AmpError::ForeignRecord`] if an open window belongs
@@ -342,7 +342,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
     }
 
-    /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see [`GradScaler::flush`](crate::GradScaler::flush).
+    /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see `GradScaler::flush`.
     ///
     /// Returns the module unchanged if the window is empty, or there is no accumulation. Waits for the device once, if there
     /// is something to step with.
@@ -390,14 +390,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Throws gradients away without a step, in place of [`step`](Self::step), and counts that.
     ///
     /// Parameters, optimizer, averages and an open window stay as they are: a micro-batch that is discarded does not count.
-    /// If the gradients were unscaled, they move the loss scale at once; see [`GradScaler::discard`](crate::GradScaler::discard). Finite micro-batches do not
+    /// If the gradients were unscaled, they move the loss scale at once; see `GradScaler::discard`. Finite micro-batches do not
     /// if the scale stays the same for a whole window (without [`AccumulationConfig::skip_micro_batch`]).
     /// Gradients that are dropped without this call, and were not unscaled, are taken for a part of the next step: if that is skipped, they may be
     /// found to be the cause.
     ///
     /// # Errors
     ///
-    /// As [`GradScaler::discard`](crate::GradScaler::discard), and [`AmpError::InvalidValue`] for a setting that is out of its range.
+    /// As `GradScaler::discard`, and [`AmpError::InvalidValue`] for a setting that is out of its range.
     pub fn discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
         self.check_settings()?;
         self.synchronize()?;
@@ -492,7 +492,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// optimizer the scaler starts fresh. A hook of which the record has no state starts again, and so does one that was stored with other settings, if
     /// it cannot go on with them. The log warns of it, and of a state without tensors whose hook is not here.
     ///
-    /// The settings stay as they are here: see [`GradScaler::load_record`](crate::GradScaler::load_record).
+    /// The settings stay as they are here: see `GradScaler::load_record`.
     ///
     /// Unlike Burn's `load_record`, which silently starts again, it refuses the state of another optimizer. It cannot see state that Burn's optimizers
     /// keep but do not use: momentum in an `Sgd` without momentum, and AMSGrad's maximum in an `Adam` without AMSGrad. Fused optimizers refuse such state. Burn builds the tensors on
@@ -501,7 +501,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// # Errors
     ///
     /// [`AmpError::ForeignRecord`], also for an open window where there is no accumulation, and for tensors of a hook (averages) and master
-    /// weights that this optimizer does not have. [`AmpError::DamagedRecord`], as [`GradScaler::load_record`](crate::GradScaler::load_record), and for a state that its hook refuses. [`AmpError::InvalidValue`] for a
+    /// weights that this optimizer does not have. [`AmpError::DamagedRecord`], as `GradScaler::load_record`, and for a state that its hook refuses. [`AmpError::InvalidValue`] for a
     /// setting that is out of its range. Optimizer, scaler, window and hooks stay as they were.
     pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
         self.check_settings()?;

@@ -79,7 +79,7 @@ impl ScaledOptimizerConfig {
     }
 
     /// Checks the settings and puts them around an optimizer: Burn's own (`AdamConfig::init`, with its groups),
-    /// [`MasterWeights`](crate::MasterWeights), or your own.
+    /// `MasterWeights`, or your own.
     ///
     /// `scaler` is what [`ScaledOptimizer::new`] takes: the handle that [`precision`](Self::precision) has made, which has the settings of the
     /// scaler; or, for parameters in half precision, a `GradScaler`.

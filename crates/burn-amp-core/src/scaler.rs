@@ -8,14 +8,16 @@ use std::sync::{Arc, Once};
 
 mod accumulate;
 pub(crate) mod accumulation;
+mod joint;
 pub(crate) mod loss_watch;
 mod record;
 mod settings;
 mod step;
 mod worker_side;
 
+pub use joint::Joint;
 pub(crate) use record::ScalerState;
-pub(crate) use step::{Failed, Joint};
+pub use step::Failed;
 pub use worker_side::HandedOver;
 
 use crate::border::SCALES_GRADIENTS;
@@ -61,7 +63,7 @@ pub(crate) enum Inspected {
 
 /// An optimizer's side of a loss scale: its settings, its state, and the counters of the optimizer's steps.
 ///
-/// What [`ScaledOptimizer::scaler`](crate::ScaledOptimizer::scaler) returns, and what a [`GradScaler`](crate::GradScaler) is built on. Made from a
+/// What [`ScaledOptimizer::scaler`](crate::ScaledOptimizer::scaler) returns, and what a `GradScaler` is built on. Made from a
 /// `&MixedPrecision`, whose loss scale it moves, or from a `GradScaler`.
 ///
 /// A value: a clone is independent, with two exceptions. Clones of the scaler of a [`MixedPrecision`] share its loss scale. And a
@@ -85,6 +87,15 @@ pub struct Scaler {
 impl From<&MixedPrecision> for Scaler {
     fn from(amp: &MixedPrecision) -> Self {
         Self::new(amp.live().clone(), Some(amp.clone()), Account::default())
+    }
+}
+
+/// A scaler that moves this loss scale, by its settings and its rule, and multiplies losses by it.
+impl TryFrom<LossScale> for Scaler {
+    type Error = AmpError;
+
+    fn try_from(schedule: LossScale) -> Result<Self, AmpError> {
+        Ok(Self::of_schedule(schedule.check_rule()?))
     }
 }
 
@@ -340,13 +351,13 @@ impl Scaler {
         for found in self.dropped.to_vec() {
             joint.add(&found);
         }
-        match joint.seen {
+        match joint.seen() {
             Some(seen) => self.schedule().adjust(seen).scale(),
             None => self.loss_factor(),
         }
     }
 
-    /// Marks gradients of a loss that went through [`scale`](Self::scale) since the last [`update`](crate::GradScaler::update) as scaled
+    /// Marks gradients of a loss that went through [`scale`](Self::scale) since the last `GradScaler::update` as scaled
     /// by the present loss scale.
     ///
     /// ```
@@ -365,7 +376,7 @@ impl Scaler {
     /// # Errors
     ///
     /// [`AmpError::LossNotScaled`] if neither this scaler nor a copy of it has scaled a loss since the last
-    /// [`update`](crate::GradScaler::update): the gradients of a plain loss are not scaled, and must not be divided. Never of the scaler of a
+    /// `GradScaler::update`: the gradients of a plain loss are not scaled, and must not be divided. Never of the scaler of a
     /// [`MixedPrecision`], whose scopes scale, and of a disabled one.
     pub fn scaled(&self, grads: GradientsParams) -> Result<ScaledGradients, AmpError> {
         let scales = self.is_enabled() && self.amp.is_none();
@@ -378,7 +389,7 @@ impl Scaler {
         }
     }
 
-    /// Divides gradients by the loss scale, and tests them: see [`GradScaler::unscale`](crate::GradScaler::unscale). What was found counts where
+    /// Divides gradients by the loss scale, and tests them: see `GradScaler::unscale`. What was found counts where
     /// they are dropped, too.
     pub(crate) fn unscale<M: Module>(
         &self,

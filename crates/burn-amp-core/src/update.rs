@@ -1,7 +1,6 @@
 //! What an optimizer is given for one update of a module.
 
 mod burn_state;
-pub(crate) mod master_weights;
 pub(crate) mod masters;
 pub(crate) mod module_optim;
 

@@ -1,7 +1,6 @@
 //! Tensors of any rank, numbers as they are stored, and the parameters of a module.
 
 mod any_tensor;
-mod convert;
 mod dtype;
 mod module_path;
 pub mod number;
@@ -9,7 +8,6 @@ mod param_tensors;
 mod rank;
 
 pub use any_tensor::AnyTensor;
-pub use convert::{to_full, to_half};
 pub(crate) use dtype::optimizer_dtype;
 pub use dtype::{is_half, working_dtype};
 pub use module_path::{

@@ -57,7 +57,7 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 /// # let _ = model;
 /// ```
 ///
-/// - **Parameters** may be f32, or f16 and bf16: of those an f32 master is kept, as by [`MasterWeights`](burn_amp_core::MasterWeights), and stepped in
+/// - **Parameters** may be f32, or f16 and bf16: of those an f32 master is kept, as by `MasterWeights`, and stepped in
 ///   the same pass. Gradients may be f32 or in half precision. f64 parameters, and all on backends without kernels, are stepped by
 ///   Burn's own optimizer, one by one.
 /// - **Records** are Burn's: the optimizer of the same configuration loads them, and this loads that optimizer's. Where parameters are in half

@@ -171,7 +171,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         self
     }
 
-    /// Scales the loss and collects the gradients of `module`, for a [`ScaledOptimizer`] with a [`GradScaler`](burn_amp_core::GradScaler) of its own; see
+    /// Scales the loss and collects the gradients of `module`, for a [`ScaledOptimizer`] with a `GradScaler` of its own; see
     /// [`Scaler::backward`]. Does not wait for the device.
     ///
     /// # Panics

@@ -11,10 +11,11 @@ use super::steps::{Kind, Steps};
 use burn_amp_core::internal::learner::{OptimizerState, set_running};
 use burn_amp_core::internal::{ParamTensors, Parameter, StepOptions, parameters};
 use burn_amp_core::{
-    AmpError, BorderFault, Ema, MasterWeights, MixedPrecision, ModuleOptim, ScaledOptimizer, Scaler,
+    AmpError, BorderFault, Ema, MixedPrecision, ModuleOptim, ScaledOptimizer, Scaler,
 };
 use burn_amp_optim::Fused;
 use burn_amp_pipeline::PipelinedOptimizer;
+use burn_amp_torch::MasterWeights;
 
 /// See [`LearnerExt::learner`](super::LearnerExt::learner).
 pub(super) fn learner<M: LearnerModel>(
@@ -116,7 +117,7 @@ fn not_pipelined(field: &'static str) -> AmpError {
     AmpError::refused(field, "set", allowed)
 }
 
-/// An optimizer for [`LearnerExt::learner`](crate::LearnerExt::learner): Burn's `ModuleOptimizer`, a [`Fused`](burn_amp_optim::Fused) optimizer, a [`MasterWeights`](burn_amp_core::MasterWeights) (for parameters that are bf16
+/// An optimizer for [`LearnerExt::learner`](crate::LearnerExt::learner): Burn's `ModuleOptimizer`, a [`Fused`](burn_amp_optim::Fused) optimizer, a [`MasterWeights`](burn_amp_torch::MasterWeights) (for parameters that are bf16
 /// themselves), a [`ScaledOptimizer`] around any of them, or a [`PipelinedOptimizer`].
 pub struct LearnerOptimizer(Result<Parts, AmpError>);
 

@@ -53,7 +53,7 @@ pub trait LearnerExt: Borrow<MixedPrecision> {
     /// [`with_clipping`](burn_amp_core::ScaledOptimizer::with_clipping),
     /// [`with_hook`](burn_amp_core::ScaledOptimizer::with_hook) (a hook sees no loss) and
     /// [`with_ema`](burn_amp_core::ScaledOptimizer::with_ema), whose state goes with it. Accumulation is Burn's `grads_accumulation`. For
-    /// parameters that are bf16 themselves, `optim` is a [`MasterWeights`](burn_amp_core::MasterWeights), with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
+    /// parameters that are bf16 themselves, `optim` is a [`MasterWeights`](burn_amp_torch::MasterWeights), with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
     /// steps too, unless it is a [`ScaledLrScheduler`](burn_amp_core::ScaledLrScheduler). Does not wait for the device.
     ///
     /// With a [`PipelinedOptimizer`](burn_amp_pipeline::PipelinedOptimizer) the optimizer steps on a thread of its own, one update behind. Validation and checkpoints wait for it,

@@ -28,8 +28,6 @@
 
 pub mod gradients;
 pub mod schedule;
-#[cfg(feature = "torch")]
-pub mod torch;
 
 #[cfg(feature = "adaptive")]
 pub use burn_amp_adaptive as adaptive;
@@ -44,5 +42,7 @@ pub use burn_amp_optim as optim;
 pub use burn_amp_pipeline as pipeline;
 #[cfg(feature = "report")]
 pub use burn_amp_report as report;
+#[cfg(feature = "torch")]
+pub use burn_amp_torch as torch;
 #[cfg(feature = "train")]
 pub use burn_amp_train as train;

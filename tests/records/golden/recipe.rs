@@ -103,7 +103,8 @@ pub fn write(folder: &Path) {
     let (schedule, counters) = (optim.scaler().schedule(), optim.scaler().counters());
     write_json(&folder.join("loss_scale.dynamic.json"), &schedule);
     write_json(&folder.join("counters.json"), &counters);
-    fs::write(folder.join("state.json"), optim.scaler().state_dict()).unwrap();
+    let state = GradScaler::from(optim.scaler().clone()).state_dict();
+    fs::write(folder.join("state.json"), state).unwrap();
     optim
         .scaler()
         .to_record()

@@ -1,4 +1,4 @@
-//! The first loss scale, from one backward pass before the first step: [`MixedPrecision::calibrate`], [`GradScaler::calibrate`].
+//! The first loss scale, from one backward pass before the first step: [`MixedPrecision::calibrate`], [`Scaler::calibrate`].
 
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use std::sync::Arc;

@@ -217,18 +217,22 @@ mod tests {
     };
     use std::cell::Cell;
 
-    use crate::{GradScaler, GradScalerConfig, ScaledOptimizer};
+    use crate::{GradScalerConfig, ScaledOptimizer, Scaler};
 
     thread_local! {
         /// Counts how often this thread has waited for a device.
         pub(super) static READS: Cell<u32> = const { Cell::new(0) };
     }
 
+    fn scaler() -> Scaler {
+        let schedule = GradScalerConfig::new().schedule().unwrap();
+        schedule.try_into().unwrap()
+    }
+
     #[test]
     fn only_a_skipped_step_waits() {
         let device = Device::flex().autodiff();
-        let scaler = GradScaler::new(GradScalerConfig::new()).unwrap();
-        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
+        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler());
         let mut norm: BatchNorm = BatchNormConfig::new(2).init(&device);
         for (factor, reads) in [(1.0, 0), (1.0, 0), (f32::INFINITY, 2), (1.0, 0)] {
             let input = Tensor::<3>::ones([4, 2, 3], &device) * factor;
@@ -243,8 +247,7 @@ mod tests {
     #[test]
     fn a_model_without_them_never_waits() {
         let device = Device::flex().autodiff();
-        let scaler = GradScaler::new(GradScalerConfig::new()).unwrap();
-        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
+        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler());
         let model: Linear = LinearConfig::new(4, 2).init(&device);
         let loss = model
             .forward(Tensor::<2>::full([3, 4], f32::NAN, &device))
@@ -258,8 +261,7 @@ mod tests {
     #[test]
     fn frozen_parameters_are_not_read() {
         let device = Device::flex().autodiff();
-        let scaler = GradScaler::new(GradScalerConfig::new()).unwrap();
-        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
+        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler());
         let linear = || -> Linear { LinearConfig::new(4, 4).init(&device) };
         let norm = || -> BatchNorm { BatchNormConfig::new(4).init(&device) };
         let mut model = ((linear().freeze(), None), linear());

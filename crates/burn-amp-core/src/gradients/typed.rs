@@ -14,7 +14,7 @@ use crate::values::{AnyTensor, with_rank};
 /// Gradients of a scaled loss: multiplied by the loss scale, possibly infinite.
 ///
 /// Made by [`Scaler::backward`](crate::Scaler::backward) and [`Scaler::scaled`](crate::Scaler::scaled) alone:
-/// a plain [`GradientsParams`] is unscaled. [`GradScaler::unscale`](crate::GradScaler::unscale) turns them into
+/// a plain [`GradientsParams`] is unscaled. `GradScaler::unscale` turns them into
 /// [`UnscaledGradients`].
 #[derive(Debug)]
 pub struct ScaledGradients {
@@ -106,7 +106,7 @@ impl From<UnscaledGradients> for StepGradients {
 /// f32 for f16, bf16 and f32 parameters, f64 for f64 ones, unless
 /// [`parameter_dtype_gradients`](crate::GradScalerConfig::parameter_dtype_gradients) is set. A disabled scaler does not change
 /// them. They may be read and changed (clipped, say) before
-/// [`GradScaler::step`](crate::GradScaler::step); whether the step is skipped was decided when they were
+/// `GradScaler::step`; whether the step is skipped was decided when they were
 /// unscaled, or when [`clip`](Self::clip) measured them again after a change. There is no way back to
 /// [`ScaledGradients`], so unscaling twice does not compile.
 #[derive(Debug)]
@@ -284,7 +284,7 @@ impl UnscaledGradients {
     }
 
     /// Burn's own container, to replace gradients one by one: by others of the same shape, dtype and device.
-    /// [`GradScaler::step`](crate::GradScaler::step) leaves out those of a parameter that had none. What is put in is tested
+    /// `GradScaler::step` leaves out those of a parameter that had none. What is put in is tested
     /// only by [`clip`](Self::clip).
     pub fn params_mut(&mut self) -> &mut GradientsParams {
         self.forget_measures();

@@ -131,7 +131,7 @@ mod tests {
     };
 
     use crate::{
-        GradScaler, GradScalerConfig, GradientClip, ScaledOptimizer, UnscaledGradients,
+        GradScalerConfig, GradientClip, ScaledOptimizer, Scaler, UnscaledGradients,
         gradients::pass::READS,
         hook::{Hook, Proposed, Verdict},
     };
@@ -142,11 +142,16 @@ mod tests {
         (READS.get(), grads)
     }
 
+    fn scaler(enabled: bool) -> Scaler {
+        let config = GradScalerConfig::new().with_enabled(enabled);
+        config.schedule().unwrap().try_into().unwrap()
+    }
+
     #[test]
     fn clipping_waits_only_for_gradients_that_were_changed() {
         let device = Device::flex().autodiff();
         let model: Linear = LinearConfig::new(4, 2).init(&device);
-        let scaler = GradScaler::new(GradScalerConfig::new()).unwrap();
+        let scaler = scaler(true);
         let loss = model.forward(Tensor::<2>::ones([3, 4], &device)).sum();
         let clip = GradientClip::GlobalNorm(0.5);
 
@@ -167,8 +172,7 @@ mod tests {
     fn without_a_scale_only_what_is_asked_for_waits() {
         let device = Device::flex().autodiff();
         let model: Linear = LinearConfig::new(4, 2).init(&device);
-        let scaler = GradScalerConfig::new().with_enabled(false);
-        let scaler = GradScaler::new(scaler).unwrap();
+        let scaler = scaler(false);
         let loss = model.forward(Tensor::<2>::ones([3, 4], &device)).sum();
         let (count, grads) = reads(|| {
             let grads = scaler.backward(loss, &model);
@@ -214,9 +218,8 @@ mod tests {
         let device = Device::flex().autodiff();
         for (enabled, expected) in [(true, 1), (false, 1)] {
             let mut model: Linear = LinearConfig::new(4, 2).init(&device);
-            let scaler = GradScaler::new(GradScalerConfig::new().with_enabled(enabled)).unwrap();
-            let mut optim =
-                ScaledOptimizer::new(SgdConfig::new().init(), scaler).with_hook(Below(100.0));
+            let optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler(enabled));
+            let mut optim = optim.with_hook(Below(100.0));
             for factor in [1.0, 1.1, 0.9, 1.0, 100.0, 1.0] {
                 let output = model.forward(Tensor::<2>::ones([3, 4], &device));
                 let grads = optim.backward((output * factor).sum(), &model);

@@ -2,7 +2,7 @@
 
 use super::{AmpRecord, State, section::States};
 use crate::scaler::accumulation::{AccumulationWindow, WindowState};
-use crate::scaler::{Scaler, ScalerState};
+use crate::scaler::{Joint, Scaler, ScalerState};
 use crate::{border::MixedPrecision, error::AmpError, values::ParamTensors};
 
 /// The name of the state of a loss scale.
@@ -145,10 +145,7 @@ impl Scaler {
     /// The state, to be stored: the schedule with its settings and trackers, and counters. Waits for the device only in an open window, for regions
     /// whose rules look at gradients.
     pub fn to_record(&self) -> AmpRecord {
-        AmpRecord {
-            scaler: Some(self.state_to_store(None)),
-            ..AmpRecord::empty()
-        }
+        Joint::default().to_record(self)
     }
 
     /// Takes over a stored state: its own, or that of the scaler in an optimizer's record. A disabled scaler takes it over too,
@@ -168,6 +165,21 @@ impl Scaler {
             Some(state) => self.restore(state, &record.origin),
             None => Err(record.foreign("no state of a loss scaler")),
         }
+    }
+}
+
+impl Joint {
+    /// The state of the scaler, to be stored, and what its iteration has shown.
+    pub fn to_record(&self, scaler: &Scaler) -> AmpRecord {
+        AmpRecord {
+            scaler: Some(scaler.state_to_store(self.seen())),
+            ..AmpRecord::empty()
+        }
+    }
+
+    /// The iteration in a record, which was not ended.
+    pub fn of_record(record: &AmpRecord) -> Self {
+        Self::begun(record.scaler.as_ref().and_then(ScalerState::pending))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::journal::{Cursor, StepEntry};
 use super::{account::Call, live_scale::LiveScale, step_counters::StepCounters};
 
-/// The steps of a [`MixedPrecision`](crate::MixedPrecision), a [`GradScaler`](crate::GradScaler) or a
+/// The steps of a [`MixedPrecision`](crate::MixedPrecision), a `GradScaler` or a
 /// [`ScaledOptimizer`](crate::ScaledOptimizer), which a [`ScaledLrScheduler`](crate::ScaledLrScheduler) follows.
 ///
 /// A handle: clones follow the same steps.

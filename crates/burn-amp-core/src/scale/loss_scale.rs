@@ -422,7 +422,7 @@ impl LossScale {
     /// those of the settings.
     ///
     /// A state under a rule of this name, such as one that was read from JSON, goes on with what that remembers. Any other rule is replaced, and
-    /// this one begins as it is given. [`GradScaler::reset`](crate::GradScaler::reset) brings it back to that. Two scales under it are equal if their
+    /// this one begins as it is given. `GradScaler::reset` brings it back to that. Two scales under it are equal if their
     /// rules are.
     ///
     /// # Errors

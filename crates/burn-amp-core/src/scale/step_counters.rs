@@ -58,7 +58,7 @@ impl StepCounters {
         self.dropped
     }
 
-    /// Gradients that were thrown away with [`GradScaler::discard`](crate::GradScaler::discard), or dropped after they were
+    /// Gradients that were thrown away with `GradScaler::discard`, or dropped after they were
     /// unscaled; no steps.
     pub fn discarded(&self) -> u64 {
         self.discarded
@@ -79,7 +79,7 @@ impl StepCounters {
 
     /// Iterations in a row, up to the present one, in which a step was skipped because the loss scale (or that of another handle) was too high, or micro-batches in a row
     /// that were dropped so. Those of [`bad_losses`](Self::bad_losses), and windows of finite micro-batches whose sum overflows, neither count nor end
-    /// the row. An iteration ends with [`GradScaler::update`](crate::GradScaler::update).
+    /// the row. An iteration ends with `GradScaler::update`.
     pub fn consecutive_skips(&self) -> u64 {
         self.consecutive_skips
     }

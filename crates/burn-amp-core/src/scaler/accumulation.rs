@@ -71,7 +71,7 @@ impl From<u32> for AccumulationConfig {
 /// place.
 ///
 /// [`ScaledOptimizer::with_accumulation`](crate::ScaledOptimizer::with_accumulation) fills one inside `step`. With a
-/// [`GradScaler`](crate::GradScaler) alone, fill one yourself; [`to_record`](Self::to_record) saves a window that is open:
+/// `GradScaler` alone, fill one yourself; [`to_record`](Self::to_record) saves a window that is open:
 ///
 /// ```
 /// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};

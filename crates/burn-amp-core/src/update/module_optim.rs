@@ -5,10 +5,10 @@ use super::burn_state;
 use crate::{error::AmpError, gradients::entries::Entry, update::Update, values::ParamTensors};
 
 /// An optimizer of whole modules: what [`ScaledOptimizer`](crate::ScaledOptimizer) wraps and
-/// [`GradScaler::step`](crate::GradScaler::step) calls.
+/// `GradScaler::step` calls.
 ///
 /// Implemented for Burn's [`ModuleOptimizer`](burn::optim::ModuleOptimizer) (hence for every `Optimizer`, with its parameter groups and clipping), for
-/// `Fused` optimizers, for [`MasterWeights`](crate::MasterWeights), and for `&mut O`. A type of your own needs
+/// `Fused` optimizers, for `MasterWeights`, and for `&mut O`. A type of your own needs
 /// one method, `step`, and two more to have its state stored:
 ///
 /// ```
@@ -165,7 +165,6 @@ macro_rules! records_of {
         }
     };
 }
-pub(crate) use records_of;
 
 impl ModuleOptim for ModuleOptimizer {
     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {

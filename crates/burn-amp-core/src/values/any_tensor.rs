@@ -69,7 +69,8 @@ impl AnyTensor {
         Self(change(self.0))
     }
 
-    pub(crate) fn cast(self, dtype: impl Into<FloatDType>) -> Self {
+    /// The same values in another dtype.
+    pub fn cast(self, dtype: impl Into<FloatDType>) -> Self {
         let dtype = dtype.into();
         self.map(|tensor| tensor.cast(dtype))
     }

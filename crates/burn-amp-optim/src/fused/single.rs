@@ -46,7 +46,7 @@ impl<C: FusedConfig> Single<C> {
         (pass::step(job), Some(State::Tensors(slot)))
     }
 
-    /// Has Burn's optimizer step, and keep masters as [`MasterWeights`](burn_amp_core::MasterWeights) does.
+    /// Has Burn's optimizer step, and keep masters as `MasterWeights` does.
     fn step_by_burn(
         &self,
         lr: LearningRate,

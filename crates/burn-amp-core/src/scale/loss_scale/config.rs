@@ -7,7 +7,7 @@ use crate::error::{AmpError, in_range, short};
 use crate::settings;
 
 settings! {
-    /// The settings of a loss scale and of its [`GradScaler`](crate::GradScaler): PyTorch's names and defaults, then more.
+    /// The settings of a loss scale and of its `GradScaler`: PyTorch's names and defaults, then more.
     ///
     /// Saved to and loaded from JSON as every Burn [`Config`](burn::config::Config). A setting that the JSON does not name has its default; an unknown
     /// name is an error.

@@ -1,13 +1,14 @@
 use burn::module::{Module, ParamGroup};
 use burn::tensor::{DType, FloatDType};
 
-use crate::values::{is_half, replaced};
+use burn_amp_core::internal::{is_half, replaced};
+use burn_amp_core::warn;
 
 /// Turns the float parameters of a model into half precision, those of the groups in `keep` excepted.
 ///
-/// Half the memory of [`MixedPrecision`](crate::MixedPrecision), which keeps f32 parameters; train it with
+/// Half the memory of [`MixedPrecision`](burn_amp_core::MixedPrecision), which keeps f32 parameters; train it with
 /// [`MasterWeights`](crate::MasterWeights). Parameter ids, trainability and devices stay. BatchNorm's running statistics
-/// are parameters to this too, shared with every clone of the model: keep them, and run the layer [`in_f32`](crate::in_f32).
+/// are parameters to this too, shared with every clone of the model: keep them, and run the layer [`in_f32`](burn_amp_core::in_f32).
 /// Values above 65504 become infinite in f16.
 ///
 /// Burn's `load_record` gives a parameter the dtype of the *record*: load first and convert then, or set the record's
@@ -17,12 +18,12 @@ use crate::values::{is_half, replaced};
 ///
 /// # Panics
 ///
-/// As Burn's `cast` where the device lacks the dtype: [`MixedPrecision::check_device`](crate::MixedPrecision::check_device)
+/// As Burn's `cast` where the device lacks the dtype: [`MixedPrecision::check_device`](burn_amp_core::MixedPrecision::check_device)
 /// asks first.
 ///
 /// ```
 /// use burn::{module::Module, nn::LinearConfig, tensor::{DType, Device, FloatDType}};
-/// use burn_amp::{torch::to_full, torch::to_half};
+/// use burn_amp::torch::{to_full, to_half};
 ///
 /// let device = Device::flex().autodiff();
 /// let model = LinearConfig::new(4, 2).init(&device);

@@ -5,9 +5,8 @@ use burn::{
     tensor::DType,
 };
 
-use crate::update::masters::{Masters, masters_of};
-use crate::update::module_optim::{ModuleOptim, records_of};
-use crate::values::ParamTensors;
+use burn_amp_core::internal::{ParamTensors, fused::Masters, masters_of};
+use burn_amp_core::{ModuleOptim, records_of};
 
 /// An optimizer for f16 and bf16 parameters that keeps an f32 copy of each, and its inner state in f32.
 ///

@@ -1,50 +1,15 @@
-//! [`GradScaler`]: PyTorch's calls, on the step of this crate.
-//!
-//! For one loss and one optimizer, [`ScaledOptimizer`](crate::ScaledOptimizer) does all of this in its `step`.
-//! A program that calls each part itself uses the scaler alone:
-//!
-//! ```
-//! use burn::{
-//!     module::Module, nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor},
-//! };
-//! use burn_amp::{GradScalerConfig, torch::GradScaler};
-//!
-//! let device = Device::flex().autodiff();
-//! let mut model = LinearConfig::new(4, 2).init(&device);
-//! let mut optim = SgdConfig::new().init();
-//! let mut scaler = GradScaler::new(GradScalerConfig::new())?;
-//!
-//! for _ in 0..3 {
-//!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
-//!     let loss = model.forward(input).mean();
-//!
-//!     let grads = scaler.backward(loss, &model);
-//!     let grads = scaler.unscale(grads, &model)?;
-//!     model = scaler.try_step(&mut optim, 0.1, model, grads)?;
-//!     scaler.update()?;
-//! }
-//! assert_eq!(scaler.counters().steps(), 3);
-//! # Ok::<(), burn_amp::AmpError>(())
-//! ```
-
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ParamId};
+use burn_amp_core::internal::torch::{
+    Failed, Joint, check_accepted, failed, fill, into_tested, spares_scale, unscale,
+};
+use burn_amp_core::internal::{Entries, Followed, StepGradients, or_panic, parameters};
+use burn_amp_core::{
+    AccumulationWindow, AmpError, AmpRecord, GradScalerConfig, LossScale, MixedPrecision,
+    ModuleOptim, ScaledGradients, Scaler, StepError, StepOutcome, UnscaledGradients,
+};
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
-
-use crate::error::{AmpError, StepError, or_panic};
-use crate::gradients::{Entries, ScaledGradients, StepGradients, UnscaledGradients};
-use crate::scale::account::{Call, Purpose, log_skip};
-use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale, StepOutcome};
-use crate::scale::{finding::Finding, followed::Followed, journal::Caller};
-use crate::scaler::accumulation::AccumulationWindow;
-use crate::scaler::{Failed, Inspected, Joint, Scaler, ScalerState};
-use crate::{
-    border::mixed_precision::MixedPrecision,
-    record::AmpRecord,
-    update::module_optim::{ModuleOptim, check_accepted},
-    values::parameters,
-};
 
 /// Scales losses, unscales and tests gradients, skips steps that overflow, and moves the loss scale.
 ///
@@ -57,19 +22,9 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct GradScaler {
     scaler: Scaler,
-    pub(crate) iteration: Iteration,
-}
-
-/// The steps since the last `update`: their joint evidence, and which parameters were stepped.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Iteration {
-    pub(crate) joint: Joint,
-    /// The optimizers that have stepped each parameter: clones of a network have parameters of the same ids.
+    iteration: Joint,
+    /// The optimizers that have stepped each parameter in it: clones of a network have parameters of the same ids.
     stepped: HashMap<ParamId, Vec<usize>>,
-    /// The outcome of its steps, those that are skipped for another reason than the loss scale included.
-    outcome: Option<StepOutcome>,
-    /// The number of calls that the journal has with the scale before its end.
-    shown: usize,
 }
 
 /// The key of gradients that are observed: they belong to no optimizer.
@@ -77,8 +32,11 @@ const OBSERVED: usize = 0;
 
 impl From<Scaler> for GradScaler {
     fn from(scaler: Scaler) -> Self {
-        let iteration = Iteration::default();
-        Self { scaler, iteration }
+        Self {
+            scaler,
+            iteration: Joint::default(),
+            stepped: HashMap::new(),
+        }
     }
 }
 
@@ -99,7 +57,7 @@ impl From<&MixedPrecision> for GradScaler {
 /// The steps of this scaler, wherever clones of it step.
 impl From<&GradScaler> for Followed {
     fn from(scaler: &GradScaler) -> Self {
-        scaler.followed()
+        Self::from(&scaler.scaler)
     }
 }
 
@@ -114,44 +72,6 @@ impl Deref for GradScaler {
 impl DerefMut for GradScaler {
     fn deref_mut(&mut self) -> &mut Scaler {
         &mut self.scaler
-    }
-}
-
-impl Iteration {
-    /// Refuses a second step of an optimizer for the same parameters before the `update`, as PyTorch does.
-    fn check(&self, grads: &UnscaledGradients, optimizer: usize) -> Result<(), AmpError> {
-        let again = |id: &ParamId| {
-            let by = self.stepped.get(id);
-            by.is_some_and(|by| {
-                optimizer == OBSERVED || by.contains(&OBSERVED) || by.contains(&optimizer)
-            })
-        };
-        match grads.parameters().find(|(_, id)| again(id)) {
-            Some((path, _)) => Err(AmpError::UpdateMissing {
-                parameter: path.to_string(),
-            }),
-            None => Ok(()),
-        }
-    }
-
-    /// Counts gradients, which move the scale when the iteration ends. After one skip too many in a row it is over.
-    fn count(
-        &mut self,
-        scaler: &mut Scaler,
-        purpose: Purpose,
-        found: &Finding,
-    ) -> Result<(), AmpError> {
-        let is_first = self.joint.seen != Some(Evidence::Overflow);
-        let counted = (scaler.live()).count(scaler.id(), purpose, found, is_first);
-        match &counted {
-            Ok(()) => self.joint.add(found),
-            Err(_) if found.spares_scale() => {}
-            Err(_) => {
-                scaler.watch.start();
-                *self = Self::default();
-            }
-        }
-        counted
     }
 }
 
@@ -172,7 +92,7 @@ impl GradScaler {
     ///
     /// [`AmpError::InvalidValue`] if it was stored with a rule of your own and was not given that again.
     pub fn from_schedule(schedule: LossScale) -> Result<Self, AmpError> {
-        Ok(Scaler::of_schedule(schedule.check_rule()?).into())
+        Scaler::try_from(schedule).map(Self::from)
     }
 
     /// Divides gradients by the loss scale and looks for values that are not finite.
@@ -196,8 +116,7 @@ impl GradScaler {
         grads: ScaledGradients,
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
-        self.expect(true);
-        self.scaler.unscale(grads, module)
+        unscale(&self.scaler, grads, module)
     }
 
     /// Steps the optimizer, or skips the step if the gradients overflow, and records which it was.
@@ -231,9 +150,9 @@ impl GradScaler {
     ///
     /// The error has the unchanged module. [`AmpError::LossScaleExhausted`] if the gradients overflow after
     /// `max_consecutive_skips` skips in a row, or where the scale cannot go lower if
-    /// [`raise_error_at_min_scale`](crate::GradScalerConfig::raise_error_at_min_scale) is set; the step is counted as skipped. Of a
+    /// [`raise_error_at_min_scale`](GradScalerConfig::raise_error_at_min_scale) is set; the step is counted as skipped. Of a
     /// window whose micro-batches were tested one by one
-    /// ([`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch)) only the former: its sum overflows by itself.
+    /// ([`skip_micro_batch`](burn_amp_core::AccumulationConfig::skip_micro_batch)) only the former: its sum overflows by itself.
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
     /// [`AmpError::UpdateMissing`] if these parameters were stepped already, [`AmpError::GradientShape`] if a gradient does not have
     /// its parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is NaN, or infinite as an f32, and for a setting of a fused optimizer; nothing
@@ -247,22 +166,16 @@ impl GradScaler {
         grads: UnscaledGradients,
     ) -> Result<M, StepError<M>> {
         let lr = lr.into();
-        grads.count(&self.dropped);
-        let counted = self.count_step(optim, &lr, &module, &grads);
-        let counted = counted.map_err(|error| error.with_culprit(&module));
-        if let Err(error) = &counted {
-            self.notify(self.last_outcome(), Some(error));
-        }
-        match counted {
+        match self.count_step(optim, &lr, &module, &grads) {
             Ok(StepOutcome::Stepped | StepOutcome::NoGradients) => {
-                Ok(optim.step(lr, module, grads.into_tested()))
+                Ok(optim.step(lr, module, into_tested(grads)))
             }
             Ok(_) => Ok(module),
-            Err(error) => Err(StepError::new(module, error)),
+            Err(error) => Err(failed(&self.scaler, module, error)),
         }
     }
 
-    /// Counts a step, or refuses it. What becomes of it.
+    /// Counts a step, or refuses it. Returns what becomes of it.
     fn count_step<O: ModuleOptim, M: Module>(
         &mut self,
         optim: &O,
@@ -270,69 +183,65 @@ impl GradScaler {
         module: &M,
         grads: &UnscaledGradients,
     ) -> Result<StepOutcome, AmpError> {
+        let optimizer = std::ptr::from_ref(optim).addr();
         // Gradients may have been changed since they were tested.
-        let checked = optim.check_settings();
-        let entries = checked
-            .and_then(|()| Entries::find(parameters(module), Some(grads.params()), None, Some(lr)));
-        let counted = entries.map_err(Failed::from).and_then(|entries| {
-            self.begin_step(module, entries.buffers);
-            let optimizer = std::ptr::from_ref(optim).addr();
-            let accepted = self.iteration.check(grads, optimizer).and_then(|()| {
-                check_accepted(optim, &grads.entries, |entry| grads.dtype_of(entry))
-            });
-            let counted = accepted.map_err(Failed::from);
-            let counted =
-                counted.and_then(|()| self.count_for(grads, optimizer, Some(Caller::here())));
-            let outcome = match &counted {
-                Ok(outcome) => Some(*outcome),
-                Err(failed) => failed.outcome,
-            };
-            self.leave_step(module, outcome, false);
-            counted
-        });
-        counted.map_err(|failed| self.refuse(failed, Some(Caller::here())))
+        let accepted = (optim.check_settings())
+            .and_then(|()| Entries::find(parameters(module), Some(grads.params()), None, Some(lr)))
+            .map(|entries| self.begin_step(module, entries.buffers))
+            .and_then(|()| self.check_update(grads, optimizer))
+            .and_then(|()| check_accepted(optim, grads));
+        let counted = self.count(grads, optimizer, accepted);
+        let outcome = match &counted {
+            Ok(outcome) => Some(*outcome),
+            Err(failed) => failed.outcome,
+        };
+        self.leave_step(module, outcome, false);
+        counted.map_err(|failed| failed.error)
     }
 
-    /// Enters a call that was refused. Its error.
-    fn refuse(&self, failed: Failed, caller: Option<Caller>) -> AmpError {
-        if failed.outcome.is_none() {
-            self.live().enter(self.id(), Call::default(), caller);
+    /// Refuses a second step of an optimizer for the same parameters before the `update`, as PyTorch does.
+    fn check_update(&self, grads: &UnscaledGradients, optimizer: usize) -> Result<(), AmpError> {
+        let again = |id: &ParamId| {
+            let by = self.stepped.get(id);
+            by.is_some_and(|by| {
+                optimizer == OBSERVED || by.contains(&OBSERVED) || by.contains(&optimizer)
+            })
+        };
+        match grads.parameters().find(|(_, id)| again(id)) {
+            Some((path, _)) => Err(AmpError::UpdateMissing {
+                parameter: path.to_string(),
+            }),
+            None => Ok(()),
         }
-        failed.error
     }
 
-    /// Counts a step of these parameters, which are stepped once in an iteration.
-    fn count_for(
+    /// Counts gradients that were `accepted` as a step of an optimizer.
+    fn count(
         &mut self,
         grads: &UnscaledGradients,
         optimizer: usize,
-        caller: Option<Caller>,
+        accepted: Result<(), AmpError>,
     ) -> Result<StepOutcome, Failed> {
-        self.look_at(grads);
-        let (found, outcome) = (&grads.finding, grads.finding.outcome());
-        let Self { scaler, iteration } = self;
-        let counted = iteration.count(scaler, Purpose::Step, found);
-        let call = Call {
-            outcome: Some(outcome),
-            status: grads.known_status(),
-            is_step: true,
-        };
-        self.live().enter(self.id(), call, caller);
-        self.iteration.shown += 1;
-        counted.map_err(|error| Failed {
-            error,
-            outcome: Some(outcome),
-        })?;
-        let iteration = &mut self.iteration;
-        if iteration.outcome != Some(StepOutcome::Skipped) {
-            iteration.outcome = Some(outcome);
-        }
-        if !found.spares_scale() {
-            for (_, id) in grads.parameters() {
-                iteration.stepped.entry(id).or_default().push(optimizer);
+        // Nothing is stepped with the learning rate of a scheduler where gradients are observed.
+        let is_call = optimizer != OBSERVED;
+        let counted = (self.iteration).step(&mut self.scaler, grads, accepted, is_call);
+        match &counted {
+            Ok(_) if !spares_scale(grads) => {
+                for (_, id) in grads.parameters() {
+                    self.stepped.entry(id).or_default().push(optimizer);
+                }
             }
+            Ok(_) => {}
+            Err(failed) => self.end_if_exhausted(&failed.error),
         }
-        Ok(outcome)
+        counted
+    }
+
+    /// After one skip too many in a row, the iteration is over.
+    fn end_if_exhausted(&mut self, error: &AmpError) {
+        if matches!(error, AmpError::LossScaleExhausted { .. }) {
+            self.stepped.clear();
+        }
     }
 
     /// Ends the iteration: backs the scale off if any of its gradients overflowed, counts towards growth if not.
@@ -347,15 +256,8 @@ impl GradScaler {
     /// [`AmpError::LossScaleExhausted`], [`AmpError::LossNotFinite`] or [`AmpError::TwoPrecisions`] if gradients that were dropped are an overflow
     /// too many; the iteration is ended.
     pub fn update(&mut self) -> Result<Option<StepOutcome>, AmpError> {
-        let outcome = self.iteration.outcome;
-        let (counted, ended) = self.end_with_dropped();
-        if let Some(seen) = ended.joint.seen {
-            let overflows = &ended.joint.overflows;
-            self.live()
-                .advance(self.id(), seen, Purpose::Step, overflows);
-        }
-        self.show_end(&ended, outcome, &counted);
-        counted.map(|()| ended.joint.seen.map(Evidence::outcome))
+        self.stepped.clear();
+        self.iteration.end(&mut self.scaler, None)
     }
 
     /// Ends the iteration with a loss scale of the caller's choice, whatever the outcome was.
@@ -369,37 +271,8 @@ impl GradScaler {
     pub fn update_to(&mut self, scale: f64) -> Result<Option<StepOutcome>, AmpError> {
         let before = self.schedule().scale();
         self.set_loss_scale(scale)?;
-        let (counted, ended) = self.end_with_dropped();
-        self.live().end_regions(ended.joint.seen);
-        if self.is_enabled() && ended.joint.seen == Some(Evidence::Overflow) {
-            let after = self.schedule().scale();
-            log_skip([before, after], Purpose::Step, &ended.joint.overflows);
-        }
-        self.show_end(&ended, ended.outcome, &counted);
-        counted.map(|()| ended.joint.seen.map(Evidence::outcome))
-    }
-
-    /// Ends an iteration, with gradients that were dropped in it. Whether these were an error.
-    fn end_with_dropped(&mut self) -> (Result<(), AmpError>, Iteration) {
-        let Self { scaler, iteration } = self;
-        let counted =
-            scaler.count_dropped(|scaler, found| iteration.count(scaler, Purpose::Dropped, found));
-        scaler.watch.start();
-        (counted, std::mem::take(iteration))
-    }
-
-    /// All steps of an iteration are one for an observer.
-    fn show_end(
-        &self,
-        ended: &Iteration,
-        outcome: Option<StepOutcome>,
-        counted: &Result<(), AmpError>,
-    ) {
-        self.live().enter_end(self.id(), ended.shown);
-        let error = counted.as_ref().err();
-        if outcome.is_some() || error.is_some() {
-            self.notify(outcome, error);
-        }
+        self.stepped.clear();
+        self.iteration.end(&mut self.scaler, Some(before))
     }
 
     /// Counts unscaled gradients as a step of this scaler's without stepping on them: for gradients that are added to
@@ -413,11 +286,9 @@ impl GradScaler {
     /// [`AmpError::LossScaleExhausted`], [`AmpError::LossNotFinite`] or [`AmpError::TwoPrecisions`] as [`try_step`](Self::try_step), and
     /// [`AmpError::UpdateMissing`] if the parameters were stepped or observed already.
     pub fn observe(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
-        grads.count(&self.dropped);
-        let observed = self.iteration.check(grads, OBSERVED).map_err(Failed::from);
-        // Nothing is stepped with the learning rate of a scheduler.
-        let observed = observed.and_then(|()| self.count_for(grads, OBSERVED, None));
-        observed.map_err(|failed| self.refuse(failed, None))
+        let accepted = self.check_update(grads, OBSERVED);
+        let observed = self.count(grads, OBSERVED, accepted);
+        observed.map_err(|failed| failed.error)
     }
 
     /// Throws gradients away without a step, and counts that.
@@ -433,10 +304,8 @@ impl GradScaler {
     /// [`AmpError::LossScaleExhausted`], [`AmpError::LossNotFinite`] or [`AmpError::TwoPrecisions`] if that is one skip too many in a row, as
     /// [`try_step`](Self::try_step); they are counted as discarded.
     pub fn discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
-        let Self { scaler, iteration } = self;
-        scaler.throw_away(grads.into(), |scaler, found| {
-            iteration.count(scaler, Purpose::Discarded, found)
-        })
+        let discarded = self.iteration.discard(&mut self.scaler, grads.into());
+        discarded.inspect_err(|error| self.end_if_exhausted(error))
     }
 }
 
@@ -445,13 +314,13 @@ impl GradScaler {
     /// Adds the gradients of a micro-batch to a window; when that makes it full, empties it and returns the gradients to
     /// step with, unscaled.
     ///
-    /// Takes Burn's own gradients, which are unscaled, [`ScaledGradients`](crate::ScaledGradients) or [`UnscaledGradients`];
+    /// Takes Burn's own gradients, which are unscaled, [`ScaledGradients`] or [`UnscaledGradients`];
     /// gradients of parameters that are not in `module` are dropped. By default the sum has the scaler's loss scale at the
     /// window's first micro-batch, whatever scale the micro-batches carry; only the last of them waits for the device, once. With
-    /// [`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch) each call with scaled gradients waits once, and the one
+    /// [`skip_micro_batch`](burn_amp_core::AccumulationConfig::skip_micro_batch) each call with scaled gradients waits once, and the one
     /// that fills the window once more, for the finished sum; the loss scale moves at once, so that an [`update`](Self::update)
     /// after the step changes nothing. A micro-batch that overflows is dropped, counted in
-    /// [`StepCounters::dropped`](crate::StepCounters::dropped) and logged. Disabled: nothing is tested, and no call waits.
+    /// [`StepCounters::dropped`](burn_amp_core::StepCounters::dropped) and logged. Disabled: nothing is tested, and no call waits.
     ///
     /// A micro-batch without gradients counts: a mean divides by it too, as that of one large batch would. (Keras ignores such
     /// a call.)
@@ -470,43 +339,14 @@ impl GradScaler {
         grads: impl Into<StepGradients>,
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
-        self.fill(window, Some(grads.into()), module)
-    }
-
-    /// Adds gradients to a window, or empties it.
-    fn fill<M: Module>(
-        &mut self,
-        window: &mut AccumulationWindow,
-        grads: Option<StepGradients>,
-        module: &M,
-    ) -> Result<Option<UnscaledGradients>, AmpError> {
-        if window.config.skip_micro_batch && grads.is_some() {
-            self.expect(true);
-        }
-        let params = grads.as_ref().map(StepGradients::params);
-        let sums = Some(&window.state.sums);
-        let entries = Entries::find(parameters(module), params, sums, None);
-        let inspected = entries.map_err(Failed::from).and_then(|entries| {
-            if let Some(StepGradients::Unscaled(grads)) = &grads {
-                grads.count(&self.dropped);
-            }
-            self.inspect(Some(window), grads, entries)
-        });
-        match inspected {
-            Ok(Inspected::Tested(grads, status)) => {
-                self.enter(Call::of(StepOutcome::Accumulated, status));
-                Ok(Some(self.registered(*grads)))
-            }
-            Ok(Inspected::Waits(_)) => Ok(None),
-            Err(failed) => Err(self.refuse(failed, Some(Caller::here()))),
-        }
+        fill(&mut self.scaler, window, Some(grads.into()), module)
     }
 
     /// Empties a window before it is full, at the end of an epoch, and returns the gradients to step with, unscaled; none
     /// if it is empty. A mean is that of the micro-batches that are in it.
     ///
     /// Gradients are f32, or f64 for f64 parameters, unless
-    /// [`parameter_dtype_gradients`](crate::GradScalerConfig::parameter_dtype_gradients) is set. Waits for the device
+    /// [`parameter_dtype_gradients`](GradScalerConfig::parameter_dtype_gradients) is set. Waits for the device
     /// once; a disabled scaler tests nothing and does not wait.
     ///
     /// # Panics
@@ -537,7 +377,7 @@ impl GradScaler {
             self.enter_call(StepOutcome::NoGradients);
             return Ok(None);
         }
-        self.fill(window, None, module)
+        fill(&mut self.scaler, window, None, module)
     }
 }
 
@@ -546,9 +386,7 @@ impl GradScaler {
     /// The state, to be stored: that of [`Scaler::to_record`], and the outcome of an iteration that has
     /// not been ended by `update`. Waits for the device only in an open window, for regions whose rules look at gradients.
     pub fn to_record(&self) -> AmpRecord {
-        let mut record = self.scaler.to_record();
-        record.scaler = Some(self.state_to_store(self.iteration.joint.seen));
-        record
+        self.iteration.to_record(&self.scaler)
     }
 
     /// Takes over a stored state, as [`Scaler::load_record`] does, and with it an iteration that was not ended.
@@ -557,16 +395,17 @@ impl GradScaler {
     ///
     /// As [`Scaler::load_record`]; the present state stays as it was.
     pub fn load_record(&mut self, record: AmpRecord) -> Result<(), AmpError> {
-        let seen = record.scaler.as_ref().and_then(ScalerState::pending);
+        let iteration = Joint::of_record(&record);
         self.scaler.load_record(record)?;
-        self.iteration = Iteration::default();
-        self.iteration.joint.seen = seen;
+        self.iteration = iteration;
+        self.stepped.clear();
         Ok(())
     }
 
     /// Starts again: the schedule at its initial scale, counters at zero. Settings stay.
     pub fn reset(&mut self) {
         self.scaler.reset();
-        self.iteration = Iteration::default();
+        self.iteration = Joint::default();
+        self.stepped.clear();
     }
 }

@@ -1,0 +1,176 @@
+//! [`Joint`]: steps that move the loss scale together.
+
+use std::mem::take;
+
+use super::{Failed, Scaler};
+use crate::gradients::{StepGradients, UnscaledGradients, entries::ids_of};
+use crate::scale::account::{Call, Purpose, log_skip};
+use crate::scale::{finding::Finding, journal::Caller, loss_scale::Evidence};
+use crate::{error::AmpError, scale::loss_scale::StepOutcome};
+
+/// The evidence of several gradients together, which moves the loss scale when their iteration ends.
+#[derive(Clone, Debug, Default)]
+pub struct Joint {
+    seen: Option<Evidence>,
+    /// The first parameter of each overflow.
+    overflows: Vec<String>,
+    /// The number of steps among them, and their outcome, those that are skipped for another reason than the loss scale included.
+    steps: usize,
+    outcome: Option<StepOutcome>,
+}
+
+impl Joint {
+    /// Adds what gradients have shown.
+    pub(crate) fn add(&mut self, found: &Finding) {
+        if let Some(seen) = found.evidence() {
+            self.overflows.extend(found.overflow().cloned());
+            self.seen = Some(seen.after(self.seen));
+        }
+    }
+
+    /// An iteration that has shown this so far.
+    pub(crate) fn begun(seen: Option<Evidence>) -> Self {
+        Self {
+            seen,
+            ..Self::default()
+        }
+    }
+
+    /// What has been shown so far.
+    pub(crate) fn seen(&self) -> Option<Evidence> {
+        self.seen
+    }
+
+    /// Counts gradients. After one skip too many in a row, nothing has been shown.
+    fn count(
+        &mut self,
+        scaler: &mut Scaler,
+        purpose: Purpose,
+        found: &Finding,
+    ) -> Result<(), AmpError> {
+        let is_first = self.seen != Some(Evidence::Overflow);
+        let counted = (scaler.live).count(scaler.id(), purpose, found, is_first);
+        match &counted {
+            Ok(()) => self.add(found),
+            Err(_) if found.spares_scale() => {}
+            Err(_) => {
+                scaler.watch.start();
+                *self = Self::default();
+            }
+        }
+        counted
+    }
+
+    /// Counts a step of gradients that were `accepted`. It is a call of the program's, unless they are only observed.
+    pub fn step(
+        &mut self,
+        scaler: &mut Scaler,
+        grads: &UnscaledGradients,
+        accepted: Result<(), AmpError>,
+        is_call: bool,
+    ) -> Result<StepOutcome, Failed> {
+        grads.count(&scaler.dropped);
+        let caller = is_call.then(Caller::here);
+        if let Err(error) = accepted {
+            (scaler.live).enter(scaler.id(), Call::default(), caller);
+            return Err(error.into());
+        }
+        scaler.look_at(grads);
+        let outcome = grads.finding.outcome();
+        let counted = self.count(scaler, Purpose::Step, &grads.finding);
+        let call = Call {
+            outcome: Some(outcome),
+            status: grads.known_status(),
+            is_step: true,
+        };
+        (scaler.live).enter(scaler.id(), call, caller);
+        self.steps += 1;
+        counted.map_err(|error| Failed {
+            error,
+            outcome: Some(outcome),
+        })?;
+        if self.outcome != Some(StepOutcome::Skipped) {
+            self.outcome = Some(outcome);
+        }
+        Ok(outcome)
+    }
+
+    /// Throws gradients away. Those that were tested are counted, if anything is tested here.
+    pub fn discard(&mut self, scaler: &mut Scaler, grads: StepGradients) -> Result<(), AmpError> {
+        let tested = match grads {
+            StepGradients::Unscaled(grads) => Some(grads),
+            _ => None,
+        };
+        if (tested.as_ref()).is_none_or(UnscaledGradients::skips) {
+            scaler.buffers.suspect();
+        }
+        // Of untested gradients nobody knows the parameters: all that came are theirs.
+        let (until, ids) = match &tested {
+            Some(grads) => (scaler.live.tested(), ids_of(&grads.entries)),
+            None => (u64::MAX, Vec::new()),
+        };
+        scaler.live.events.discard(until, &ids);
+        let mut status = None;
+        let is_enabled = scaler.is_enabled();
+        let counted = match tested.filter(|_| is_enabled) {
+            Some(grads) => {
+                grads.count(&scaler.dropped);
+                status = grads.known_status();
+                self.count(scaler, Purpose::Discarded, &grads.finding)
+            }
+            None => {
+                scaler.account(|account| account.record_untested(is_enabled));
+                Ok(())
+            }
+        };
+        scaler.enter(Call::of(StepOutcome::Dropped, status));
+        counted
+    }
+
+    /// Counts gradients that were unscaled and dropped.
+    pub(super) fn count_dropped(&mut self, scaler: &mut Scaler) -> Result<(), AmpError> {
+        for found in scaler.dropped.take() {
+            if found.overflow().is_some() {
+                scaler.buffers.suspect();
+            }
+            self.count(scaler, Purpose::Dropped, &found)?;
+        }
+        Ok(())
+    }
+
+    /// Moves the scale by what was shown, if it was something.
+    pub(super) fn advance(&self, scaler: &Scaler) {
+        if let Some(seen) = self.seen {
+            (scaler.live).advance(scaler.id(), seen, Purpose::Step, &self.overflows);
+        }
+    }
+
+    /// Ends the iteration, with gradients that were dropped in it: moves the scale, unless the program has set another one than that `before`. All
+    /// its steps are one for an observer.
+    pub fn end(
+        &mut self,
+        scaler: &mut Scaler,
+        before: Option<f32>,
+    ) -> Result<Option<StepOutcome>, AmpError> {
+        let outcome = self.outcome;
+        let counted = self.count_dropped(scaler);
+        let ended = take(self);
+        scaler.watch.start();
+        match before {
+            None => ended.advance(scaler),
+            Some(before) => {
+                scaler.live.end_regions(ended.seen);
+                if scaler.is_enabled() && ended.seen == Some(Evidence::Overflow) {
+                    let scales = [before, scaler.schedule().scale()];
+                    log_skip(scales, Purpose::Step, &ended.overflows);
+                }
+            }
+        }
+        scaler.live.enter_end(scaler.id(), ended.steps);
+        let error = counted.as_ref().err();
+        if outcome.is_some() || error.is_some() {
+            scaler.notify(outcome, error);
+        }
+        counted.map(|()| ended.seen.map(Evidence::outcome))
+    }
+}

@@ -5,6 +5,7 @@ use burn::tensor::{Bytes, Tensor};
 
 use std::{any::type_name, path::Path};
 
+pub(crate) mod burn_optimizer;
 mod device;
 mod host;
 pub(crate) mod lr_scheduler;

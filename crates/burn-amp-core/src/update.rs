@@ -1,6 +1,5 @@
 //! What an optimizer is given for one update of a module.
 
-mod burn_state;
 pub(crate) mod masters;
 pub(crate) mod module_optim;
 

@@ -8,7 +8,11 @@ use super::ScaledOptimizer;
 use crate::error::{AmpError, StepError};
 use crate::gradients::{Entries, Factors, StepGradients, UnscaledGradients};
 use crate::scale::{
-    account::Call, finding::Tested, in_flight::Resolution, journal::Caller, loss_scale::StepOutcome,
+    account::Call,
+    finding::{Rejection, Tested},
+    in_flight::Resolution,
+    journal::Caller,
+    loss_scale::StepOutcome,
 };
 use crate::scaler::{Failed, Inspected};
 use crate::step::hook::show_applied;
@@ -177,6 +181,24 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             let later = self.optim.takes_factors();
             (grads, factors) = grads.clip_by(&options.clip, factor, later)?;
         }
+        let (outcome, grads) = self.end(grads, rejected)?;
+        if let Some(hooks) = hooks {
+            self.options.hooks = hooks;
+        }
+        if spoilt {
+            self.scaler.buffers.suspect();
+        }
+        let grads = grads.map(|grads| (grads, factors));
+        Ok(Decided { outcome, grads })
+    }
+
+    /// Ends the step: counts it, and moves the scale. Its outcome, and the gradients if they are to be stepped with: they are finite, and not
+    /// `rejected`.
+    fn end(
+        &mut self,
+        mut grads: UnscaledGradients,
+        rejected: Option<Rejection>,
+    ) -> Result<(StepOutcome, Option<GradientsParams>), Failed> {
         check_accepted(&self.optim, &grads.entries, |entry| grads.dtype_of(entry))?;
         self.scaler.look_at(&grads);
         if self.scaler.amp.is_none() {
@@ -192,15 +214,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             outcome: Some(found.outcome()),
         })?;
         let is_applied = matches!(outcome, StepOutcome::Stepped | StepOutcome::NoGradients);
-        let grads = is_applied.then(|| grads.into_tested());
-        if let Some(hooks) = hooks {
-            options.hooks = hooks;
-        }
-        if spoilt {
-            self.scaler.buffers.suspect();
-        }
-        let grads = grads.map(|grads| (grads, factors));
-        Ok(Decided { outcome, grads })
+        Ok((outcome, is_applied.then(|| grads.into_tested())))
     }
 
     /// Throws gradients away. Finite ones do not move the scale inside a window that is skipped as a whole.

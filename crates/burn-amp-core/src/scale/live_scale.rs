@@ -220,6 +220,7 @@ impl LiveScale {
 
     /// Gradients were tested: what came to the border before is explained, or explains nothing.
     pub(crate) fn note_test(&self) -> u64 {
+        self.untested.end();
         let now = next_number();
         self.tested.store(now, Ordering::Relaxed);
         now

@@ -16,8 +16,6 @@ pub(crate) struct Untested {
     is_expected: AtomicBool,
     /// Set once there was a test.
     were_tested: AtomicBool,
-    /// The time of the last test.
-    tested: AtomicU64,
     /// Gradients that came to scopes.
     arrivals: AtomicU64,
     /// Counts how often parameters have changed.
@@ -36,18 +34,15 @@ impl Untested {
         self.is_expected.store(true, Relaxed);
     }
 
-    /// Gradients were tested, or wait in a window for their test: counts again.
+    /// Gradients were tested, or wait in a window for their test.
     pub(crate) fn end(&self) {
         self.were_tested.store(true, Relaxed);
         self.arrivals.store(0, Relaxed);
         self.changes.store(0, Relaxed);
     }
 
-    /// Counts a gradient that came to a scope with this output, after a test at this time. Returns how many came, once they are too many.
-    pub(crate) fn add_arrival(&self, output: u64, tested: u64) -> Option<u64> {
-        if self.tested.swap(tested, Relaxed) != tested {
-            self.end();
-        }
+    /// Counts a gradient that came to a scope with this output. Returns how many came, once they are too many.
+    pub(crate) fn add_arrival(&self, output: u64) -> Option<u64> {
         self.output.fetch_max(output, Relaxed);
         let arrivals = self.arrivals.fetch_add(1, Relaxed) + 1;
         let are_many = match (

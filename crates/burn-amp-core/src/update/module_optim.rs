@@ -1,7 +1,6 @@
-use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
+use burn::optim::{GradientsParams, OptimizerRecord};
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, tensor::DType};
 
-use super::burn_state;
 use crate::{error::AmpError, gradients::entries::Entry, update::Update, values::ParamTensors};
 
 /// An optimizer of whole modules: what [`ScaledOptimizer`](crate::ScaledOptimizer) wraps and
@@ -164,30 +163,6 @@ macro_rules! records_of {
             $crate::ModuleOptim::check_record(&$inner, record)
         }
     };
-}
-
-impl ModuleOptim for ModuleOptimizer {
-    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
-        ModuleOptimizer::step(self, lr, module, grads)
-    }
-
-    fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
-        ModuleOptimizer::step(self, update.lr, module, grads)
-    }
-
-    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
-        Ok(ModuleOptimizer::to_record(self))
-    }
-
-    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
-        burn_state::loaded(self, record).map(drop)
-    }
-
-    /// Waits as Burn does. An error where Burn panics, or would lose some of the state.
-    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
-        *self = burn_state::loaded(self, record)?;
-        Ok(())
-    }
 }
 
 impl<O: ModuleOptim> ModuleOptim for &mut O {

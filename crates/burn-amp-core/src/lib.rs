@@ -18,7 +18,8 @@ mod lock;
 /// What the macros of this crate name.
 #[doc(hidden)]
 pub mod macros {
-    pub use crate::{border::cast::Cast, warning::warn_at};
+    pub use crate::{border::cast::Cast, lock::unlocked, warning::to_standard_error};
+    pub use log;
 }
 mod optimizer;
 mod optimizer_config;

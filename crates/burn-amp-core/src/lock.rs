@@ -1,10 +1,11 @@
 //! How this crate locks, and what it says meanwhile: a logger may ask for what a lock guards, so no line is written while one is held.
 
-use log::{Level, Record};
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A call that writes to the log.
+type Line = Box<dyn FnOnce()>;
 
 thread_local! {
     /// The number of locks that this thread holds.
@@ -61,62 +62,18 @@ impl Drop for Held {
         if held == 0 {
             // None are left where the thread is at its end.
             let lines = LINES.try_with(RefCell::take).unwrap_or_default();
-            lines.into_iter().for_each(Line::write);
+            lines.into_iter().for_each(|line| line());
         }
     }
 }
 
-/// The place in the code that a line of the log comes from.
-#[derive(Clone, Copy)]
-pub(crate) struct Origin {
-    pub(crate) module: &'static str,
-    pub(crate) file: &'static str,
-    pub(crate) line: u32,
-}
-
-struct Line {
-    level: Level,
-    origin: Origin,
-    text: String,
-}
-
-impl Line {
-    fn write(self) {
-        write_line(self.level, self.origin, format_args!("{}", self.text));
-    }
-}
-
 /// Writes a line to the log: now, or when this thread holds no lock.
-pub(crate) fn log_line(level: Level, origin: Origin, text: fmt::Arguments<'_>) {
-    if level > log::max_level() {
-        return;
+pub fn unlocked(line: impl FnOnce() + 'static) {
+    // At the end of a thread nothing is kept for later.
+    match HELD.get() > 0 && LINES.try_with(|_| ()).is_ok() {
+        true => LINES.with_borrow_mut(|lines| lines.push(Box::new(line))),
+        false => line(),
     }
-    let later = || {
-        let line = Line {
-            level,
-            origin,
-            text: text.to_string(),
-        };
-        LINES
-            .try_with(|lines| lines.borrow_mut().push(line))
-            .is_ok()
-    };
-    if HELD.get() == 0 || !later() {
-        write_line(level, origin, text);
-    }
-}
-
-fn write_line(level: Level, origin: Origin, text: fmt::Arguments<'_>) {
-    log::logger().log(
-        &Record::builder()
-            .level(level)
-            .target(origin.module)
-            .module_path_static(Some(origin.module))
-            .file_static(Some(origin.file))
-            .line(Some(origin.line))
-            .args(text)
-            .build(),
-    );
 }
 
 /// Every lock is a place where a model checker may let another thread go on. It runs all of them on one thread of the system.

@@ -1,50 +1,41 @@
 //! Lines of the log, and warnings that reach a program without a logger too.
 
-use log::Level;
-use std::{fmt, io::Write, sync::Once};
-
-use crate::lock::{Origin, log_line};
+use std::{io::Write, sync::Once};
 
 /// `log::log!`, when the thread holds no lock of this crate.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! say {
-    ($level:expr, $($message:tt)*) => {
-        $crate::lock::log_line(
-            $level,
-            $crate::lock::Origin {
-                module: module_path!(),
-                file: file!(),
-                line: line!(),
-            },
-            format_args!($($message)*),
-        )
-    };
+    ($level:expr, $($message:tt)*) => {{
+        let level = $level;
+        if level <= $crate::macros::log::max_level() {
+            let text = format!($($message)*);
+            $crate::macros::unlocked(move || $crate::macros::log::log!(level, "{text}"));
+        }
+    }};
 }
 
 /// `log::warn!`, when the thread holds no lock of this crate. Without a logger, the first one goes to standard error: Burn's plain loops install none.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! warn {
-    ($($message:tt)*) => {
-        $crate::macros::warn_at(module_path!(), file!(), line!(), format_args!($($message)*))
-    };
+    ($($message:tt)*) => {{
+        let text = format!($($message)*);
+        $crate::macros::to_standard_error(&text);
+        $crate::say!($crate::macros::log::Level::Warn, "{text}");
+    }};
 }
 
 macro_rules! info {
-    ($($message:tt)*) => { say!(log::Level::Info, $($message)*) };
+    ($($message:tt)*) => { $crate::say!(log::Level::Info, $($message)*) };
 }
 
 macro_rules! debug {
-    ($($message:tt)*) => { say!(log::Level::Debug, $($message)*) };
-}
-
-/// Writes a warning to the log, as from that line of a program.
-pub fn warn_at(module: &'static str, file: &'static str, line: u32, message: fmt::Arguments<'_>) {
-    to_standard_error(message);
-    log_line(Level::Warn, Origin { module, file, line }, message);
+    ($($message:tt)*) => { $crate::say!(log::Level::Debug, $($message)*) };
 }
 
 /// Writes the first warning of a process, if no logger is installed.
-fn to_standard_error(message: fmt::Arguments<'_>) {
+pub fn to_standard_error(message: &str) {
     static SAID: Once = Once::new();
     if log::max_level() == log::LevelFilter::Off {
         SAID.call_once(|| {

@@ -9,7 +9,7 @@ use burn::{module::Module, optim::GradientsParams};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::border::{DryRun, DryRunNotes, MixedPrecision, scope};
+use crate::border::{DryRun, DryRunNotes, MixedPrecision, mixed_precision::check_devices, scope};
 use crate::error::{AmpError, BorderFault};
 use crate::gradients::{Entries, Entry, GradientStatus, inspect, unchanged};
 use crate::values::{AnyTensor, is_half};
@@ -83,7 +83,7 @@ impl MixedPrecision {
         model: &M,
         loss: impl FnMut(&M) -> Tensor<D>,
     ) -> Result<GradientStatus, AmpError> {
-        self.check_devices(self.dtype(), model)?;
+        check_devices(self, self.dtype(), model)?;
         // A power of two, so that it can be taken out again without rounding.
         let scale = match self.is_scaled() {
             true => f64::from(self.loss_scale().max(1.0)).log2().floor().exp2(),

@@ -17,7 +17,7 @@ use std::{collections::BTreeMap, mem::take, ops::Range, path::Path};
 pub use container::Container;
 pub use file::write_whole;
 pub use optimizer_state::OptimizerState;
-pub use section::SECTION;
+pub use section::{SECTION, read, write};
 pub use state::State;
 
 use crate::{

@@ -8,9 +8,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::observer::Observer;
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 use crate::{
-    error::AmpError, gradients::GradientStatus, lock::locked, scale::border_events::next_number,
-    scale::followed::Followed, scale::live_scale::LiveScale, scale::step_counters::StepCounters,
-    values::is_half,
+    error::AmpError, gradients::GradientStatus, lock::locked, scale::followed::Followed,
+    scale::live_scale::LiveScale, scale::step_counters::StepCounters, values::is_half,
 };
 
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
@@ -46,10 +45,10 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct MixedPrecision {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
-struct Shared {
+pub(super) struct Shared {
     dtype: FloatDType,
     /// Set where there is a loss scale.
     enabled: bool,
@@ -61,9 +60,9 @@ struct Shared {
     /// Set while a `Learner` trains with it.
     in_learner: AtomicBool,
     /// Set once a model was attached.
-    attached: AtomicBool,
+    pub(super) attached: AtomicBool,
     /// The parameter that was read last on a thread that is in no scope, and when: in the order of the border events.
-    read_elsewhere: Mutex<Option<(u64, Arc<str>)>>,
+    pub(super) read_elsewhere: Mutex<Option<(u64, Arc<str>)>>,
     /// Set where it computes on devices that do not refuse two dtypes.
     allows_unchecked: bool,
     /// Devices that tensors have come from, and that are fine.
@@ -142,12 +141,8 @@ impl MixedPrecision {
 
     /// A handle with a loss scale of its own, in the same state.
     pub(crate) fn for_worker(&self) -> Self {
-        self.with_scale(self.live().detached())
-    }
-
-    /// A handle with this loss scale, and all else as here.
-    fn with_scale(&self, live: LiveScale) -> Self {
-        Self::with_live(self.shared.dtype, live, self.shared.allows_unchecked)
+        let allows_unchecked = self.shared.allows_unchecked;
+        Self::with_live(self.shared.dtype, self.live().detached(), allows_unchecked)
     }
 
     /// The same precision with other settings of the loss scale, as a new handle: call it before clones are made.
@@ -180,7 +175,12 @@ impl MixedPrecision {
     pub fn with_schedule(self, schedule: LossScale) -> Result<Self, AmpError> {
         let schedule = schedule.check_rule()?;
         LiveScale::check(schedule.config())?;
-        Ok(self.with_scale(LiveScale::new(schedule)))
+        let (dtype, allows_unchecked) = (self.shared.dtype, self.shared.allows_unchecked);
+        Ok(Self::with_live(
+            dtype,
+            LiveScale::new(schedule),
+            allows_unchecked,
+        ))
     }
 
     /// The same precision on devices that do not refuse two dtypes in one operation, as a new handle: call it before clones are made.
@@ -260,16 +260,6 @@ impl MixedPrecision {
         }
     }
 
-    /// Checks all devices of a model as [`check_device`](Self::check_device), for another dtype.
-    pub(crate) fn check_devices<M: Module>(
-        &self,
-        dtype: FloatDType,
-        model: &M,
-    ) -> Result<(), AmpError> {
-        let mut devices = model.devices().into_iter();
-        devices.try_for_each(|device| self.check_device_in(dtype, &device))
-    }
-
     /// Checks a device that a tensor comes from as [`check_device`](Self::check_device): once for each.
     pub(super) fn meets(&self, device: Device) -> Result<(), AmpError> {
         if locked(&self.shared.devices).contains(&device) {
@@ -290,34 +280,9 @@ impl MixedPrecision {
         self.shared.attached.load(Ordering::Relaxed)
     }
 
-    /// Notes that a model is attached.
-    pub(super) fn set_attached(&self) {
-        self.shared.attached.store(true, Ordering::Relaxed);
-    }
-
-    /// Notes that a parameter is read in no scope.
-    pub(super) fn note_read_elsewhere(&self, path: &Arc<str>) {
-        *locked(&self.shared.read_elsewhere) = Some((next_number(), path.clone()));
-    }
-
-    /// Returns the parameter that a thread in no scope has read last, if that was after this number of the border events.
-    pub(super) fn read_elsewhere(&self, since: u64) -> Option<Arc<str>> {
-        let (number, path) = locked(&self.shared.read_elsewhere).clone()?;
-        (number > since).then_some(path)
-    }
-
-    /// Says whether a bare `autocast` opens scopes, in a `Learner`. Returns what was so before.
-    pub(crate) fn set_in_learner(&self, is_in_learner: bool) -> bool {
-        (self.shared.in_learner).swap(is_in_learner, Ordering::Relaxed)
-    }
-
+    /// Says whether a bare `autocast` opens scopes, in a `Learner`.
     pub(crate) fn is_in_learner(&self) -> bool {
         self.shared.in_learner.load(Ordering::Relaxed)
-    }
-
-    /// Says whether it is one of half precision that nothing has computed in so far.
-    pub(crate) fn is_unused(&self) -> bool {
-        is_half(self.dtype().into()) && self.live().opened() == 0
     }
 
     /// Says whether gradients are multiplied inside a scope: not in f32, not with a scaler that is turned off, and not in bf16 as long as its scale
@@ -342,28 +307,48 @@ impl MixedPrecision {
         is_observed.then(|| locked(&self.shared.observer).clone())?
     }
 
-    /// Has this observer follow the steps, or none. Returns the one before.
-    pub(crate) fn set_observer(
-        &self,
-        observer: Option<Arc<dyn Observer>>,
-    ) -> Option<Arc<dyn Observer>> {
-        let is_observed = observer.is_some();
-        let before = std::mem::replace(&mut *locked(&self.shared.observer), observer);
-        self.shared
-            .is_observed
-            .store(is_observed, Ordering::Relaxed);
-        before
-    }
-
     pub(crate) fn journal(&self) -> Followed {
         Followed::new(self.live(), None)
     }
+}
 
-    /// A value that another crate of the workspace keeps for all clones of the handle: of one type alone.
-    pub(crate) fn extension<T: Any + Default + Send + Sync>(&self) -> Option<&T> {
-        let extension = self.shared.extension.get_or_init(|| Box::new(T::default()));
-        extension.downcast_ref()
-    }
+/// Checks all devices of a model as [`MixedPrecision::check_device`], for another dtype.
+pub fn check_devices<M: Module>(
+    amp: &MixedPrecision,
+    dtype: FloatDType,
+    model: &M,
+) -> Result<(), AmpError> {
+    let mut devices = model.devices().into_iter();
+    devices.try_for_each(|device| amp.check_device_in(dtype, &device))
+}
+
+/// Makes a bare `autocast` open scopes on all threads, or no longer. Returns whether it did before.
+pub fn set_running(amp: &MixedPrecision, is_running: bool) -> bool {
+    amp.shared.in_learner.swap(is_running, Ordering::Relaxed)
+}
+
+/// Says that nothing has been computed in half precision so far, and that something should have been.
+pub fn is_unused(amp: &MixedPrecision) -> bool {
+    is_half(amp.dtype().into()) && amp.live().opened() == 0
+}
+
+/// The state of a run, which clones of the handle share: a value of one type alone.
+///
+/// # Panics
+///
+/// If another type is kept there.
+pub fn state_of<T: Any + Default + Send + Sync>(amp: &MixedPrecision) -> &T {
+    let state = amp.shared.extension.get_or_init(|| Box::new(T::default()));
+    state.downcast_ref().expect("nothing else is kept there")
+}
+
+/// Attaches an observer to all clones of a handle, or none. Returns the one before.
+pub fn set_observer(
+    amp: &MixedPrecision,
+    observer: Option<Arc<dyn Observer>>,
+) -> Option<Arc<dyn Observer>> {
+    (amp.shared.is_observed).store(observer.is_some(), Ordering::Relaxed);
+    std::mem::replace(&mut *locked(&amp.shared.observer), observer)
 }
 
 /// Handles are equal if they are clones of one.

@@ -23,7 +23,7 @@ use burn_amp_kernels::panic_message;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, atomic::Ordering};
 
 use super::cast::{CastFloat, cast_each};
 use super::dry_run::DryRun;
@@ -33,49 +33,15 @@ use crate::error::{AmpError, BorderFault, or_panic};
 use crate::values::{AnyTensor, SCOPED, is_half};
 use crate::{
     lock::locked,
+    scale::border_events::next_number,
     scale::region::{Factor, Region, Rescale},
 };
 
 thread_local! {
     /// The parts of the forward pass that this thread is in.
-    static HERE: RefCell<Frame> = RefCell::default();
+    static HERE: RefCell<Scope> = RefCell::default();
     /// The error with which a scope of this thread panicked last.
     static REFUSED: RefCell<Option<AmpError>> = const { RefCell::new(None) };
-}
-
-/// The parts of the forward pass that a thread is in: the one that it has entered last, with all that encloses it.
-#[derive(Clone, Default)]
-struct Frame {
-    /// The half precision that it is in; none in f32, where parameters are plain.
-    open: Option<Arc<OpenScope>>,
-    /// Set while a scope is open, in an island of f32 too.
-    is_inside: bool,
-    /// The regions with factors that it is in; in f32, those of the scopes inside.
-    regions: Vec<Region>,
-    /// The handle of the scopes that a bare `autocast` opens.
-    amp: Option<MixedPrecision>,
-    /// The dry run that it is in.
-    dry: Option<Arc<DryRun>>,
-}
-
-impl Frame {
-    fn here() -> Self {
-        HERE.with_borrow(Clone::clone)
-    }
-
-    /// Runs a part of the forward pass in it. It is left on a panic too.
-    fn run<R>(self, forward: impl FnOnce() -> R) -> R {
-        struct Leave(Frame);
-
-        impl Drop for Leave {
-            fn drop(&mut self) {
-                HERE.set(std::mem::take(&mut self.0));
-            }
-        }
-
-        let _leave = Leave(HERE.replace(self));
-        forward()
-    }
 }
 
 /// Runs a forward pass whose scopes differ from those of a step, and gives back what a scope in it has refused. A bare [`autocast`] opens
@@ -86,14 +52,14 @@ pub(crate) fn in_dry_run<R>(
     forward: impl FnOnce() -> R,
 ) -> (R, Option<AmpError>) {
     REFUSED.set(None);
-    let here = Frame::here();
-    let frame = Frame {
+    let here = Scope::current();
+    let scope = Scope {
         open: None,
         amp: dry.in_learner.then(|| amp.clone()).or(here.amp),
         dry: Some(dry.clone()),
         ..here
     };
-    let result = frame.run(forward);
+    let result = scope.enter(forward);
     (result, REFUSED.take())
 }
 
@@ -117,24 +83,45 @@ pub(crate) fn in_dry_run<R>(
 /// });
 /// assert_eq!(output.dtype(), DType::F32);
 /// ```
-#[derive(Clone)]
-pub struct Scope(Frame);
+#[derive(Clone, Default)]
+pub struct Scope {
+    /// The half precision that it is in; none in f32, where parameters are plain.
+    open: Option<Arc<OpenScope>>,
+    /// Set while a scope is open, in an island of f32 too.
+    is_inside: bool,
+    /// The regions with factors that it is in; in f32, those of the scopes inside.
+    regions: Vec<Region>,
+    /// The handle of the scopes that a bare `autocast` opens.
+    amp: Option<MixedPrecision>,
+    /// The dry run that it is in.
+    dry: Option<Arc<DryRun>>,
+}
 
 impl Scope {
     /// Returns the part that the calling thread is in: a scope, a region of one ([`in_f32`] or [`rescaled`]), or none of these.
     pub fn current() -> Self {
-        Self(Frame::here())
+        HERE.with_borrow(Clone::clone)
     }
 
     /// Runs `work` on the calling thread as if it were where [`current`](Self::current) was called.
     pub fn enter<R>(&self, work: impl FnOnce() -> R) -> R {
-        self.0.clone().run(work)
+        /// Leaves it on a panic too.
+        struct Leave(Scope);
+
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                HERE.set(std::mem::take(&mut self.0));
+            }
+        }
+
+        let _leave = Leave(HERE.replace(self.clone()));
+        work()
     }
 }
 
 impl std::fmt::Debug for Scope {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let side = self.0.open.as_ref().map(|open| &open.side);
+        let side = self.open.as_ref().map(|open| &open.side);
         f.debug_struct("Scope").field("side", &side).finish()
     }
 }
@@ -153,9 +140,10 @@ fn explain(open: &OpenScope, panic: Box<dyn Any + Send>) -> AmpError {
     }
     let dtype = open.side.dtype.into();
     if OF_THREADS.iter().any(|said| message.contains(said))
-        && let Some(path) = open.amp.read_elsewhere(open.number)
+        && let Some((number, path)) = &*locked(&open.amp.shared.read_elsewhere)
+        && *number > open.number
     {
-        return AmpError::border(BorderFault::Thread, Some(&path), dtype);
+        return AmpError::border(BorderFault::Thread, Some(path), dtype);
     }
     dtype_clash(panic, dtype, last_read, open.amp.is_attached())
 }
@@ -245,7 +233,7 @@ impl MixedPrecision {
         input: I,
         forward: impl FnOnce(I) -> R,
     ) -> Result<R, AmpError> {
-        let here = Frame::here();
+        let here = Scope::current();
         let open = OpenScope::new(self, here.dry.clone(), &here.regions);
         let open = Arc::new(open);
         let is_nested = Cell::new(false);
@@ -262,13 +250,13 @@ impl MixedPrecision {
         let is_inside = here.is_inside && (outer.is_some() || here.open.is_none());
         // The scope around this one sees what comes to it, if that is multiplied there.
         let is_seen = here.is_inside && outer.is_some();
-        let frame = Frame {
+        let scope = Scope {
             open: Some(open.clone()),
             is_inside: is_inside || self.is_scaled(),
             amp: Some(self.clone()),
             ..here
         };
-        let result = frame.run(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
+        let result = scope.enter(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
         {
             let mut notes = locked(&open.notes);
             notes.is_closed = true;
@@ -303,20 +291,10 @@ impl MixedPrecision {
     /// At the end of the scope, as [`autocast`](Self::autocast), for a half-precision tensor of another dtype that requires
     /// gradients.
     pub fn cast<T: CastFloat>(&self, value: T) -> T {
-        match Frame::here().open {
+        match Scope::current().open {
             Some(open) => cast_each(value, |tensor| open.take_captured(tensor, true)),
             None => cast_each(value, |tensor| tensor.cast(self.dtype())),
         }
-    }
-
-    /// Runs a model in which a bare [`autocast`] opens scopes of this handle.
-    pub(crate) fn in_model<R>(&self, work: impl FnOnce() -> R) -> R {
-        let frame = Frame {
-            open: None,
-            amp: Some(self.clone()),
-            ..Frame::here()
-        };
-        frame.run(work)
     }
 }
 
@@ -330,7 +308,7 @@ impl Reparameterizer for MixedPrecision {
     ) -> (Param<Tensor<D>>, Option<Self::Reparam>) {
         // The first forward pass would end in a panic of a kernel's compiler.
         or_panic(self.check_device(&param.lazy_device()));
-        self.set_attached();
+        self.shared.attached.store(true, Ordering::Relaxed);
         let scoped = ScopedParameter {
             amp: self.clone(),
             path: path.into(),
@@ -358,13 +336,14 @@ impl Reparameterization for ScopedParameter {
     const NAME: &'static str = SCOPED;
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let here = Frame::here();
+        let here = Scope::current();
         let base = AnyTensor::with_graph(base);
         let value = match here.open.filter(|open| open.amp.is(&self.amp)) {
             Some(open) => open.take_parameter(&self.path, self.id, base),
             None => {
                 if !here.is_inside {
-                    self.amp.note_read_elsewhere(&self.path);
+                    let read = Some((next_number(), self.path.clone()));
+                    *locked(&self.amp.shared.read_elsewhere) = read;
                 }
                 base
             }
@@ -380,8 +359,18 @@ pub(crate) fn dry_run() -> Option<Arc<DryRun>> {
 
 /// Returns the multiple of gradients of this dtype where the thread is.
 pub fn scale_here(dtype: DType) -> f64 {
-    let open = Frame::here().open.filter(|_| is_half(dtype));
+    let open = Scope::current().open.filter(|_| is_half(dtype));
     open.map_or(1.0, |open| open.side.scale)
+}
+
+/// Runs a model in which a bare [`autocast`] opens scopes of this handle.
+pub fn in_model<R>(amp: &MixedPrecision, work: impl FnOnce() -> R) -> R {
+    let scope = Scope {
+        open: None,
+        amp: Some(amp.clone()),
+        ..Scope::current()
+    };
+    scope.enter(work)
 }
 
 /// Returns the handle of the enclosing scope, or of the model that a `Learner` trains.
@@ -507,7 +496,7 @@ pub fn rescaled<I: CastFloat, R: CastFloat>(
 impl Region {
     /// Runs it where the thread is, in a scope or outside of all.
     pub fn run<I: CastFloat, R: CastFloat>(self, input: I, forward: impl FnOnce(I) -> R) -> R {
-        let here = Frame::here();
+        let here = Scope::current();
         // A dry run decides by names.
         let is_in_f32 = |dry: &Arc<DryRun>| {
             let name = self.name.as_deref();
@@ -520,13 +509,13 @@ impl Region {
             true => outer.inside(&self).into(),
             false => outer,
         });
-        let mut frame = Frame {
+        let mut scope = Scope {
             open: inside.clone(),
             ..here
         };
-        frame.regions.extend(has_factor.then(|| self.clone()));
-        let dry = frame.dry.clone();
-        let forward = |input| frame.run(|| forward(input));
+        scope.regions.extend(has_factor.then(|| self.clone()));
+        let dry = scope.dry.clone();
+        let forward = |input| scope.enter(|| forward(input));
         let output = match (outer, inside) {
             (Some(outer), None) => {
                 let output = forward(cast_each(input, |tensor| outer.widen(tensor)));

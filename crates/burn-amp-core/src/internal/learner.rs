@@ -1,52 +1,20 @@
 //! What `burn-amp-train` does with a handle whose models a `Learner` trains, and with the record in its checkpoints.
 
-use burn::optim::{StateSink, StateSource};
-use std::{any::Any, mem::take};
+use std::mem::take;
 
 use crate::{AmpError, AmpRecord, Scaler, border::MixedPrecision};
 pub use crate::{
+    border::mixed_precision::{is_unused, set_running, state_of},
+    border::scope::in_model,
     gradients::{by_device, placeholders},
-    record::{Container, OptimizerState, SECTION},
+    record::{Container, OptimizerState, SECTION, read, write},
 };
 use crate::{step::options::StepOptions, values::ParamTensors};
 
-/// Makes a bare `autocast` open scopes on all threads, or no longer. Returns whether it did before.
-pub fn set_running(amp: &MixedPrecision, is_running: bool) -> bool {
-    amp.set_in_learner(is_running)
-}
-
-/// Runs a model whose bare `autocast` opens scopes of this handle.
-pub fn in_model<R>(amp: &MixedPrecision, work: impl FnOnce() -> R) -> R {
-    amp.in_model(work)
-}
-
-/// Says that nothing has been computed in half precision so far, and that something should have been.
-pub fn is_unused(amp: &MixedPrecision) -> bool {
-    amp.is_unused()
-}
-
-/// The state of the run, which clones of the handle share: a value of one type alone.
-///
-/// # Panics
-///
-/// If another type is kept there.
-pub fn state_of<T: Any + Default + Send + Sync>(amp: &MixedPrecision) -> &T {
-    amp.extension().expect("nothing else is kept there")
-}
-
-/// Writes a record as the state of the parameter [`SECTION`], which no model has. Waits for the device.
-pub fn write(record: AmpRecord, out: &mut StateSink) -> Result<(), AmpError> {
-    record.flatten(out)
-}
-
-/// Reads what [`write`] has written. Gives nothing of a run without a scaler.
-pub fn read(src: &mut StateSource) -> Result<Option<AmpRecord>, AmpError> {
-    AmpRecord::unflatten(src, "the loss scaler's state in the optimizer's record")
-}
-
 /// Sets the loss scale of the handle to that of a record.
 pub fn set_scale(amp: &MixedPrecision, record: &AmpRecord) -> Result<(), AmpError> {
-    record.resume_scale(amp, "the checkpoint")
+    let scaler = record.scaler.as_ref();
+    scaler.map_or(Ok(()), |state| state.resume(amp.live(), "the checkpoint"))
 }
 
 /// Takes the optimizer's state out of a record.

@@ -1,6 +1,6 @@
 //! What `burn-amp-report` sees of a run, and how it tries a loss in other precisions. Internal: it may change with any release.
 
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
 use burn::{module::Module, optim::GradientsParams};
 use burn_amp_kernels::{ExponentHistogram, TensorStatus};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use crate::scale::finding::{SkipCause, Tested};
 use crate::values::{AnyTensor, distinct_parameters, with_rank};
 pub use crate::{
     border::dry_run::DryRun,
+    border::mixed_precision::{check_devices, set_observer as set},
     border::observer::{Observer, Stepped},
     border::scope::scale_here,
     check::dry_loss,
@@ -21,23 +22,9 @@ pub use crate::{
     values::is_half,
 };
 
-/// Refuses a model that has a device which cannot compute in that dtype.
-pub fn check_devices<M: Module>(
-    amp: &MixedPrecision,
-    dtype: FloatDType,
-    model: &M,
-) -> Result<(), AmpError> {
-    amp.check_devices(dtype, model)
-}
-
 /// The parameters with gradients that are not finite, and how many values of each are not.
 pub fn overflow_counts(grads: &UnscaledGradients) -> impl Iterator<Item = (&str, u64)> {
     grads.overflow_counts()
-}
-
-/// Attaches an observer to all clones of a `MixedPrecision`, or none. Returns the one before.
-pub fn set(amp: &MixedPrecision, observer: Option<Arc<dyn Observer>>) -> Option<Arc<dyn Observer>> {
-    amp.set_observer(observer)
 }
 
 /// The observer of the dry run that the thread is in; or that of the enclosing scope, or of the model that a `Learner` trains.

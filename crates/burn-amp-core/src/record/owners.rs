@@ -3,7 +3,7 @@
 use super::{AmpRecord, State, section::States};
 use crate::scaler::accumulation::{AccumulationWindow, WindowState};
 use crate::scaler::{Joint, Scaler, ScalerState};
-use crate::{border::MixedPrecision, error::AmpError, values::ParamTensors};
+use crate::{error::AmpError, values::ParamTensors};
 
 /// The name of the state of a loss scale.
 const SCALER: &str = "scaler";
@@ -104,16 +104,6 @@ impl AmpRecord {
     pub fn without_masters(mut self) -> Self {
         self.masters = ParamTensors::default();
         self
-    }
-
-    /// The loss scale of `amp` continues from the state here, if there is one.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::DamagedRecord`] if a rule of the program refuses what is stored under its name.
-    pub(crate) fn resume_scale(&self, amp: &MixedPrecision, origin: &str) -> Result<(), AmpError> {
-        let scaler = self.scaler.as_ref();
-        scaler.map_or(Ok(()), |state| state.resume(amp.live(), origin))
     }
 }
 

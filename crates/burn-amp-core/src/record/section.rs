@@ -160,37 +160,34 @@ impl Container {
     }
 }
 
-/// A record in a `Learner`'s checkpoint: a section alone.
-impl AmpRecord {
-    /// Writes the record as the state of [`SECTION`]. Waits for the device.
-    pub(crate) fn flatten(self, out: &mut StateSink) -> Result<(), AmpError> {
-        self.into_container()?.flatten(out)
-    }
+/// Writes a record into a `Learner`'s checkpoint, as the state of [`SECTION`]: a section alone. Waits for the device.
+pub fn write(record: AmpRecord, out: &mut StateSink) -> Result<(), AmpError> {
+    record.into_container()?.flatten(out)
+}
 
-    /// Reads what [`flatten`](Self::flatten) has written; none in the checkpoint of a run without this crate.
-    pub(crate) fn unflatten(src: &mut StateSource, origin: &str) -> Result<Option<Self>, AmpError> {
-        let section = SECTION.to_string();
-        let Some(index) = src.take_tensor(&section, INDEX) else {
-            return Ok(None);
-        };
-        let mut container = Container::empty_of(origin);
-        for name in [VERSION_NAME, CHECKSUM] {
-            let scalar = src.take_scalar(&section, name);
-            container
-                .scalars
-                .extend(scalar.map(|scalar| (key(name), scalar)));
-        }
-        container.check_version()?;
-        for (name, ids) in container.index(index.as_bytes())?.tensors {
-            for name in ids.iter().map(|id| format!("{name}.{id}")) {
-                if let Some(data) = src.take_tensor(&section, &name) {
-                    container.add_ours(&name, data);
-                }
+/// Reads what [`write`] has written; gives none of the checkpoint of a run without this crate.
+pub fn read(src: &mut StateSource) -> Result<Option<AmpRecord>, AmpError> {
+    let section = SECTION.to_string();
+    let Some(index) = src.take_tensor(&section, INDEX) else {
+        return Ok(None);
+    };
+    let mut container = Container::empty_of("the loss scaler's state in the optimizer's record");
+    for name in [VERSION_NAME, CHECKSUM] {
+        let scalar = src.take_scalar(&section, name);
+        container
+            .scalars
+            .extend(scalar.map(|scalar| (key(name), scalar)));
+    }
+    container.check_version()?;
+    for (name, ids) in container.index(index.as_bytes())?.tensors {
+        for name in ids.iter().map(|id| format!("{name}.{id}")) {
+            if let Some(data) = src.take_tensor(&section, &name) {
+                container.add_ours(&name, data);
             }
         }
-        container.add_ours(INDEX, index);
-        Self::from_container(container).map(Some)
     }
+    container.add_ours(INDEX, index);
+    AmpRecord::from_container(container).map(Some)
 }
 
 /// True if bytes hold a name of the section. No parameter's path reads so.

@@ -1,5 +1,5 @@
 use burn::tensor::DType;
-use burn_amp_kernels::UnsupportedDType as Unsupported;
+use burn_amp_kernels::UnsupportedDType;
 use std::convert::Infallible;
 use thiserror::Error;
 
@@ -338,15 +338,8 @@ pub enum AmpError {
     },
 
     /// A device cannot compute in a dtype. WGSL has no bf16, and f16 only where the device has the feature `shader-f16`.
-    #[error("{}", Unsupported { dtype: *dtype, device: device.clone(), instead: instead.clone() })]
-    UnsupportedDType {
-        /// The dtype.
-        dtype: DType,
-        /// The device, as Burn names it.
-        device: String,
-        /// Dtypes to train in there, the narrowest first.
-        instead: Vec<DType>,
-    },
+    #[error(transparent)]
+    UnsupportedDType(#[from] UnsupportedDType),
 
     /// A device does not refuse two dtypes in one operation, so that mistakes which are an error elsewhere train there, on garbage.
     #[error(
@@ -447,16 +440,6 @@ impl BorderFault {
 impl From<Infallible> for AmpError {
     fn from(error: Infallible) -> Self {
         match error {}
-    }
-}
-
-impl From<Unsupported> for AmpError {
-    fn from(error: Unsupported) -> Self {
-        Self::UnsupportedDType {
-            dtype: error.dtype,
-            device: error.device,
-            instead: error.instead,
-        }
     }
 }
 

@@ -197,126 +197,94 @@ impl UnscaledGradients {
             return Ok((self, Factors::new()));
         }
         let mut found = self.found.take().unwrap_or_default();
-        let (mut plan, clipping) = Plan::new(rules, factor, &self.entries, &found.each, later);
+        let (changes, clipping) = plan(rules, factor, &self.entries, &found.each, later);
         found.all.clipping = clipping;
-        let factors = match later {
-            true => plan.take_factors(&self.entries),
-            false => Factors::new(),
-        };
-        for (factor, positions) in plan.take_shared() {
-            self.scale(&positions, factor as f32)?;
+        let mut factors = Factors::new();
+        let mut shared: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+        for (at, Change { factor, limit }) in changes.iter().enumerate() {
+            match later && limit.is_none() {
+                _ if *factor >= 1.0 => {}
+                true => _ = factors.insert(self.entries[at].id, *factor as f32),
+                false => shared.entry(factor.to_bits()).or_default().push(at),
+            }
         }
-        if plan.changed() > 0 {
-            self = self.map_each(|position, grad| plan.change(position, grad));
+        for (bits, positions) in shared {
+            let factor = f64::from_bits(bits);
+            match positions[..] {
+                [at] => self.change(at, |grad| grad.mul_scalar(factor)),
+                // One pass for several, in f32.
+                _ => self.scale(&positions, factor as f32)?,
+            }
+        }
+        for (at, change) in changes.iter().enumerate() {
+            if let Some(threshold) = change.limit {
+                self.change(at, |grad| limited(grad, threshold));
+            }
         }
         self.found = OnceLock::from(found);
         Ok((self, factors))
     }
 }
 
-/// The change of each gradient: a factor of at most 1, and then a limit of its values.
-struct Plan {
-    factors: Vec<f64>,
-    limits: Vec<Option<f64>>,
+/// The change of a gradient: a factor of at most 1, and then a limit of its values.
+struct Change {
+    factor: f64,
+    limit: Option<f64>,
 }
 
-impl Plan {
-    /// The number that `torch.nn.utils.clip_grad_norm_` adds to the norm.
-    const EPSILON: f64 = 1e-6;
+/// The number that `torch.nn.utils.clip_grad_norm_` adds to the norm.
+const EPSILON: f64 = 1e-6;
 
-    /// Plans with the coefficient of a guard. Of it and that of a norm the smaller holds, as in ZClip; values are clipped after it. If the `later`
-    /// step multiplies, by what a device would find.
-    fn new(
-        rules: &ClipRules,
-        guard: f64,
-        entries: &[Entry],
-        statuses: &[TensorStatus],
-        later: bool,
-    ) -> (Self, Clipping) {
-        let norms: Vec<f64> = statuses.iter().map(|status| status.norm).collect();
-        let of_device = later.then(|| clip_factors(&rules.by_norm(entries), &norms));
-        let factor_of = |at: usize, of_host: f64| {
-            let of_device = of_device.as_ref().map(|factors| f64::from(factors[at]));
-            of_device.unwrap_or(of_host)
-        };
-        let mut plan = Self {
-            factors: vec![guard; entries.len()],
-            limits: vec![None; entries.len()],
-        };
-        let mut clipping = Clipping::default();
-        let mut coefficients = Vec::from_iter((guard < 1.0).then_some(guard));
-        let rule_of = entries.iter().map(|entry| Some(rules.rule_of(entry)?.0));
-        let rule_of: Vec<_> = rule_of.collect();
-        for (index, (_, rule)) in rules.rules().enumerate() {
-            let of_rule = (0..entries.len()).filter(|at| rule_of[*at] == Some(index));
-            match rule {
-                GradientClip::GlobalNorm(threshold) => {
-                    let norm = norm(of_rule.clone().map(|at| norms[at]));
-                    let factor = (threshold / (norm + Self::EPSILON)).min(1.0);
-                    let first = of_rule.clone().next();
-                    let factor = first.map_or(factor, |at| factor_of(at, factor));
-                    clipping.norms.push(norm);
-                    coefficients.push(factor);
-                    of_rule.for_each(|at| plan.factors[at] = guard.min(factor));
+/// Plans the changes with the coefficient of a guard. Of it and that of a norm the smaller holds, as in ZClip; values are clipped after it. If the
+/// `later` step multiplies, by what a device would find.
+fn plan(
+    rules: &ClipRules,
+    guard: f64,
+    entries: &[Entry],
+    statuses: &[TensorStatus],
+    later: bool,
+) -> (Vec<Change>, Clipping) {
+    let norms: Vec<f64> = statuses.iter().map(|status| status.norm).collect();
+    let of_device = later.then(|| clip_factors(&rules.by_norm(entries), &norms));
+    let factor_of = |at: usize, of_host: f64| {
+        let of_device = of_device.as_ref().map(|factors| f64::from(factors[at]));
+        of_device.unwrap_or(of_host)
+    };
+    let unchanged = || Change {
+        factor: guard,
+        limit: None,
+    };
+    let mut changes: Vec<Change> = entries.iter().map(|_| unchanged()).collect();
+    let mut clipping = Clipping::default();
+    let mut coefficients = Vec::from_iter((guard < 1.0).then_some(guard));
+    let rule_of = entries.iter().map(|entry| Some(rules.rule_of(entry)?.0));
+    let rule_of: Vec<_> = rule_of.collect();
+    for (index, (_, rule)) in rules.rules().enumerate() {
+        let of_rule = (0..entries.len()).filter(|at| rule_of[*at] == Some(index));
+        match rule {
+            GradientClip::GlobalNorm(threshold) => {
+                let norm = norm(of_rule.clone().map(|at| norms[at]));
+                let factor = (threshold / (norm + EPSILON)).min(1.0);
+                let first = of_rule.clone().next();
+                let factor = first.map_or(factor, |at| factor_of(at, factor));
+                clipping.norms.push(norm);
+                coefficients.push(factor);
+                of_rule.for_each(|at| changes[at].factor = guard.min(factor));
+            }
+            GradientClip::Norm(threshold) => {
+                for at in of_rule.filter(|at| norms[*at] > threshold) {
+                    changes[at].factor = guard.min(factor_of(at, threshold / norms[at]));
                 }
-                GradientClip::Norm(threshold) => {
-                    for at in of_rule.filter(|at| norms[*at] > threshold) {
-                        plan.factors[at] = guard.min(factor_of(at, threshold / norms[at]));
-                    }
-                }
-                GradientClip::Value(threshold) => {
-                    for at in of_rule.filter(|at| guard * statuses[*at].max_abs > threshold) {
-                        plan.limits[at] = Some(threshold);
-                    }
+            }
+            GradientClip::Value(threshold) => {
+                for at in of_rule.filter(|at| guard * statuses[*at].max_abs > threshold) {
+                    changes[at].limit = Some(threshold);
                 }
             }
         }
-        clipping.changed = Some(plan.changed());
-        clipping.coefficient = coefficients.into_iter().min_by(f64::total_cmp);
-        (plan, clipping)
     }
-
-    /// The number of gradients that are changed.
-    fn changed(&self) -> usize {
-        let changes = self.factors.iter().zip(&self.limits);
-        let changes = changes.filter(|(factor, limit)| **factor < 1.0 || limit.is_some());
-        changes.count()
-    }
-
-    /// Changes the gradient at a position.
-    fn change(&self, position: usize, grad: AnyTensor) -> AnyTensor {
-        let grad = grad.mul_scalar(self.factors[position]);
-        match self.limits[position] {
-            Some(threshold) => limited(grad, threshold),
-            None => grad,
-        }
-    }
-
-    /// Takes out the factors of gradients that are only multiplied.
-    fn take_factors(&mut self, entries: &[Entry]) -> Factors {
-        let changes = self.factors.iter_mut().zip(&self.limits).zip(entries);
-        let alone = changes.filter(|((factor, limit), _)| **factor < 1.0 && limit.is_none());
-        let take = |((factor, _), entry): ((&mut f64, _), &Entry)| {
-            (entry.id, std::mem::replace(factor, 1.0) as f32)
-        };
-        alone.map(take).collect()
-    }
-
-    /// Takes out the factors that several gradients share, with the positions of these: one pass does each, in f32.
-    fn take_shared(&mut self) -> Vec<(f64, Vec<usize>)> {
-        let mut shared: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-        for (position, factor) in self.factors.iter().enumerate() {
-            if *factor < 1.0 {
-                shared.entry(factor.to_bits()).or_default().push(position);
-            }
-        }
-        shared.retain(|_, positions| positions.len() > 1);
-        for position in shared.values().flatten() {
-            self.factors[*position] = 1.0;
-        }
-        let factors = shared.into_iter();
-        factors
-            .map(|(bits, positions)| (f64::from_bits(bits), positions))
-            .collect()
-    }
+    let is_change = |change: &&Change| change.factor < 1.0 || change.limit.is_some();
+    clipping.changed = Some(changes.iter().filter(is_change).count());
+    clipping.coefficient = coefficients.into_iter().min_by(f64::total_cmp);
+    (changes, clipping)
 }

@@ -9,7 +9,7 @@ use burn_amp_kernels::{
 use std::{iter::zip, mem::take};
 
 use crate::gradients::{Entry, GradientStatus};
-use crate::values::AnyTensor;
+use crate::values::{AnyTensor, Parameter};
 
 #[cfg(any(test, feature = "counts"))]
 thread_local! {
@@ -162,6 +162,15 @@ impl Pass {
             }
         }
     }
+}
+
+/// Picks the parameters that are not finite. Waits for each device once.
+pub(super) fn not_finite(mut found: Vec<Parameter>) -> Result<Vec<Parameter>, UnsupportedDType> {
+    let values = found.iter().map(|found| found.value.clone()).collect();
+    let (statuses, _) = Pass::over(values).inspect(Vec::new())?;
+    let mut statuses = statuses.into_iter();
+    found.retain(|_| statuses.next().is_some_and(|found| found.non_finite > 0));
+    Ok(found)
 }
 
 /// Sums up the measures of each gradient.

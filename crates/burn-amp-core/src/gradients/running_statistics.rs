@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use crate::values::{ParamTensor, ParamTensors, Parameter, parameters, replaced};
-use crate::{gradients::pass::Pass, lock::locked, scale::loss_scale::StepOutcome};
+use crate::{gradients::pass::not_finite, lock::locked, scale::loss_scale::StepOutcome};
 
 /// The running statistics of the modules of one optimizer, which PyTorch calls buffers, and good ones to repair them by.
 #[derive(Clone, Debug, Default)]
@@ -38,10 +38,7 @@ impl Buffers {
 
     /// Remembers those among values that are not trained, before a step, or a micro-batch, of their module.
     pub(crate) fn before_step<M: Module>(&mut self, module: &M, untrained: Vec<Parameter>) {
-        self.at_step = match untrained.is_empty() {
-            true => untrained,
-            false => self.running(module, untrained),
-        };
+        self.at_step = self.running(module, untrained);
         // Those that are new, as they were before the last forward pass.
         for Parameter { id, value, .. } in &self.at_step {
             (self.good.entry(*id)).or_insert_with(|| value.clone().into());
@@ -109,7 +106,7 @@ impl Buffers {
     /// Replaces values that are not finite by good ones, one by one; finite ones stay. Clones of a module share them. Waits for each device, if
     /// there are any.
     fn repair<M: Module>(&self, module: &M) {
-        let broken = not_finite(self.updated(module));
+        let broken = broken_of(self.updated(module));
         if broken.is_empty() {
             return;
         }
@@ -122,7 +119,7 @@ impl Buffers {
             Some((*id, good.cast(value.dtype()).map(repair).into()))
         });
         put(module, repaired.collect());
-        let left = not_finite(self.updated(module));
+        let left = broken_of(self.updated(module));
         match left.is_empty() {
             true => info!(
                 "running statistics were not finite after a forward pass, and were set back to those of the last good step: {}",
@@ -188,18 +185,13 @@ fn by_id(found: Vec<Parameter>) -> impl Iterator<Item = (ParamId, ParamTensor)> 
 }
 
 /// Picks those that are not finite. Waits for each device once.
-fn not_finite(mut found: Vec<Parameter>) -> Vec<Parameter> {
-    let values = found.iter().map(|found| found.value.clone()).collect();
+fn broken_of(found: Vec<Parameter>) -> Vec<Parameter> {
     #[cfg(test)]
     tests::READS.set(tests::READS.get() + u32::from(!found.is_empty()));
-    let measured = Pass::over(values).inspect(Vec::new());
-    let (statuses, _) = measured.unwrap_or_else(|error| {
+    not_finite(found).unwrap_or_else(|error| {
         warn!("running statistics cannot be tested: {error}");
-        Default::default()
-    });
-    let mut statuses = statuses.into_iter();
-    found.retain(|_| statuses.next().is_some_and(|found| found.non_finite > 0));
-    found
+        Vec::new()
+    })
 }
 
 fn paths(found: &[Parameter]) -> String {

@@ -337,17 +337,15 @@ impl UnscaledGradients {
     /// multiplied in f32, so that the factor is not rounded. To clip by a norm, see [`clip`](Self::clip).
     ///
     /// A product that overflows is found only by [`clip`](Self::clip).
-    pub fn mul_scalar(self, factor: f64) -> Self {
-        self.map_each(|_, grad| grad.mul_scalar(factor))
+    pub fn mul_scalar(mut self, factor: f64) -> Self {
+        (0..self.entries.len()).for_each(|at| self.change(at, |grad| grad.mul_scalar(factor)));
+        self
     }
 
-    /// Replaces gradients by what `change` makes of them and their positions.
-    pub(super) fn map_each(mut self, change: impl Fn(usize, AnyTensor) -> AnyTensor) -> Self {
+    /// Replaces the gradient at a position.
+    pub(super) fn change(&mut self, at: usize, change: impl FnOnce(AnyTensor) -> AnyTensor) {
         self.forget_measures();
-        for (position, entry) in self.entries.iter().enumerate() {
-            entry.change(&mut self.params, |grad| change(position, grad));
-        }
-        self
+        self.entries[at].change(&mut self.params, change);
     }
 
     /// Replaces every gradient by what Burn's [`ModuleMapper`] makes of it, in the module's order.

@@ -126,7 +126,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.resolve();
         let checked = clip.check("clip");
         if (self.options.replaced("with_clipping", checked)).is_some() {
-            self.options.clip.all = Some(clip);
+            let rules = &mut self.options.clip.0;
+            rules.retain(|(group, _)| group.is_some());
+            rules.insert(0, (None, clip));
         }
         self
     }
@@ -150,7 +152,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.resolve();
         let checked = clip.check("clip_groups");
         if (self.options.added("with_group_clipping", checked)).is_some() {
-            self.options.clip.groups.push((group, clip));
+            self.options.clip.0.push((Some(group), clip));
         }
         self
     }
@@ -449,7 +451,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// The rule by which gradients of parameters that match no group are clipped; none without [`with_clipping`](Self::with_clipping).
     pub fn clipping(&self) -> Option<&GradientClip> {
-        self.options.clip.all.as_ref()
+        let (group, clip) = self.options.clip.0.first()?;
+        group.is_none().then_some(clip)
     }
 
     /// The inner optimizer. Waits for the steps in flight, which its state has counted as taken.

@@ -74,24 +74,11 @@ impl GradientClip {
 /// Factors of the gradients of parameters; those of others are not multiplied.
 pub type Factors = HashMap<ParamId, f32>;
 
-/// Rules for groups of parameters, of which the last one that matches holds, and one for all others.
+/// Rules for groups of parameters, of which the last one that matches holds. One of no group stands first, and is for all others.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ClipRules {
-    pub(crate) all: Option<GradientClip>,
-    pub(crate) groups: Vec<(ParamGroup, GradientClip)>,
-}
+pub(crate) struct ClipRules(pub(crate) Vec<(Option<ParamGroup>, GradientClip)>);
 
 impl ClipRules {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.all.is_none() && self.groups.is_empty()
-    }
-
-    /// The rules, that for all first.
-    fn rules(&self) -> impl Iterator<Item = (Option<&ParamGroup>, GradientClip)> {
-        let all = self.all.map(|clip| (None, clip)).into_iter();
-        all.chain(self.groups.iter().map(|(group, clip)| (Some(group), *clip)))
-    }
-
     /// The table by which a device clips these gradients by their norms; none if it has not to.
     pub(crate) fn table(&self, entries: &[Entry]) -> Option<ClipTable> {
         let clips = self.by_norm(entries);
@@ -115,8 +102,8 @@ impl ClipRules {
 
     /// Limits the values of the gradients that are clipped by value. Nobody has to know whether any is beyond its limit.
     pub(crate) fn limit(&self, grads: &mut GradientsParams, entries: &[Entry]) {
-        let mut rules = self.rules().map(|(_, rule)| rule);
-        if !rules.any(|rule| matches!(rule, GradientClip::Value(_))) {
+        let mut rules = self.0.iter();
+        if !rules.any(|(_, rule)| matches!(rule, GradientClip::Value(_))) {
             return;
         }
         for entry in entries {
@@ -126,12 +113,12 @@ impl ClipRules {
         }
     }
 
-    /// A parameter's rule, and its position among [`rules`](Self::rules).
+    /// A parameter's rule, and its position.
     fn rule_of(&self, entry: &Entry) -> Option<(usize, GradientClip)> {
         let matches = |group: &ParamGroup| group.matches(&entry.id, Some(&entry.path));
-        let rules = self.rules().enumerate();
-        let found = rules.filter(|(_, (group, _))| group.is_none_or(matches));
-        found.last().map(|(index, (_, rule))| (index, rule))
+        let mut rules = self.0.iter().enumerate();
+        let found = rules.rfind(|(_, (group, _))| group.as_ref().is_none_or(matches));
+        found.map(|(index, (_, rule))| (index, *rule))
     }
 }
 
@@ -173,11 +160,9 @@ impl UnscaledGradients {
         for (_, clip) in groups {
             clip.check("clip_groups")?;
         }
-        let rules = ClipRules {
-            groups: groups.to_vec(),
-            ..Default::default()
-        };
-        Ok(self.clip_by(&rules, 1.0, false)?.0)
+        let groups = groups.iter().cloned();
+        let rules = groups.map(|(group, clip)| (Some(group), clip)).collect();
+        Ok(self.clip_by(&ClipRules(rules), 1.0, false)?.0)
     }
 
     /// Clips by these rules what a guard has multiplied by `factor`, at most 1, in one multiplication. If the `later` step multiplies, it is given
@@ -259,9 +244,9 @@ fn plan(
     let mut coefficients = Vec::from_iter((guard < 1.0).then_some(guard));
     let rule_of = entries.iter().map(|entry| Some(rules.rule_of(entry)?.0));
     let rule_of: Vec<_> = rule_of.collect();
-    for (index, (_, rule)) in rules.rules().enumerate() {
+    for (index, (_, rule)) in rules.0.iter().enumerate() {
         let of_rule = (0..entries.len()).filter(|at| rule_of[*at] == Some(index));
-        match rule {
+        match *rule {
             GradientClip::GlobalNorm(threshold) => {
                 let norm = norm(of_rule.clone().map(|at| norms[at]));
                 let factor = (threshold / (norm + EPSILON)).min(1.0);

@@ -267,7 +267,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 "it accumulates micro-batches (`with_accumulation`)",
             ),
             (
-                !options.clip.is_empty() && !self.optim.takes_factors(),
+                !options.clip.0.is_empty() && !self.optim.takes_factors(),
                 "gradients are clipped twice: by `with_clipping` and by the optimizer",
             ),
             (

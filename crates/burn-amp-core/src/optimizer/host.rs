@@ -177,7 +177,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let norm = |grads: &UnscaledGradients| Some(grads.known_status()?.norm());
         let is_bad = |number: Option<f64>| number.is_some_and(|number| !number.is_finite());
         let spoilt = rejected.is_some() && (is_bad(loss) || is_bad(norm(&grads)));
-        if rejected.is_none() && (factor < 1.0 || !options.clip.is_empty()) {
+        if rejected.is_none() && (factor < 1.0 || !options.clip.0.is_empty()) {
             let later = self.optim.takes_factors();
             (grads, factors) = grads.clip_by(&options.clip, factor, later)?;
         }

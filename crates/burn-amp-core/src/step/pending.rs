@@ -60,7 +60,7 @@ impl Pending for PendingStep {
             (grads.finding).explain(live.cause_of(events, grads.overflows()));
         }
         self.resolution.resolve(!grads.skips());
-        if !self.clip.is_empty() {
+        if !self.clip.0.is_empty() {
             // The device has done it: what is left is to say so.
             let clipped = grads.clip_by(&self.clip, 1.0, true);
             grads = clipped.expect("they were measured").0;

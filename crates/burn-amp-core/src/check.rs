@@ -1,7 +1,7 @@
 //! A dry run for a new program: [`MixedPrecision::check`].
 
 mod beside_f32;
-pub(crate) mod calibrate;
+mod calibrate;
 
 use beside_f32::{Forward, attempt, warn_of_zero_gradients};
 use burn::tensor::{DType, FloatDType, Tensor};

@@ -84,7 +84,7 @@ impl EmaConfig {
 #[derive(Clone, Debug)]
 pub struct Ema {
     config: EmaConfig,
-    pub(crate) averages: ParamTensors,
+    averages: ParamTensors,
     updates: u64,
     /// Steps of which it is not known yet whether they were applied.
     in_flight: Vec<Resolution>,

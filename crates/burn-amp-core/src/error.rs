@@ -577,7 +577,7 @@ pub fn or_panic<T>(result: Result<T, impl std::fmt::Display>) -> T {
 }
 
 /// A number without the three hundred digits that `Display` gives the extreme ones.
-pub(crate) fn short(value: f64) -> String {
+pub(super) fn short(value: f64) -> String {
     let magnitude = value.abs();
     match magnitude == 0.0 || !value.is_finite() || (1e-6..1e16).contains(&magnitude) {
         true => value.to_string(),

@@ -1,10 +1,10 @@
 //! Gradients: found, tested, clipped, summed.
 
-pub(crate) mod clip;
+pub(super) mod clip;
 mod culprit;
-pub(crate) mod entries;
-pub(crate) mod pass;
-pub(crate) mod running_statistics;
+pub(super) mod entries;
+mod pass;
+pub(super) mod running_statistics;
 pub(crate) use crate::scale::status;
 mod typed;
 pub(crate) mod unscale;

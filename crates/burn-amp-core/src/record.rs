@@ -49,32 +49,32 @@ use crate::{
 #[derive(Clone)]
 pub struct AmpRecord {
     /// Its name in messages.
-    pub(crate) origin: String,
-    pub(crate) optimizer: Option<Container>,
-    pub(crate) scaler: Option<ScalerState>,
+    pub(super) origin: String,
+    pub(super) optimizer: Option<Container>,
+    pub(super) scaler: Option<ScalerState>,
     /// The state of a window, open or empty.
-    pub(crate) window: Option<WindowState>,
+    pub(super) window: Option<WindowState>,
     /// The f32 values of parameters that the model's own record does not have.
     #[doc(hidden)]
     pub masters: ParamTensors,
     /// The states of hooks, by the hooks' names.
-    pub(crate) hooks: BTreeMap<String, State>,
+    pub(super) hooks: BTreeMap<String, State>,
     /// The reason why the optimizer's state cannot be stored.
     refused: Option<AmpError>,
 }
 
 /// The range of names that begin with a parameter's id and a dot.
-pub(crate) fn names_of(id: &str) -> Range<String> {
+pub(super) fn names_of(id: &str) -> Range<String> {
     format!("{id}.")..format!("{id}/")
 }
 
 impl AmpRecord {
-    pub(crate) fn empty() -> Self {
+    pub(super) fn empty() -> Self {
         Self::empty_of("memory")
     }
 
     /// An empty record with another name in messages.
-    pub(crate) fn empty_of(origin: &str) -> Self {
+    pub(super) fn empty_of(origin: &str) -> Self {
         Self {
             origin: origin.to_string(),
             optimizer: None,
@@ -115,7 +115,7 @@ impl AmpRecord {
     }
 
     /// Refuses to drop the tensors of a hook that is not here.
-    pub(crate) fn check_left_hooks(&self) -> Result<(), AmpError> {
+    pub(super) fn check_left_hooks(&self) -> Result<(), AmpError> {
         let mut hooks = self.hooks.iter();
         match hooks.find(|(_, state)| !state.tensors.is_empty()) {
             Some((name, _)) => Err(self.misfit(format!(
@@ -127,7 +127,7 @@ impl AmpRecord {
     }
 
     /// Drops the states of hooks that are not here, and master weights.
-    pub(crate) fn drop_rest(&mut self) {
+    pub(super) fn drop_rest(&mut self) {
         for name in self.hooks() {
             warn!(
                 "{} holds the state of the hook `{name}`, which is not here: it is dropped",
@@ -146,12 +146,12 @@ impl AmpRecord {
     }
 
     /// The error for a state that its owner refuses.
-    pub(crate) fn refused_state(&self, name: &str, reason: &str) -> AmpError {
+    pub(super) fn refused_state(&self, name: &str, reason: &str) -> AmpError {
         AmpError::damaged(&self.origin, format!("`{name}`: {reason}"))
     }
 
     /// Adds the state of an optimizer. What is wrong with it is the error of the first call that wants it.
-    pub(crate) fn with_optimizer<O: ModuleOptim>(mut self, optim: &O) -> Self {
+    pub(super) fn with_optimizer<O: ModuleOptim>(mut self, optim: &O) -> Self {
         match optim.to_record().and_then(pack) {
             Ok(container) if optim.steps_on_device() => {
                 self.optimizer = Some(container.without_marked(FRESH));
@@ -253,7 +253,7 @@ impl AmpRecord {
     }
 
     /// The shapes of the optimizer's state, by parameter.
-    pub(crate) fn optimizer_state(&self) -> Result<OptimizerState, AmpError> {
+    pub(super) fn optimizer_state(&self) -> Result<OptimizerState, AmpError> {
         OptimizerState::of(self.stored_optimizer()?)
     }
 
@@ -266,7 +266,7 @@ impl AmpRecord {
     }
 
     /// The error for a record that lacks what is wanted: says what it holds instead.
-    pub(crate) fn foreign(&self, lacks: &str) -> AmpError {
+    pub(super) fn foreign(&self, lacks: &str) -> AmpError {
         let optimizer = self.optimizer.iter().map(|_| "the state of an optimizer");
         let owners = self.owners().map(|owner| format!("that of {owner}"));
         let parts: Vec<_> = optimizer.map(String::from).chain(owners).collect();
@@ -274,7 +274,7 @@ impl AmpRecord {
     }
 
     /// The error for a record that does not fit.
-    pub(crate) fn misfit(&self, reason: String) -> AmpError {
+    pub(super) fn misfit(&self, reason: String) -> AmpError {
         AmpError::foreign(&self.origin, reason)
     }
 

@@ -31,7 +31,7 @@ pub(super) struct OpenScope {
     /// Its place in the order of the border events.
     pub(super) number: u64,
     /// The innermost region whose factor moves.
-    pub(super) region: Option<Arc<OpenRegion>>,
+    region: Option<Arc<OpenRegion>>,
     /// The product of the factors of its regions: gradients are multiplied by it beside the loss scale.
     regions: f64,
     /// Set where its gradients come to a step, which looks for the cause of an overflow: they are kept where they leave half precision.
@@ -48,7 +48,7 @@ pub(super) struct ScopeNotes {
     /// The parameter that was read last, to say where a dtype clashed.
     pub(super) last_read: Option<Arc<str>>,
     /// Set once a tensor that requires gradients has come in, parameters included.
-    pub(super) has_gradients: bool,
+    has_gradients: bool,
     /// Set while gradients are to come back into it through a watch, and none has so far.
     awaits_gradients: bool,
     /// Set once the closure has returned.
@@ -397,7 +397,7 @@ impl OpenScope {
     }
 
     /// Refuses a use of the scope. The first refusal counts.
-    pub(super) fn refuse(&self, error: AmpError) {
+    fn refuse(&self, error: AmpError) {
         locked(&self.notes).refused.get_or_insert(error);
     }
 }

@@ -12,22 +12,22 @@ use crate::values::{
 };
 
 /// The name of Burn's low-rank adapters.
-pub(crate) const LOW_RANK: &str = "lora";
+pub const LOW_RANK: &str = "lora";
 
 /// A parameter that has a gradient.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
-    pub(crate) id: ParamId,
+pub struct Entry {
+    pub id: ParamId,
     /// The parameter's path, as optimizer groups see it.
-    pub(crate) path: String,
+    pub path: String,
     /// The parameter's shape.
     pub(super) shape: Shape,
     /// The dtype of the parameter.
-    pub(crate) parameter: DType,
+    pub parameter: DType,
     /// The dtype of the gradient.
-    pub(crate) gradient: DType,
+    pub gradient: DType,
     /// The device of the parameter.
-    pub(crate) device: Device,
+    pub device: Device,
     /// True if the gradient is there, and has no autodiff, as one that a program has made itself may have.
     pub(super) is_plain: bool,
 }
@@ -56,26 +56,22 @@ impl Entry {
     }
 
     /// The gradient, if there is one: a handle.
-    pub(crate) fn get(&self, grads: &GradientsParams) -> Option<AnyTensor> {
+    pub fn get(&self, grads: &GradientsParams) -> Option<AnyTensor> {
         with_rank!(self.shape.num_dims(), D => grads.get::<D>(self.id).map(AnyTensor::with_graph))
     }
 
     /// Takes the gradient out, without autodiff, so that nothing else holds its memory.
-    pub(crate) fn take(&self, grads: &mut GradientsParams) -> Option<AnyTensor> {
+    pub fn take(&self, grads: &mut GradientsParams) -> Option<AnyTensor> {
         with_rank!(self.shape.num_dims(), D => grads.remove::<D>(self.id).map(AnyTensor::new))
     }
 
     /// Puts a gradient in.
-    pub(crate) fn put(&self, grads: &mut GradientsParams, gradient: AnyTensor) {
+    pub fn put(&self, grads: &mut GradientsParams, gradient: AnyTensor) {
         with_rank!(gradient.rank(), D => grads.register::<D>(self.id, gradient.into_tensor()));
     }
 
     /// Replaces the gradient, if there is one, by what `change` makes of it.
-    pub(crate) fn change(
-        &self,
-        grads: &mut GradientsParams,
-        change: impl FnOnce(AnyTensor) -> AnyTensor,
-    ) {
+    pub fn change(&self, grads: &mut GradientsParams, change: impl FnOnce(AnyTensor) -> AnyTensor) {
         if let Some(grad) = self.take(grads) {
             self.put(grads, change(grad));
         }
@@ -83,7 +79,7 @@ impl Entry {
 }
 
 /// The parameters of gradients.
-pub(crate) fn ids_of(entries: &[Entry]) -> Vec<ParamId> {
+pub fn ids_of(entries: &[Entry]) -> Vec<ParamId> {
     entries.iter().map(|entry| entry.id).collect()
 }
 
@@ -199,7 +195,7 @@ fn misfit_of(sums: &ParamTensors, parameter: &Parameter) -> Option<String> {
 }
 
 /// Refuses a parameter's learning rate that is NaN, or infinite in f32: it would take all parameters with it.
-pub(crate) fn check_rate(lr: &ModuleLearningRate, id: ParamId, path: &str) -> Result<(), AmpError> {
+pub fn check_rate(lr: &ModuleLearningRate, id: ParamId, path: &str) -> Result<(), AmpError> {
     let rate = lr.lr_from_param(id, Some(path));
     match (rate as f32).is_finite() {
         true => Ok(()),

@@ -21,7 +21,7 @@ thread_local! {
 type Measured = (Vec<TensorStatus>, Vec<Option<EventStatus>>);
 
 /// Gradients on their way through the kernels: one list for each device, and one more for those that keep their dtype.
-pub(crate) struct Pass {
+pub struct Pass {
     groups: Vec<Group>,
     /// The number of gradients, those that are not there included.
     len: usize,
@@ -39,7 +39,7 @@ struct Group {
 }
 
 /// Handles to gradients, as they are. Counts values from `edge` on as near the top.
-pub(crate) fn handles(grads: &GradientsParams, entries: &[Entry], edge: Option<f32>) -> Pass {
+pub fn handles(grads: &GradientsParams, entries: &[Entry], edge: Option<f32>) -> Pass {
     let found = entries.iter().enumerate();
     let found = found.filter_map(|(at, entry)| Some((at, entry.get(grads)?, true)));
     Pass::of(edge, entries.len(), found)
@@ -78,7 +78,7 @@ impl Pass {
     }
 
     /// Handles to tensors, as they are.
-    pub(crate) fn over(tensors: Vec<AnyTensor>) -> Self {
+    pub fn over(tensors: Vec<AnyTensor>) -> Self {
         let (len, tensors) = (tensors.len(), tensors.into_iter().enumerate());
         Self::of(None, len, tensors.map(|(at, tensor)| (at, tensor, true)))
     }
@@ -97,10 +97,7 @@ impl Pass {
     }
 
     /// Measures all gradients, and reads the measures, as [`read`](Self::read).
-    pub(crate) fn inspect(
-        mut self,
-        events: Vec<UnreadEvent>,
-    ) -> Result<Measured, UnsupportedDType> {
+    pub fn inspect(mut self, events: Vec<UnreadEvent>) -> Result<Measured, UnsupportedDType> {
         for group in &mut self.groups {
             group.status = burn_amp_kernels::inspect(take(&mut group.list))?;
         }
@@ -137,13 +134,13 @@ impl Pass {
     }
 
     /// The list, if all are on one device.
-    pub(crate) fn only(mut self) -> Option<TensorList> {
+    pub fn only(mut self) -> Option<TensorList> {
         let group = self.groups.pop()?;
         self.groups.is_empty().then_some(group.list)
     }
 
     /// Counts the values of all gradients by exponent. Waits for each device, for one transfer.
-    pub(crate) fn histogram(mut self) -> Result<ExponentHistogram, UnsupportedDType> {
+    pub fn histogram(mut self) -> Result<ExponentHistogram, UnsupportedDType> {
         let mut counts = Vec::new();
         for group in &mut self.groups {
             counts.push(burn_amp_kernels::histogram(take(&mut group.list))?);

@@ -13,13 +13,13 @@ use crate::{gradients::pass::not_finite, lock::locked, scale::loss_scale::StepOu
 
 /// The running statistics of the modules of one optimizer, which PyTorch calls buffers, and good ones to repair them by.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Buffers {
+pub struct Buffers {
     /// The values of the last good step: handles, no copies.
     good: ParamTensors,
     /// The values of the last step, as they were before the forward pass of its gradients.
     at_step: Vec<Parameter>,
     /// True if the module has made another forward pass since that of the step, as in a pipeline: those of `at_step` are good then.
-    pub(crate) is_behind: bool,
+    pub is_behind: bool,
     /// The number of skips of all optimizers of the scale after which they were known to be finite; none after a forward pass that may have
     /// overflowed, and of which no step knows.
     tested_at: Option<u64>,
@@ -29,7 +29,7 @@ pub(crate) struct Buffers {
 
 impl Buffers {
     /// Begins after so many skips of all optimizers of the scale.
-    pub(crate) fn since(skips: u64) -> Self {
+    pub fn since(skips: u64) -> Self {
         Self {
             tested_at: Some(skips),
             ..Self::default()
@@ -37,7 +37,7 @@ impl Buffers {
     }
 
     /// Remembers those among values that are not trained, before a step, or a micro-batch, of their module.
-    pub(crate) fn before_step<M: Module>(&mut self, module: &M, untrained: Vec<Parameter>) {
+    pub fn before_step<M: Module>(&mut self, module: &M, untrained: Vec<Parameter>) {
         self.at_step = self.running(module, untrained);
         // Those that are new, as they were before the last forward pass.
         for Parameter { id, value, .. } in &self.at_step {
@@ -47,7 +47,7 @@ impl Buffers {
 
     /// Repairs them after it, with so many `skips` of all optimizers of the scale: another one's forward pass may have gone through this module.
     /// Waits for the device only where something was skipped. `accepts_micro_batches` where each of them is tested.
-    pub(crate) fn after_step<M: Module>(
+    pub fn after_step<M: Module>(
         &mut self,
         module: &M,
         outcome: Option<StepOutcome>,
@@ -77,11 +77,7 @@ impl Buffers {
     }
 
     /// Picks those of a module among values that are not trained. Walks over the module where one is new.
-    pub(crate) fn running<M: Module>(
-        &self,
-        module: &M,
-        mut untrained: Vec<Parameter>,
-    ) -> Vec<Parameter> {
+    pub fn running<M: Module>(&self, module: &M, mut untrained: Vec<Parameter>) -> Vec<Parameter> {
         let mut known = locked(&self.known);
         if !untrained.iter().all(|one| known.contains_key(&one.id)) {
             let running = ids_of_running(module);
@@ -133,12 +129,12 @@ impl Buffers {
     }
 
     /// Has the next good step test them: gradients of a forward pass that has overflowed were thrown away.
-    pub(crate) fn suspect(&mut self) {
+    pub fn suspect(&mut self) {
         self.tested_at = None;
     }
 
     /// Forgets which ones were good: the next ones are those of another model.
-    pub(crate) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         *self = Self {
             tested_at: self.tested_at,
             ..Self::default()
@@ -147,7 +143,7 @@ impl Buffers {
 }
 
 /// Runs forward passes that leave no trace in the running statistics of a module.
-pub(crate) fn unchanged<M: Module, R>(module: &M, forward: impl FnOnce() -> R) -> R {
+pub fn unchanged<M: Module, R>(module: &M, forward: impl FnOnce() -> R) -> R {
     let before = by_id(Buffers::default().updated(module)).collect();
     let result = forward();
     put(module, before);
@@ -213,7 +209,7 @@ mod tests {
 
     thread_local! {
         /// Counts how often this thread has waited for a device.
-        pub(super) static READS: Cell<u32> = const { Cell::new(0) };
+        static READS: Cell<u32> = const { Cell::new(0) };
     }
 
     fn scaler() -> Scaler {

@@ -14,7 +14,7 @@ use crate::error::AmpError;
 pub struct Container {
     pub(crate) tensors: BTreeMap<String, Tensor>,
     pub(crate) scalars: BTreeMap<String, Scalar>,
-    pub(super) metadata: BTreeMap<String, String>,
+    metadata: BTreeMap<String, String>,
     /// Its name in messages.
     pub(super) origin: String,
 }

@@ -5,7 +5,7 @@ use burn::tensor::{Device, Tensor};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use crate::values::{ParamTensors, working_dtype};
+use crate::values::{AnyTensor, ParamTensors, working_dtype};
 
 /// The state of a [`Hook`](crate::step::hook::Hook) in a record: values that serde writes, and tensors by parameter.
 ///
@@ -35,7 +35,8 @@ impl State {
     /// record is written.
     pub fn with_tensor<const D: usize>(mut self, id: ParamId, tensor: Tensor<D>) -> Self {
         let dtype = working_dtype(tensor.dtype());
-        self.tensors.insert(id, tensor.cast(dtype).into());
+        let tensor = AnyTensor::new(tensor).cast(dtype);
+        self.tensors.insert(id, tensor.into());
         self
     }
 

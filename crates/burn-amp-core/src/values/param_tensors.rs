@@ -77,12 +77,6 @@ impl From<TensorData> for ParamTensor {
     }
 }
 
-impl<const D: usize> From<Tensor<D>> for ParamTensor {
-    fn from(tensor: Tensor<D>) -> Self {
-        AnyTensor::new(tensor).into()
-    }
-}
-
 impl fmt::Debug for ParamTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}{:?}", self.dtype(), self.shape())

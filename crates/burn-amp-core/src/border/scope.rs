@@ -28,6 +28,7 @@ use std::sync::{Arc, Once, atomic::Ordering};
 use super::cast::{CastFloat, cast_each};
 use super::dry_run::DryRun;
 use super::mixed_precision::{MixedPrecision, half_exists};
+use super::observer::Observer;
 use super::open_scope::{OpenScope, Side};
 use crate::error::{AmpError, BorderFault, or_panic};
 use crate::values::{AnyTensor, SCOPED, is_half};
@@ -352,9 +353,12 @@ impl Reparameterization for ScopedParameter {
     }
 }
 
-/// Returns the dry run that the thread is in.
-pub(crate) fn dry_run() -> Option<Arc<DryRun>> {
-    HERE.with_borrow(|here| here.dry.clone())
+/// The observer of the dry run that the thread is in; or that of the enclosing scope, or of the model that a `Learner` trains.
+pub fn observer_here() -> Option<Arc<dyn Observer>> {
+    match Scope::current() {
+        Scope { dry: Some(dry), .. } => dry.observer.clone(),
+        Scope { amp, .. } => amp?.observer(),
+    }
 }
 
 /// Returns the multiple of gradients of this dtype where the thread is.
@@ -371,11 +375,6 @@ pub fn in_model<R>(amp: &MixedPrecision, work: impl FnOnce() -> R) -> R {
         ..Scope::current()
     };
     scope.enter(work)
-}
-
-/// Returns the handle of the enclosing scope, or of the model that a `Learner` trains.
-pub(crate) fn current() -> Option<MixedPrecision> {
-    HERE.with_borrow(|here| here.amp.clone())
 }
 
 /// Runs a model, or a part of one, in half precision, if a `Learner` trains the model with a [`MixedPrecision`], or a scope is open: it is
@@ -399,7 +398,7 @@ pub(crate) fn current() -> Option<MixedPrecision> {
 /// Panics as [`MixedPrecision::autocast`].
 #[track_caller]
 pub fn autocast<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) -> R) -> R {
-    match current() {
+    match Scope::current().amp {
         Some(amp) => amp.autocast(input, forward),
         None => {
             warn_of_f32();
@@ -411,7 +410,7 @@ pub fn autocast<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) ->
 /// Says once that a bare [`autocast`] runs in f32, if the program has made a [`MixedPrecision`] of half precision, which it may have meant.
 fn warn_of_f32() {
     static SAID: Once = Once::new();
-    if let Some(dry) = dry_run() {
+    if let Some(dry) = Scope::current().dry {
         locked(&dry.notes).runs_in_f32 = true;
     } else if half_exists() {
         SAID.call_once(|| {

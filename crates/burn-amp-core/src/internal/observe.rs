@@ -3,9 +3,8 @@
 use burn::tensor::Tensor;
 use burn::{module::Module, optim::GradientsParams};
 use burn_amp_kernels::{ExponentHistogram, TensorStatus};
-use std::sync::Arc;
 
-use crate::border::{MixedPrecision, scope};
+use crate::border::MixedPrecision;
 use crate::error::AmpError;
 use crate::gradients::{Pass, UnscaledGradients, handles};
 use crate::scale::finding::{SkipCause, Tested};
@@ -14,7 +13,7 @@ pub use crate::{
     border::dry_run::DryRun,
     border::mixed_precision::{check_devices, set_observer as set},
     border::observer::{Observer, Stepped},
-    border::scope::scale_here,
+    border::scope::{observer_here as here, scale_here},
     check::dry_loss,
     lock::locked,
     record::write_whole,
@@ -25,14 +24,6 @@ pub use crate::{
 /// The parameters with gradients that are not finite, and how many values of each are not.
 pub fn overflow_counts(grads: &UnscaledGradients) -> impl Iterator<Item = (&str, u64)> {
     grads.overflow_counts()
-}
-
-/// The observer of the dry run that the thread is in; or that of the enclosing scope, or of the model that a `Learner` trains.
-pub fn here() -> Option<Arc<dyn Observer>> {
-    match scope::dry_run() {
-        Some(dry) => dry.observer.clone(),
-        None => scope::current()?.observer(),
-    }
 }
 
 /// Tells whether the loss scale moves by itself.

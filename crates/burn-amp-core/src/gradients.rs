@@ -3,7 +3,7 @@
 pub(super) mod clip;
 mod culprit;
 pub(super) mod entries;
-mod pass;
+pub(crate) mod pass;
 pub(super) mod running_statistics;
 pub(crate) use crate::scale::status;
 mod typed;

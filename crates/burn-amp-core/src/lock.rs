@@ -17,7 +17,7 @@ thread_local! {
 #[cfg(test)]
 thread_local! {
     /// The addresses of the locks that this thread has taken.
-    static TAKEN: RefCell<std::collections::BTreeSet<usize>> = RefCell::default();
+    pub(crate) static TAKEN: RefCell<std::collections::BTreeSet<usize>> = RefCell::default();
 }
 
 /// The value behind a lock, also after a panic that held it: none of ours leaves one half written.
@@ -78,7 +78,7 @@ pub fn unlocked(line: impl FnOnce() + 'static) {
 
 /// Every lock is a place where a model checker may let another thread go on. It runs all of them on one thread of the system.
 #[cfg(test)]
-mod checked {
+pub(crate) mod checked {
     use std::cell::Cell;
     use std::sync::{Mutex, TryLockError};
 
@@ -96,7 +96,7 @@ mod checked {
     }
 
     /// Whoever holds it goes on first. Where nobody ever gives it back, the checker says that it has come to no end.
-    fn wait_for<T: ?Sized>(value: &Mutex<T>) {
+    pub(super) fn wait_for<T: ?Sized>(value: &Mutex<T>) {
         if !IS_CHECKED.get() {
             return;
         }

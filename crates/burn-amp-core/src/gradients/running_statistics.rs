@@ -209,7 +209,7 @@ mod tests {
 
     thread_local! {
         /// Counts how often this thread has waited for a device.
-        static READS: Cell<u32> = const { Cell::new(0) };
+        pub(super) static READS: Cell<u32> = const { Cell::new(0) };
     }
 
     fn scaler() -> Scaler {

@@ -67,3 +67,12 @@ pub(crate) mod optional {
         Ok(number.map(|number| number.0))
     }
 }
+
+/// The same, for an f32.
+pub(crate) mod single {
+    use super::{Deserialize, Deserializer, Number};
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
+        Ok(Number::deserialize(deserializer)?.0 as f32)
+    }
+}

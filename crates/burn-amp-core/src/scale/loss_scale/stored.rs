@@ -15,8 +15,8 @@ use crate::values::number;
 #[serde(deny_unknown_fields)]
 pub(super) struct Stored {
     config: GradScalerConfig,
-    #[serde(deserialize_with = "number::deserialize")]
-    scale: f64,
+    #[serde(deserialize_with = "number::single::deserialize")]
+    scale: f32,
     growth_tracker: u32,
     hysteresis_tracker: u32,
     /// The memory under the name of its rule: `{name: state}`, or the name alone of a rule that has none. Absent: PyTorch's rule.
@@ -60,7 +60,7 @@ impl TryFrom<Stored> for LossScale {
         let memory = read(&stored.state, &stored.config)
             .map_err(|reason| AmpError::refused("state", reason, allowed))?;
         let start = Self::first(stored.config);
-        let mut start = start.with_scale("scale", stored.scale)?;
+        let mut start = start.with_scale("scale", stored.scale.into())?;
         let (hysteresis, tracker) = (stored.config.hysteresis, stored.hysteresis_tracker);
         let inside = (1..=hysteresis).contains(&tracker);
         let allowed = format!("between 1 and `hysteresis`, {hysteresis}");

@@ -60,7 +60,7 @@ pub mod internal {
 /// An optimizer that steps on a thread of its own, on another device, while the training device computes the next iteration.
 ///
 /// It keeps f32 master weights and the optimizer's state on a host device (Flex, say), where there is more memory than on the training
-/// device. The training device has the parameters alone, in f32, or in f16 or bf16 (by [`to_half`](burn_amp_core::to_half)). Wraps a
+/// device. The training device has the parameters alone, in f32, or in f16 or bf16 (by `to_half`). Wraps a
 /// [`ScaledOptimizer`] with all its options, or any [`ModuleOptim`]; then there is no loss scale.
 ///
 /// **The parameters are one step stale.** [`step`](Self::step) hands the gradients over and returns the parameters of the update *before*. At

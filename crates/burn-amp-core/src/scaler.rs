@@ -17,7 +17,7 @@ mod worker_side;
 
 pub use joint::Joint;
 pub(crate) use record::ScalerState;
-pub use step::Failed;
+pub(crate) use step::Failed;
 pub use worker_side::HandedOver;
 
 use crate::border::SCALES_GRADIENTS;

@@ -1,7 +1,7 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ParamId};
 use burn_amp_core::internal::torch::{
-    Failed, Joint, check_accepted, failed, fill, into_tested, spares_scale, unscale,
+    Joint, check_accepted, failed, fill, into_tested, spares_scale, unscale,
 };
 use burn_amp_core::internal::{Entries, Followed, StepGradients, or_panic, parameters};
 use burn_amp_core::{
@@ -191,12 +191,9 @@ impl GradScaler {
             .and_then(|()| self.check_update(grads, optimizer))
             .and_then(|()| check_accepted(optim, grads));
         let counted = self.count(grads, optimizer, accepted);
-        let outcome = match &counted {
-            Ok(outcome) => Some(*outcome),
-            Err(failed) => failed.outcome,
-        };
+        let outcome = self.last_outcome();
         self.leave_step(module, outcome, false);
-        counted.map_err(|failed| failed.error)
+        counted
     }
 
     /// Refuses a second step of an optimizer for the same parameters before the `update`, as PyTorch does.
@@ -221,7 +218,7 @@ impl GradScaler {
         grads: &UnscaledGradients,
         optimizer: usize,
         accepted: Result<(), AmpError>,
-    ) -> Result<StepOutcome, Failed> {
+    ) -> Result<StepOutcome, AmpError> {
         // Nothing is stepped with the learning rate of a scheduler where gradients are observed.
         let is_call = optimizer != OBSERVED;
         let counted = (self.iteration).step(&mut self.scaler, grads, accepted, is_call);
@@ -232,12 +229,12 @@ impl GradScaler {
                 }
             }
             Ok(_) => {}
-            Err(failed) => self.end_if_exhausted(&failed.error),
+            Err(error) => self.end_if_exhausted(error),
         }
         counted
     }
 
-    /// After one skip too many in a row, the iteration is over.
+    /// Forgets what was stepped, where one skip too many in a row has ended the iteration.
     fn end_if_exhausted(&mut self, error: &AmpError) {
         if matches!(error, AmpError::LossScaleExhausted { .. }) {
             self.stepped.clear();
@@ -287,8 +284,7 @@ impl GradScaler {
     /// [`AmpError::UpdateMissing`] if the parameters were stepped or observed already.
     pub fn observe(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
         let accepted = self.check_update(grads, OBSERVED);
-        let observed = self.count(grads, OBSERVED, accepted);
-        observed.map_err(|failed| failed.error)
+        self.count(grads, OBSERVED, accepted)
     }
 
     /// Throws gradients away without a step, and counts that.

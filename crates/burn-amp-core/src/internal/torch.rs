@@ -4,8 +4,8 @@ use burn::{module::Module, optim::GradientsParams};
 
 use crate::error::{AmpError, StepError};
 use crate::gradients::{Entries, ScaledGradients, StepGradients, UnscaledGradients};
-pub use crate::scaler::{Failed, Joint};
-use crate::scaler::{Inspected, Scaler, accumulation::AccumulationWindow};
+pub use crate::scaler::Joint;
+use crate::scaler::{Failed, Inspected, Scaler, accumulation::AccumulationWindow};
 use crate::{
     scale::account::Call, scale::loss_scale::StepOutcome, update::ModuleOptim, values::parameters,
 };

@@ -374,11 +374,6 @@ impl LiveScale {
     ) -> Result<(), AmpError> {
         self.count(id, purpose, found, true)?;
         if let Some(seen) = found.evidence() {
-            // Those that are thrown away move it as a step that is not made.
-            let purpose = match purpose {
-                Purpose::MicroBatch => Purpose::MicroBatch,
-                Purpose::Step | Purpose::Discarded | Purpose::Dropped => Purpose::Step,
-            };
             let overflow = match &found.tested {
                 Tested::Overflow { parameter, .. } => std::slice::from_ref(parameter),
                 _ => &[],

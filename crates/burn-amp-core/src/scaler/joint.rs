@@ -2,7 +2,7 @@
 
 use std::mem::take;
 
-use super::{Failed, Scaler};
+use super::Scaler;
 use crate::gradients::{StepGradients, UnscaledGradients, entries::ids_of};
 use crate::scale::account::{Call, Purpose, log_skip};
 use crate::scale::{finding::Finding, journal::Caller, loss_scale::Evidence};
@@ -36,7 +36,7 @@ impl Joint {
         }
     }
 
-    /// What has been shown so far.
+    /// The evidence so far.
     pub(crate) fn seen(&self) -> Option<Evidence> {
         self.seen
     }
@@ -68,12 +68,12 @@ impl Joint {
         grads: &UnscaledGradients,
         accepted: Result<(), AmpError>,
         is_call: bool,
-    ) -> Result<StepOutcome, Failed> {
+    ) -> Result<StepOutcome, AmpError> {
         grads.count(&scaler.dropped);
         let caller = is_call.then(Caller::here);
         if let Err(error) = accepted {
             (scaler.live).enter(scaler.id(), Call::default(), caller);
-            return Err(error.into());
+            return Err(error);
         }
         scaler.look_at(grads);
         let outcome = grads.finding.outcome();
@@ -85,10 +85,7 @@ impl Joint {
         };
         (scaler.live).enter(scaler.id(), call, caller);
         self.steps += 1;
-        counted.map_err(|error| Failed {
-            error,
-            outcome: Some(outcome),
-        })?;
+        counted?;
         if self.outcome != Some(StepOutcome::Skipped) {
             self.outcome = Some(outcome);
         }

@@ -4,11 +4,10 @@ use super::{Joint, Scaler};
 use crate::{error::AmpError, gradients::StepGradients, scale::loss_scale::StepOutcome};
 
 /// The failure of a call.
-pub struct Failed {
-    /// The error.
-    pub error: AmpError,
+pub(crate) struct Failed {
+    pub(crate) error: AmpError,
     /// Its outcome nevertheless; none of a call that was refused.
-    pub outcome: Option<StepOutcome>,
+    pub(crate) outcome: Option<StepOutcome>,
 }
 
 /// A call that was refused.

@@ -64,7 +64,7 @@ pub(crate) enum Inspected {
 /// An optimizer's side of a loss scale: its settings, its state, and the counters of the optimizer's steps.
 ///
 /// What [`ScaledOptimizer::scaler`](crate::ScaledOptimizer::scaler) returns, and what a `GradScaler` is built on. Made from a
-/// `&MixedPrecision`, whose loss scale it moves, or from a `GradScaler`.
+/// `&MixedPrecision`, whose loss scale it moves, from a [`LossScale`], by which it multiplies losses itself, or from a `GradScaler`.
 ///
 /// A value: a clone is independent, with two exceptions. Clones of the scaler of a [`MixedPrecision`] share its loss scale. And a
 /// loss that a clone has scaled since the last step counts as scaled for the original too, so that workers may

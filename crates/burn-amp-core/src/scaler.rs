@@ -118,7 +118,7 @@ impl Scaler {
             dropped: Dropped::default(),
             opened: live.opened(),
             warned_of_no_scope: false,
-            buffers: Buffers::since(live.skips()),
+            buffers: Buffers::since(live.overflows()),
             live,
             amp,
         }

@@ -20,18 +20,18 @@ pub struct Buffers {
     at_step: Vec<Parameter>,
     /// True if the module has made another forward pass since that of the step, as in a pipeline: those of `at_step` are good then.
     pub is_behind: bool,
-    /// The number of skips of all optimizers of the scale after which they were known to be finite; none after a forward pass that may have
-    /// overflowed, and of which no step knows.
+    /// The number of overflows, in the gradients of all optimizers of the scale, after which they were tested; none after gradients were thrown away that
+    /// nobody has tested.
     tested_at: Option<u64>,
     /// Says of values that are not trained, once it was asked, whether they are running statistics.
     known: Arc<Mutex<HashMap<ParamId, bool>>>,
 }
 
 impl Buffers {
-    /// Begins after so many skips of all optimizers of the scale.
-    pub fn since(skips: u64) -> Self {
+    /// Begins after so many overflows in the gradients of all optimizers of the scale.
+    pub fn since(overflows: u64) -> Self {
         Self {
-            tested_at: Some(skips),
+            tested_at: Some(overflows),
             ..Self::default()
         }
     }
@@ -45,27 +45,31 @@ impl Buffers {
         }
     }
 
-    /// Repairs them after it, with so many `skips` of all optimizers of the scale: another one's forward pass may have gone through this module.
+    /// Repairs them after it, after so many `overflows` in the gradients of all optimizers of the scale, whose forward passes may have gone
+    /// through this module.
     /// Waits for the device only where something was skipped. `accepts_micro_batches` where each of them is tested.
     pub fn after_step<M: Module>(
         &mut self,
         module: &M,
         outcome: Option<StepOutcome>,
         accepts_micro_batches: bool,
-        skips: u64,
+        overflows: u64,
     ) {
-        let is_lost = matches!(outcome, Some(StepOutcome::Skipped | StepOutcome::Dropped));
-        let is_good = match outcome {
-            Some(StepOutcome::Stepped) => true,
-            Some(StepOutcome::Accumulated) => accepts_micro_batches,
-            _ => false,
+        let (is_lost, is_good) = match outcome {
+            // A hook may have rejected what a forward pass that has overflowed made of the loss.
+            Some(StepOutcome::Skipped | StepOutcome::Dropped | StepOutcome::Guarded) => {
+                (true, false)
+            }
+            Some(StepOutcome::Stepped) => (false, true),
+            Some(StepOutcome::Accumulated) => (false, accepts_micro_batches),
+            _ => (false, false),
         };
         if self.at_step.is_empty() {
             return;
         }
-        if is_lost || (is_good && self.tested_at != Some(skips)) {
+        if is_lost || (is_good && self.tested_at != Some(overflows)) {
             self.repair(module);
-            self.tested_at = Some(skips);
+            self.tested_at = Some(overflows);
         }
         if is_good {
             let good = match self.is_behind {

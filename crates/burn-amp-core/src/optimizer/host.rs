@@ -173,10 +173,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             None => (None, 1.0, None),
         };
         let mut factors = Factors::new();
-        // A loss that is not finite may come of a forward pass that has spoilt the buffers.
-        let norm = |grads: &UnscaledGradients| Some(grads.known_status()?.norm());
-        let is_bad = |number: Option<f64>| number.is_some_and(|number| !number.is_finite());
-        let spoilt = rejected.is_some() && (is_bad(loss) || is_bad(norm(&grads)));
         if rejected.is_none() && (factor < 1.0 || !options.clip.0.is_empty()) {
             let later = self.optim.takes_factors();
             (grads, factors) = grads.clip_by(&options.clip, factor, later)?;
@@ -184,9 +180,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let (outcome, grads) = self.end(grads, rejected)?;
         if let Some(hooks) = hooks {
             self.options.hooks = hooks;
-        }
-        if spoilt {
-            self.scaler.buffers.suspect();
         }
         let grads = grads.map(|grads| (grads, factors));
         Ok(Decided { outcome, grads })

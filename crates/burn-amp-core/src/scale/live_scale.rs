@@ -63,7 +63,7 @@ pub(super) struct State {
     pub(super) members: Members,
     journal: Journal,
     /// The number of steps that were skipped, whatever for.
-    skips: u64,
+    overflows: u64,
 }
 
 /// The traces that scopes of an iteration leave for a step that is decided elsewhere.
@@ -231,9 +231,9 @@ impl LiveScale {
         self.tested.load(Ordering::Relaxed)
     }
 
-    /// The number of steps that all optimizers have skipped so far.
-    pub(crate) fn skips(&self) -> u64 {
-        locked(&self.state).skips
+    /// The number of times that gradients of any optimizer have overflowed so far, those included that were thrown away.
+    pub(crate) fn overflows(&self) -> u64 {
+        locked(&self.state).overflows
     }
 
     /// Adds an optimizer. An iteration ends when each of those has stepped that are [expected](Self::expect).
@@ -342,8 +342,7 @@ impl LiveScale {
         };
         let (mut counted, moves) = {
             let state = &mut *locked(&self.state);
-            let is_lost = matches!(purpose, Purpose::Step | Purpose::MicroBatch);
-            state.skips += u64::from(is_lost && overflows);
+            state.overflows += u64::from(overflows);
             let account = state.journal.account(id);
             let counted = account.record(purpose, found, &state.schedule, floor, is_first);
             // The others that share the scale are not kept waiting.

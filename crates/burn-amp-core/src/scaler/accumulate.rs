@@ -32,7 +32,6 @@ impl Scaler {
             self.look_at(&grads);
             status = grads.known_status();
             if grads.skips() {
-                self.buffers.suspect();
                 outcome = StepOutcome::Dropped;
             }
             // As the test of a step, and its update.

@@ -127,9 +127,6 @@ impl Joint {
     /// Counts gradients that were unscaled and dropped.
     pub(super) fn count_dropped(&mut self, scaler: &mut Scaler) -> Result<(), AmpError> {
         for found in scaler.dropped.take() {
-            if found.overflow().is_some() {
-                scaler.buffers.suspect();
-            }
             self.count(scaler, Purpose::Dropped, &found)?;
         }
         Ok(())

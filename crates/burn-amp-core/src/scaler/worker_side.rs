@@ -97,8 +97,8 @@ impl Scaler {
         outcome: Option<StepOutcome>,
         accepts_micro_batches: bool,
     ) {
-        let skips = self.live.skips();
-        (self.buffers).after_step(module, outcome, accepts_micro_batches, skips);
+        let overflows = self.live.overflows();
+        (self.buffers).after_step(module, outcome, accepts_micro_batches, overflows);
     }
 
     /// The other side has made an update of `module`. `is_behind` if more forward passes have been made than it knows of.

@@ -4,6 +4,6 @@ mod allocations;
 mod fused;
 mod lr_scheduler;
 mod refused;
+mod several_devices;
 mod shared_scale;
-mod skips;
 mod support;

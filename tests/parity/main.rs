@@ -7,7 +7,6 @@ mod histogram;
 mod roundpipe;
 mod schedule;
 mod table;
-mod torch_scale;
 mod torch_training;
 mod torch_unscale;
 

@@ -120,7 +120,7 @@ fn moving() -> impl Fn(DeviceScale, Shown) -> DeviceScale {
 }
 
 /// The same by gradients that overflow, or do not.
-pub fn advancing() -> impl Fn(DeviceScale, bool) -> DeviceScale {
+fn advancing() -> impl Fn(DeviceScale, bool) -> DeviceScale {
     let advance = moving();
     move |state, overflow| {
         advance(
@@ -224,14 +224,21 @@ fn the_device_moves_it_as_the_host_does() {
     });
 }
 
-/// Where scale and factors are powers of two, too: `parity_torch_scale_on_the_device` has the others.
+/// What is no power of two, and rules that look at gradients.
 #[test]
 fn what_only_the_host_knows() {
     let config = GradScalerConfig::new();
-    let bounded = config.with_min_scale(Some(3.0));
-    let found = [config, bounded, config.with_schedule(Schedule::log_max())]
-        .map(|config| on_device(&config.schedule().unwrap()).is_some());
-    assert_eq!(found, [true, false, false]);
+    for (config, is_the_devices) in [
+        (config, true),
+        (config.with_init_scale(3.0), false),
+        (config.with_growth_factor(1.5), false),
+        (config.with_backoff_factor(0.3), false),
+        (config.with_min_scale(Some(3.0)), false),
+        (config.with_schedule(Schedule::log_max()), false),
+    ] {
+        let state = on_device(&config.schedule().unwrap());
+        assert_eq!(state.is_some(), is_the_devices, "{config}");
+    }
 }
 
 #[test]

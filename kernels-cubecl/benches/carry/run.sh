@@ -299,8 +299,7 @@ tests kernels 60 backend::kernels::
 tests casts 40 cast:: blend:: capture::
 tests parity 45 parity::
 # Those that take thousands of steps are for the CPU.
-tests skips 60 optim:: --skip fused::follows --skip matrix::whatever --skip captured::
-tests fused 30 skips::adam_on_the_default_device
+tests skips 60 optim:: --skip fused::follows --skip captured::
 tests captured_tests 45 captured:: --test-threads 1
 # By themselves: a process has one logger.
 tests scaler 45 scaler::

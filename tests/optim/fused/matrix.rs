@@ -9,8 +9,6 @@ use GradientClip::{GlobalNorm, Norm, Value};
 /// What stands around a step.
 #[derive(Default)]
 pub struct Plan {
-    /// `config()` if it is none.
-    pub scaler: Option<GradScalerConfig>,
     /// Of all parameters, or of those of this name.
     pub clips: Vec<(Option<&'static str>, GradientClip)>,
     pub ema: Option<EmaConfig>,
@@ -24,18 +22,13 @@ impl Plan {
         Self { clips, ..new }
     }
 
-    fn scaled(scaler: GradScalerConfig) -> Self {
-        let (scaler, new) = (Some(scaler), Self::default());
-        Self { scaler, ..new }
-    }
-
     fn waits(self) -> Self {
         let waits = true;
         Self { waits, ..self }
     }
 
     fn player<M: Module, O: ModuleOptim>(&self, optim: O, model: &M) -> Player<M, O> {
-        let amp = f16_under(self.scaler.unwrap_or_else(config));
+        let amp = f16_under(config());
         let mut player = Player::with(optim, model.clone(), &amp);
         for (group, clip) in &self.clips {
             player.optim = match group.map(ParamGroup::from_predicate) {
@@ -120,25 +113,6 @@ pub fn check<O: ModuleOptim + Clone>(optim: O, plan: Plan, steps: usize) {
     let steps = if on_flex() { steps } else { steps.min(60) };
     let counters = same_bits((optim, plan), &Net::dense(&device()), steps, batch, loss);
     assert!(counters.skipped() > counters.bad_losses() && counters.bad_losses() > 0);
-}
-
-#[test]
-fn whatever_the_rule_and_the_schedule() {
-    let adam_w = AdamWConfig::new().with_amsgrad(true).with_weight_decay(0.1);
-    let adaptive = Schedule::AdaptiveInterval(AdaptiveInterval {
-        min_interval: 5,
-        max_interval: 100,
-    });
-    let adaptive = Plan::scaled(config().with_schedule(adaptive));
-    check(FusedAdamW::new(adam_w), adaptive, 90);
-    let tolerant = config().with_hysteresis(3).with_warmup_steps(60);
-    let tolerant = Plan::scaled(tolerant.with_warmup_scale(256.0));
-    check(nesterov(), tolerant, 90);
-    // What the device cannot move, the host does, and waits.
-    let other_factor = Plan::scaled(config().with_growth_factor(1.5));
-    check(nesterov(), other_factor.waits(), 90);
-    let log_max = Plan::scaled(config().with_schedule(Schedule::log_max()));
-    check(nesterov(), log_max.waits(), 90);
 }
 
 #[test]

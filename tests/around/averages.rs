@@ -93,6 +93,8 @@ fn frozen_parameters_and_running_statistics_are_the_models() {
     // Frozen later, too: an average that nothing adds to would fall behind. It is an update all the same.
     let frozen = ema.update(model.no_grad());
     assert_eq!((ema.updates(), ema.parameters()), (4, 0));
+    assert_eq!(AmpRecord::from_bytes(ema.bits()).unwrap().averages(), 0);
+    ema.from_bytes(ema.bits()).unwrap();
     assert_eq!(parameters(&ema.module(&frozen)), parameters(&frozen));
 }
 

@@ -302,4 +302,5 @@ fn gradients_of_no_parameter_are_dropped_and_logged() {
     });
     says(&logged.join("\n"), ["2 gradients belong to no parameter"]);
     assert_eq!((window.len(), window.gradients()), (1, 0));
+    assert_eq!(AmpRecord::from_bytes(window.bits()).unwrap().window(), 1);
 }

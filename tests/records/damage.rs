@@ -204,6 +204,16 @@ adam > state/schedule/cooldown > 3 > reader > DamagedRecord > cooldown
 adam > state/schedule/config/cooldown > 3 > reader > DamagedRecord > cooldown
 region > state/regions/region/schedule/scale > 0.0 > reader > DamagedRecord > `scale` is 0
 adam > /index/states/hook.ema/updates > 18446744073709551615 > optimizer > DamagedRecord > updates
+averages > /index/states/hook.ema/updates > 0 > optimizer > DamagedRecord > averages of no updates
+averages > /tensors/SECTION.hook.ema.1001/dtype > "F64" > nobody > - > -
+averages > /tensors/SECTION.hook.ema.1001/dtype > "F16" > reader > DamagedRecord > must be f32 or f64
+window > /index/states/window/len > 0 > reader > DamagedRecord > sums of no micro-batches
+window > /index/states/window/scale > 0.5 > nobody > - > -
+window > /index/states/window/scale > 0.0 > reader > DamagedRecord > loss scale of its window is 0
+window > /index/states/window/scale > -1.0 > reader > DamagedRecord > loss scale of its window is -1
+window > /tensors/SECTION.window.1001/dtype > "F64" > nobody > - > -
+window > /tensors/SECTION.window.1001/dtype > "F16" > reader > DamagedRecord > .window.1001
+window > /tensors/SECTION.window.1001/dtype > "I32" > reader > DamagedRecord > must be f32 or f64
 adam > /index/kind > "sam" > reader > DamagedRecord > `kind`
 adam > /index/states/sam > {} > reader > DamagedRecord > `sam`: this release does not know it
 adam > /index/tensors/hook.ema > [1001, 1002, 1003] > reader > DamagedRecord > .hook.ema.1003` is missing

@@ -1,4 +1,4 @@
-//! `Scaled<M>` as a module: the model, and nothing else. And models of a user's own: with an `optimize`, with running statistics, in bf16.
+//! `Scaled<M>` as a module: the model, and nothing else. And models of a user's own: with an `optimize`, in bf16.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -105,50 +105,6 @@ fn a_panic_in_the_optimize_of_a_model_leaves_the_optimizer() {
         values(&learner.model())
     });
     assert!(panicked == plain);
-}
-
-/// A model with running statistics, which are those of the features, whatever the weights are.
-fn normed() -> Model {
-    let mut model = Model::new(net(), |model, batch| {
-        let norm = model.norm.as_ref().unwrap();
-        let logits = autocast(batch.features.clone(), |x| {
-            let x = in_f32(x.unsqueeze_dim::<3>(2), |x| norm.forward(x));
-            model.net.forward(x.squeeze_dim::<2>(2))
-        });
-        model.net.output(logits, batch)
-    });
-    model.norm = Some(BatchNormConfig::new(8).init(&device()));
-    model
-}
-
-/// Mean and variance of a run in which a batch overflows in the forward pass, in the middle or as the first, are those of a run without these
-/// samples; with two micro-batches to a step, those of the step before.
-#[test]
-fn an_overflow_leaves_no_trace_in_running_statistics() {
-    let train = |samples: Vec<Sample>, windows: Option<usize>| {
-        let mut run = Run::of(1).with_windows(windows);
-        run.samples = samples;
-        let done = run.launch(|amp| amp.learner(normed(), sgd(amp), ConstantLr::new(0.1)));
-        let norm = done.model.norm.as_ref().unwrap();
-        let statistics = [&norm.running_mean, &norm.running_var];
-        let statistics = statistics.map(|s| burn_amp_tests::values(s.value_sync()));
-        (statistics, done.counters().skipped())
-    };
-    for (batch, overflow, without, windows) in [
-        (3, overflow(1e6), 24..32, None),
-        (0, overflow(1e6), 0..8, None),
-        (2, f32::INFINITY, 16..32, Some(2)),
-        (3, f32::INFINITY, 16..32, Some(2)),
-    ] {
-        let mut bad = samples(48);
-        bad[batch * 8].features.fill(overflow);
-        let mut good = samples(48);
-        good.drain(without);
-        let (found, skipped) = train(bad, windows);
-        assert_eq!(skipped, 1);
-        assert!(found.iter().flatten().all(|value| value.is_finite()));
-        assert_eq!(found, train(good, windows).0, "batch {batch}");
-    }
 }
 
 /// A model that computes in its parameters' precision, without `autocast`.

@@ -61,7 +61,6 @@ impl InferenceStep for Net {
 #[derive(Module, Debug)]
 pub struct Model {
     pub net: Net,
-    pub norm: Option<BatchNorm>,
     #[module(skip)]
     own: Own,
 }
@@ -89,8 +88,8 @@ impl Model {
         net: Net,
         output: impl Fn(&Self, Batch) -> ClassificationOutput + Send + Sync + 'static,
     ) -> Self {
-        let (norm, own) = (None, Own(Arc::new(output), Arc::new(|net, _| net)));
-        Self { net, norm, own }
+        let own = Own(Arc::new(output), Arc::new(|net, _| net));
+        Self { net, own }
     }
 
     pub fn around(mut self, around: impl Fn(Net, When) -> Net + Send + Sync + 'static) -> Self {

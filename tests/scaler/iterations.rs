@@ -292,14 +292,8 @@ zeros under it > {"schedule": "GrowthInterval", "growth_interval": 2} > e ? z*60
 a warm-up holds it down > {"schedule": "GrowthInterval", "warmup_steps": 12, "warmup_levels": 3} > ? e*3 ? e ? e*7 ? e ?
     1024:0 [0 0 0 0] -, 1024:3 [3 0 0 0] Stepped, 2048:4 [4 0 0 0] Stepped, 4096:11 [11 0 0 0] Stepped, 65536:12 [12 0 0 0] Stepped
 an overflow in that > {"schedule": "GrowthInterval", "warmup_steps": 12, "warmup_levels": 3} > e x ? > 512:0 [2 1 1 0] Skipped
-an overflow backs an adaptive interval off > {"schedule": {"AdaptiveInterval": {}}} > .*30 ? x ? x ? . ?
-    65536:30 [30 0 0 0] Stepped, 32768:0 [31 1 1 0] Skipped, 16384:0 [32 2 2 0] Skipped, 16384:1 [33 2 0 0] Stepped
-it goes on from a scale that is set > {"schedule": {"AdaptiveInterval": {}}} > x s=131072 e ? > 131072:1 [2 1 0 0] Stepped
 zeros under it > {"schedule": {"AdaptiveInterval": {}}, "growth_interval": 2} > e ? z*60 ? e*4 ?
     65536:1 [1 0 0 0] Stepped, warns of underflow, 65536:1 [61 0 0 0] Stepped, 262144:1 [65 0 0 0] Stepped
-a warm-up holds it down > {"schedule": {"AdaptiveInterval": {}}, "warmup_steps": 12, "warmup_levels": 3} > ? e*3 ? e ? e*7 ? e ?
-    1024:0 [0 0 0 0] -, 1024:3 [3 0 0 0] Stepped, 2048:4 [4 0 0 0] Stepped, 4096:11 [11 0 0 0] Stepped, 65536:12 [12 0 0 0] Stepped
-an overflow in that > {"schedule": {"AdaptiveInterval": {}}, "warmup_steps": 12, "warmup_levels": 3} > e x ? > 512:0 [2 1 1 0] Skipped
 an overflow backs log-max off > {"schedule": {"LogMax": {}}} > .*30 ? x ? x ? . ?
     32768:30 [30 0 0 0] Stepped, 16384:0 [31 1 1 0] Skipped, 8192:0 [32 2 2 0] Skipped, 8192:1 [33 2 0 0] Stepped
 it goes on from a scale that is set > {"schedule": {"LogMax": {}}} > x s=131072 e ? > 262144:1 [2 1 0 0] Stepped
@@ -310,12 +304,8 @@ a warm-up holds it down > {"schedule": {"LogMax": {}}, "warmup_steps": 12, "warm
 an overflow in that > {"schedule": {"LogMax": {}}, "warmup_steps": 12, "warmup_levels": 3} > e x ? > 512:0 [2 1 1 0] Skipped
 an overflow backs near-top off > {"schedule": {"NearTop": {}}} > .*30 ? x ? x ? . ?
     4096:30 [30 0 0 0] Stepped, 2048:0 [31 1 1 0] Skipped, 1024:0 [32 2 2 0] Skipped, 1024:1 [33 2 0 0] Stepped
-it goes on from a scale that is set > {"schedule": {"NearTop": {}}} > x s=131072 e ? > 262144:1 [2 1 0 0] Stepped
 zeros under it > {"schedule": {"NearTop": {}}, "growth_interval": 2} > e ? z*60 ? e*4 ?
     131072:1 [1 0 0 0] Stepped, warns of underflow, 131072:1 [61 0 0 0] Stepped, 2^21:1 [65 0 0 0] Stepped
-a warm-up holds it down > {"schedule": {"NearTop": {}}, "warmup_steps": 12, "warmup_levels": 3} > ? e*3 ? e ? e*7 ? e ?
-    1024:0 [0 0 0 0] -, 1024:3 [3 0 0 0] Stepped, 2048:4 [4 0 0 0] Stepped, 4096:11 [11 0 0 0] Stepped, 8192:12 [12 0 0 0] Stepped
-an overflow in that > {"schedule": {"NearTop": {}}, "warmup_steps": 12, "warmup_levels": 3} > e x ? > 512:0 [2 1 1 0] Skipped
 "#;
 
 #[test]

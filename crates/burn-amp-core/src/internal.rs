@@ -3,6 +3,7 @@
 pub mod fused;
 pub mod learner;
 pub mod observe;
+pub mod pipeline;
 pub mod torch;
 
 pub use crate::{
@@ -12,7 +13,6 @@ pub use crate::{
     gradients::{StepGradients, widened},
     lock::locked,
     scale::followed::Followed,
-    scaler::HandedOver,
     settings::settings,
     step::options::StepOptions,
     update::Update,

@@ -4,6 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::beside_burn::{Beside, during};
+
 /// A call that writes to the log.
 type Line = Box<dyn FnOnce()>;
 
@@ -12,6 +14,8 @@ thread_local! {
     static HELD: Cell<usize> = const { Cell::new(0) };
     /// Lines that it writes when it holds none.
     static LINES: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    /// Set while it writes none.
+    static QUIET: Beside<()> = const { RefCell::new(None) };
 }
 
 #[cfg(test)]
@@ -67,10 +71,21 @@ impl Drop for Held {
     }
 }
 
+/// Does work of which the log has been told, or will be.
+pub fn quietly<T>(work: impl FnOnce() -> T) -> T {
+    during(&QUIET, (), work).0
+}
+
+/// Says whether this thread writes no lines now.
+pub(crate) fn is_quiet() -> bool {
+    QUIET.with_borrow(Option::is_some)
+}
+
 /// Writes a line to the log: now, or when this thread holds no lock.
 pub fn unlocked(line: impl FnOnce() + 'static) {
     // At the end of a thread nothing is kept for later.
     match HELD.get() > 0 && LINES.try_with(|_| ()).is_ok() {
+        _ if is_quiet() => {}
         true => LINES.with_borrow_mut(|lines| lines.push(Box::new(line))),
         false => line(),
     }

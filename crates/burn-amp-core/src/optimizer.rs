@@ -9,6 +9,7 @@ pub(crate) mod burn_optimizer;
 mod device;
 mod host;
 pub(crate) mod lr_scheduler;
+pub(crate) mod pipelined;
 mod recorded;
 
 use device::Flight;
@@ -614,7 +615,7 @@ impl<O: Clone> Clone for ScaledOptimizer<O> {
             scaler: self.scaler.clone(),
             options: self.options.clone(),
             loaded: self.loaded.clone(),
-            flight: self.flight.forked(),
+            flight: Flight::default(),
             own_optimize: self.own_optimize,
         }
     }

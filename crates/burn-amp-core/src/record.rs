@@ -22,7 +22,7 @@ pub use state::State;
 
 use crate::{
     error::AmpError, scale::loss_scale::LossScale, scale::step_counters::StepCounters,
-    scaler::Scaler, scaler::ScalerState, scaler::accumulation::WindowState, update::ModuleOptim,
+    scaler::ScalerState, scaler::accumulation::WindowState, update::ModuleOptim,
     update::module_optim::FRESH, values::ParamTensors,
 };
 
@@ -92,14 +92,6 @@ impl AmpRecord {
         Self {
             refused: Some(error),
             ..Self::empty()
-        }
-    }
-
-    /// Opens the regions that are open on the other side of this scaler.
-    #[doc(hidden)]
-    pub fn open_regions_of(&mut self, scaler: &Scaler) {
-        if let Some(state) = &mut self.scaler {
-            scaler.live().regions().lock().open_in(&mut state.regions);
         }
     }
 

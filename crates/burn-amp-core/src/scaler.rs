@@ -13,19 +13,17 @@ pub(crate) mod loss_watch;
 mod record;
 mod settings;
 mod step;
-mod worker_side;
 
 pub use joint::Joint;
 pub(crate) use record::ScalerState;
 pub(crate) use step::Failed;
-pub use worker_side::HandedOver;
 
 use crate::border::SCALES_GRADIENTS;
 use crate::border::cast::{CastFloat, multiply_losses};
 use crate::gradients::entries::{Entries, LOW_RANK, ids_of};
 use crate::gradients::running_statistics::Buffers;
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, handles};
-use crate::scale::finding::{Dropped, SkipCause};
+use crate::scale::finding::{Dropped, Finding, SkipCause};
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 use crate::scale::{account::Account, followed::Followed, place::Place};
 use crate::scaler::accumulation::AccumulationWindow;
@@ -156,6 +154,26 @@ impl Scaler {
     #[doc(hidden)]
     pub fn detached(&self) -> Self {
         self.with_scale(Arc::new(self.live.detached()), None)
+    }
+
+    /// A copy with a scale of its own, for a thread to test gradients by.
+    pub(crate) fn snapshot(&self) -> Self {
+        let amp = self.amp.as_ref().map(MixedPrecision::detached);
+        let live = match &amp {
+            Some(amp) => amp.live().clone(),
+            None => Arc::new(self.live.detached()),
+        };
+        Self {
+            watch: LossWatch::default(),
+            // The thread that trains looks at that.
+            warned_of_no_scope: true,
+            ..self.with_scale(live, amp)
+        }
+    }
+
+    /// Another handle to the same optimizer's side of the scale.
+    pub(crate) fn twin(&self) -> Self {
+        self.at(self.place.clone())
     }
 
     /// Is waited for before an iteration ends, and not as the scaler that it was cloned from.
@@ -550,14 +568,9 @@ impl Scaler {
                 None
             }
         };
-        // An infinity that no scope gave may be another rank's overflow: it lowers the scale, as with PyTorch. A NaN may be of any loss.
-        let is_scales = |grads: &UnscaledGradients| !grads.has_nan() || live.is_used_by_threads();
-        match cause {
-            Some(SkipCause::Unknown) if is_scales(&grads) => {
-                grads.finding.explain(SkipCause::Scale)
-            }
-            Some(cause) => grads.finding.explain(cause),
-            None => {}
+        if let Some(cause) = cause {
+            let cause = self.known_cause(cause, || grads.has_nan());
+            grads.finding.explain(cause);
         }
         live.note_test();
         if let Some(observer) = self.amp.as_ref().and_then(MixedPrecision::observer) {
@@ -566,23 +579,36 @@ impl Scaler {
         grads
     }
 
+    /// An infinity that no scope gave may be another rank's overflow: it lowers the scale, as with PyTorch. A NaN may be of any loss.
+    pub(crate) fn known_cause(
+        &self,
+        cause: SkipCause,
+        has_nan: impl FnOnce() -> bool,
+    ) -> SkipCause {
+        match cause {
+            SkipCause::Unknown if !has_nan() || self.live.is_used_by_threads() => SkipCause::Scale,
+            known => known,
+        }
+    }
+
     /// Shows gradients to those who look at them before they are counted: to regions, and to the warning of zeros.
-    pub(crate) fn look_at(&self, grads: &UnscaledGradients) {
+    pub(crate) fn look_at(&self, found: &Finding, status: Option<&GradientStatus>) {
         // Micro-batches were checked one by one, beside their losses.
-        if grads.finding.is_resolved || !self.is_enabled() {
+        if found.is_resolved || !self.is_enabled() {
             return;
         }
-        if !grads.skips() && self.live.has_regions() {
+        if found.overflow().is_none() && self.live.has_regions() {
             self.live.read_measures();
         }
         let is_new = || !self.account(|account| account.warned_of_zeros);
-        if grads.finding.measures.are_all_zero()
+        if let Some(status) = status
+            && found.measures.are_all_zero()
             && !self.live.is_idle()
             && is_new()
             && (self.watch.is_scaled() || self.live.have_arrived())
         {
             let scale = self.live.scale();
-            self.account(|account| account.warn_of_zeros(grads.status(), scale));
+            self.account(|account| account.warn_of_zeros(status, scale));
         }
     }
 

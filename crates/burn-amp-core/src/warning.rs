@@ -2,6 +2,8 @@
 
 use std::{io::Write, sync::Once};
 
+use crate::lock::is_quiet;
+
 /// `log::log!`, when the thread holds no lock of this crate.
 #[doc(hidden)]
 #[macro_export]
@@ -37,7 +39,7 @@ macro_rules! debug {
 /// Writes the first warning of a process, if no logger is installed.
 pub fn to_standard_error(message: &str) {
     static SAID: Once = Once::new();
-    if log::max_level() == log::LevelFilter::Off {
+    if log::max_level() == log::LevelFilter::Off && !is_quiet() {
         SAID.call_once(|| {
             // Not `eprintln!`, which panics where nobody reads.
             let _ = writeln!(

@@ -24,6 +24,9 @@
 //! ```
 
 mod in_flight;
+/// The door of `burn-amp-train`. It may change with any release.
+#[doc(hidden)]
+pub mod internal;
 mod masters;
 mod update;
 mod worker;
@@ -39,23 +42,18 @@ use burn::{
 };
 use std::{mem::take, path::Path};
 
+use burn_amp_core::internal::pipeline::{SentStep, TrainingSide, quietly};
 use burn_amp_core::internal::{
-    Entries, ParamTensors, Parameter, StepGradients, StepOptions, is_half, or_panic, parameters,
+    Entries, ParamTensors, Parameter, StepGradients, is_half, or_panic, parameters,
 };
 use burn_amp_core::{
     AmpError, AmpRecord, ModuleOptim, ScaledGradients, ScaledOptimizer, Scaler, StepError,
     StepOutcome,
 };
-use in_flight::{InFlight, What};
+use in_flight::{InFlight, Job, Reply};
 use masters::Trained;
 use update::{Update, Updated};
 use worker::Worker;
-
-/// What the other crates of the workspace need. It may change with any release.
-#[doc(hidden)]
-pub mod internal {
-    pub use crate::masters::{put, trained};
-}
 
 /// An optimizer that steps on a thread of its own, on another device, while the training device computes the next iteration.
 ///
@@ -84,29 +82,16 @@ pub mod internal {
 pub struct PipelinedOptimizer<O = ModuleOptimizer> {
     worker: Worker<Update<O>>,
     synchronous: bool,
-    /// The side that scales: what is known of the last update that was received.
-    #[doc(hidden)]
-    pub scaler: Scaler,
+    /// The scale, as the last update has left it that was received.
+    side: TrainingSide,
     in_flight: InFlight,
-    /// What the module has that was handed over, and the last update that was received has made of it: none before the first step.
-    #[doc(hidden)]
-    pub trained: Option<Trained>,
+    /// The parameters of the module that was handed over, as the last update has made them that was received: none before the first step.
+    trained: Option<Trained>,
     /// Masters of a record, for the next module.
-    #[doc(hidden)]
-    pub stored: ParamTensors,
+    stored: ParamTensors,
     window: Window,
     loss: Option<f64>,
     calls: u64,
-}
-
-/// What a pipeline holds.
-#[doc(hidden)]
-pub struct Parts<O> {
-    pub optim: ScaledOptimizer<O>,
-    /// What the module of the program does not hold.
-    pub masters: ParamTensors,
-    pub host: Device,
-    pub synchronous: bool,
 }
 
 /// The micro-batches that were sent since the last update.
@@ -114,14 +99,6 @@ pub struct Parts<O> {
 struct Window {
     size: u32,
     sent: u32,
-}
-
-/// How far to wait.
-#[derive(Clone, Copy, PartialEq)]
-enum Until {
-    /// The update before the present window.
-    LastUpdate,
-    AllIsDone,
 }
 
 impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
@@ -147,14 +124,12 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             },
             None => Window { size: 1, sent: 0 },
         };
-        optim.resolve_each_step(true);
-        let scaler = optim.scaler().clone();
-        *optim.scaler_mut() = scaler.for_worker();
+        let side = TrainingSide::of(&mut optim);
         let update = Update::new(optim, host.inner());
         Ok(Self {
             worker: Worker::start("optimizer", update)?,
             synchronous: false,
-            scaler,
+            side,
             in_flight: InFlight::default(),
             trained: None,
             stored: ParamTensors::default(),
@@ -182,7 +157,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         loss: Tensor<D>,
         module: &M,
     ) -> ScaledGradients {
-        self.scaler.backward(loss, module)
+        self.side.scaler.backward(loss, module)
     }
 
     /// Hands the gradients over, and returns `module` with the parameters of the update before; see [`ScaledOptimizer::step`].
@@ -204,7 +179,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         or_panic(self.try_step(lr, module, grads))
     }
 
-    /// As [`step`](Self::step), for runs that want to handle a failure.
+    /// Steps as [`step`](Self::step) does, for runs that want to handle a failure.
     ///
     /// # Errors
     ///
@@ -219,17 +194,15 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         grads: impl Into<StepGradients>,
     ) -> Result<M, StepError<M>> {
         let (lr, grads) = (lr.into(), grads.into());
-        self.scaler.take_tested(&grads);
         let entries = Entries::find(parameters(&module), Some(grads.params()), None, Some(&lr));
-        let checked = entries.and_then(|entries| self.check_module(&module, entries.buffers));
-        if let Err(error) = checked {
-            return Err(self.refused(module, error));
+        let checked = entries.and_then(|entries| {
+            self.side.check(&grads)?;
+            self.check_module(&module, entries.buffers)
+        });
+        match checked {
+            Ok(()) => self.call(lr, module, Some(grads)),
+            Err(error) => Err(self.refused(module, error)),
         }
-        let what = match self.window.sent + 1 >= self.window.size {
-            true => What::Update,
-            false => What::MicroBatch,
-        };
-        self.call(lr, module, Some(grads), what)
     }
 
     /// Steps with the micro-batches of a window that is not full, as [`step`](Self::step) does; see [`ScaledOptimizer::flush`].
@@ -246,7 +219,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         or_panic(self.try_flush(lr, module))
     }
 
-    /// As [`flush`](Self::flush), for runs that want to handle a failure.
+    /// Steps as [`flush`](Self::flush) does, for runs that want to handle a failure.
     ///
     /// # Errors
     ///
@@ -257,7 +230,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         module: M,
     ) -> Result<M, StepError<M>> {
         if self.window.sent == 0 {
-            self.scaler.enter_call(StepOutcome::NoGradients);
+            self.side.scaler.enter_call(StepOutcome::NoGradients);
             return Ok(module);
         }
         let lr = lr.into();
@@ -268,7 +241,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             Some(known) => masters::check(known, &module, false),
         });
         match checked {
-            Ok(()) => self.call(lr, module, None, What::Update),
+            Ok(()) => self.call(lr, module, None),
             Err(error) => Err(self.refused(module, error)),
         }
     }
@@ -287,7 +260,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             0 => Ok(()),
             _ => self.begin(&module),
         };
-        self.receive(StepError::join(module, begun)?, Until::AllIsDone)
+        self.receive(StepError::join(module, begun)?, false)
     }
 
     /// Goes on from the parameters of `module` as they are: for a program that has changed them, or loaded others.
@@ -298,7 +271,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// As [`synchronize`](Self::synchronize); the masters are replaced nevertheless, unless the thread has ended.
     pub fn reload<M: Module + 'static>(&mut self, module: &M) -> Result<(), AmpError> {
-        let received = self.receive(module.clone(), Until::AllIsDone);
+        let received = self.receive(module.clone(), false);
         self.stored = ParamTensors::default();
         let begun = self.begin(module);
         received.map(drop).map_err(AmpError::from).and(begun)
@@ -309,14 +282,14 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// Changing the copy changes nothing here: see [`set_loss_scale`](Self::set_loss_scale) and [`queue`](Self::queue).
     pub fn received_scaler(&self) -> Scaler {
-        self.scaler.detached()
+        self.side.scaler.detached()
     }
 
-    /// As [`received_scaler`](Self::received_scaler), after all that was handed over: waits until that is done. Where the
+    /// A copy of the scaler after all that was handed over: waits until that is done. Where the
     /// thread has ended, it is the received one.
     pub fn synchronized_scaler(&self) -> Scaler {
-        let copy = self.ask(|update| update.optim.scaler().detached());
-        copy.unwrap_or_else(|_| self.received_scaler())
+        let ahead = self.ahead();
+        ahead.map_or_else(|_| self.received_scaler(), |side| side.scaler.detached())
     }
 
     /// Sets the loss scale that follows the next update, in place of what its gradients would make of it: PyTorch's
@@ -326,14 +299,20 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// [`AmpError::InvalidValue`], as [`Scaler::set_loss_scale`], and [`AmpError::OptimizerThread`].
     pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
-        self.scaler.schedule().with_scale("loss_scale", scale)?;
-        self.send(What::Other, move |update| {
-            update.next_scale = Some(scale);
-            update.updated(Ok(()), None)
-        })
+        let schedule = self.side.scaler.schedule();
+        schedule.with_scale("loss_scale", scale)?;
+        self.worker.check()?;
+        let set = move |side: &mut TrainingSide| {
+            side.next_scale = Some(scale);
+            Ok(())
+        };
+        self.in_flight.0.push_back(Job::Set(Box::new(set)));
+        Ok(())
     }
 
-    /// Changes settings of the scaler on the optimizer's thread, after all that was handed over, and before what comes next.
+    /// Changes settings of the scaler after all that was handed over, and before what comes next: where the training receives that.
+    ///
+    /// `change` is also called for copies of the scaler that are ahead, by which gradients are tested and records made.
     ///
     /// ```
     /// use burn::{optim::SgdConfig, tensor::Device};
@@ -351,12 +330,12 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// [`AmpError::OptimizerThread`]. What `change` returns is an error of a later `step` or `synchronize`.
     pub fn queue(
         &mut self,
-        change: impl FnOnce(&mut Scaler) -> Result<(), AmpError> + Send + 'static,
+        change: impl Fn(&mut Scaler) -> Result<(), AmpError> + Send + 'static,
     ) -> Result<(), AmpError> {
-        self.send(What::Other, |update| {
-            let changed = change(update.optim.scaler_mut());
-            update.updated(changed, None)
-        })
+        self.worker.check()?;
+        let set = move |side: &mut TrainingSide| change(&mut side.scaler);
+        self.in_flight.0.push_back(Job::Set(Box::new(set)));
+        Ok(())
     }
 
     /// Gives the guard the loss of the next call of [`step`](Self::step); see [`ScaledOptimizer::set_loss`].
@@ -370,17 +349,16 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// that resumes goes on from them. After [`synchronize`](Self::synchronize), an f32 module is the masters, and the record has none. If the thread
     /// has ended, the record's `save`, `into_bytes` and `into_optimizer` return [`AmpError::OptimizerThread`].
     pub fn to_record(&mut self) -> AmpRecord {
-        let of = self.not_in_module();
-        let stored = self.stored.clone();
-        let record = self.ask(move |update| {
-            let mut record = update.optim.to_record();
-            record.masters = update.masters_or(stored, of.as_ref());
-            record
+        let (stored, of) = (self.stored.clone(), self.not_in_module());
+        let record = self.ahead().and_then(|ahead| {
+            self.ask(move |update| {
+                ahead.give_back(&mut update.optim);
+                let mut record = update.optim.to_record();
+                record.masters = update.masters_or(stored, of.as_ref());
+                record
+            })
         });
-        let mut record = record.unwrap_or_else(AmpRecord::refused);
-        // By passes of which the thread has got no gradients, too.
-        record.open_regions_of(&self.scaler);
-        record
+        record.unwrap_or_else(AmpRecord::refused)
     }
 
     /// The parameters whose masters are not what the module of the program holds: it is behind, or they are in half precision.
@@ -400,11 +378,11 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// As [`ScaledOptimizer::load_record`]; the present state stays as it was. [`AmpError::OptimizerThread`].
     pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
         let (masters, sent) = (take(&mut record.masters), record.window());
-        let loaded = self.ask(|update| update.load_record(record))?;
-        self.scaler.follow(&loaded?, false);
+        let scaler = self.side.twin();
+        self.ask(move |update| update.load_record(scaler, record))??;
         self.in_flight.0.clear();
+        self.side.forget_sent();
         self.trained = None;
-        self.scaler.forget_buffers();
         self.stored = masters;
         self.window.sent = sent;
         Ok(())
@@ -438,55 +416,18 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         module: M,
     ) -> Result<(M, ScaledOptimizer<O>), StepError<M>> {
         let module = self.synchronize(module)?;
-        match self.into_parts() {
-            Ok(Parts { mut optim, .. }) => {
-                optim.resolve_each_step(false);
-                Ok((module, optim))
-            }
+        match internal::into_parts(self) {
+            Ok(parts) => Ok((module, parts.optim)),
             Err(error) => Err(StepError::new(module, error)),
         }
     }
 
-    /// The optimizer, and where it was to step: before its first step, or with all that it was given.
-    #[doc(hidden)]
-    pub fn into_parts(mut self) -> Result<Parts<O>, AmpError> {
-        let of = self.not_in_module();
-        for (what, pending) in take(&mut self.in_flight.0) {
-            let updated = pending.wait()?;
-            self.scaler.follow(&updated.reached, what == What::Update);
-            updated.error.map_or(Ok(()), Err)?;
-        }
-        let mut update = self.worker.finish()?;
-        self.scaler.take_opened_regions(update.optim.scaler());
-        *update.optim.scaler_mut() = self.scaler;
-        Ok(Parts {
-            masters: update.masters_or(self.stored, of.as_ref()),
-            optim: update.optim,
-            host: update.host,
-            synchronous: self.synchronous,
-        })
-    }
-
-    /// The options of the steps, as all that was handed over has left it: waits for that. None where the thread has ended.
-    #[doc(hidden)]
-    pub fn options(&self) -> Option<StepOptions> {
-        let options = self.ask(|update| update.optim.options.clone());
-        options.ok()
-    }
-
-    /// What is to be refused before anything is sent, and the masters of a module that is new.
+    /// Refuses what needs no other thread to be refused, and hands over a module that is new.
     fn check_module<M: Module + 'static>(
         &mut self,
         module: &M,
         statistics: Vec<Parameter>,
     ) -> Result<(), AmpError> {
-        if self.scaler.is_shared() {
-            return Err(AmpError::refused(
-                "optim",
-                "one of several optimizers of a `MixedPrecision`",
-                "the only one: give each network that is pipelined its own",
-            ));
-        }
         match &self.trained {
             None => self.begin(module)?,
             Some(known) => {
@@ -495,7 +436,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             }
         }
         if self.window.sent == 0 {
-            self.scaler.begin_step(module, statistics);
+            self.side.scaler.begin_step(module, statistics);
         }
         self.calls += 1;
         Ok(())
@@ -509,9 +450,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         }
         let (own, stored) = (module.clone(), take(&mut self.stored));
         self.trained = Some(trained.clone());
-        self.send(What::Other, move |update| {
-            update.begin(own, &trained, &stored)
-        })
+        self.send(None, move |update| update.begin(own, &trained, &stored))
     }
 
     /// Sends what is to be stepped with, and returns the module as it is to be computed with.
@@ -520,29 +459,41 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         lr: ModuleLearningRate,
         mut module: M,
         grads: Option<StepGradients>,
-        what: What,
     ) -> Result<M, StepError<M>> {
-        if what == What::Update {
-            module = self.receive(module, Until::LastUpdate)?;
+        let is_update = grads.is_none() || self.window.sent + 1 >= self.window.size;
+        if is_update {
+            module = self.receive(module, true)?;
         }
-        let handed = self.scaler.hand_over();
-        let loss = self.loss.take();
-        let trained = self.trained.clone().unwrap_or_default();
-        let sent = self.send(what, move |update| {
-            update.step::<M>(lr, grads, loss, handed, &trained)
+        if grads.is_some() {
+            self.side.take_pass();
+        }
+        let mut copy = self.side.copy();
+        quietly(|| self.in_flight.set(&mut copy));
+        let step = is_update.then(|| self.side.begin_step());
+        let (loss, trained) = (self.loss.take(), self.trained.clone().unwrap_or_default());
+        let sent = self.send(step, move |update| {
+            update.step::<M>(copy.scaler, lr, grads, loss, &trained)
         });
         module = StepError::join(module, sent)?;
-        self.window.sent = match what {
-            What::MicroBatch => self.window.sent + 1,
-            _ => 0,
+        self.window.sent = match is_update {
+            true => 0,
+            false => self.window.sent + 1,
         };
-        if what == What::MicroBatch {
-            self.scaler.enter_call(StepOutcome::Accumulated);
+        if !is_update {
+            self.side.scaler.enter_call(StepOutcome::Accumulated);
         }
         match self.synchronous {
             true => self.synchronize(module),
             false => Ok(module),
         }
+    }
+
+    /// The side of the training after all that was handed over: waits for that. Nothing has changed here.
+    fn ahead(&self) -> Result<TrainingSide, AmpError> {
+        let mut ahead = self.side.copy();
+        // Errors are those of the step that receives them.
+        let _failed = quietly(|| self.in_flight.end_on(&mut ahead))?;
+        Ok(ahead)
     }
 
     /// Gives the thread a job, and waits for what comes of it.
@@ -555,40 +506,34 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
 
     fn send(
         &mut self,
-        what: What,
+        step: Option<SentStep>,
         job: impl FnOnce(&mut Update<O>) -> Updated + Send + 'static,
     ) -> Result<(), AmpError> {
-        let pending = self.worker.send(job)?;
-        self.in_flight.0.push_back((what, pending));
+        let reply = Reply::of(self.worker.send(job)?);
+        self.in_flight.0.push_back(Job::Sent(step, reply));
         Ok(())
     }
 
-    /// Waits for jobs in their order, and takes over what they have reached. Of several errors, the first is returned.
-    fn receive<M: Module>(&mut self, mut module: M, until: Until) -> Result<M, StepError<M>> {
-        let jobs = &mut self.in_flight.0;
-        let count = match until {
-            Until::LastUpdate => jobs.iter().rposition(|(what, _)| *what == What::Update),
-            Until::AllIsDone => jobs.len().checked_sub(1),
+    /// Waits for all jobs in their order, or for those up to the last update if it `is_behind`: the module has made forward passes of which that knows
+    /// nothing. Of several errors, the first is returned.
+    fn receive<M: Module>(&mut self, mut module: M, is_behind: bool) -> Result<M, StepError<M>> {
+        let jobs = match is_behind {
+            true => self.in_flight.take_update(),
+            false => take(&mut self.in_flight.0).into(),
         };
         let (mut failed, mut image) = (None, None);
-        for (what, pending) in jobs.drain(..count.map_or(0, |last| last + 1)) {
-            match pending.wait() {
-                Ok(updated) => {
-                    failed = failed.or(updated.error);
-                    image = updated.image.or(image);
-                    match what {
-                        What::Other => self.scaler.follow_setting(&updated.reached),
-                        // A micro-batch was entered when it was sent.
-                        _ => self.scaler.follow(&updated.reached, what == What::Update),
-                    }
-                    if what == What::Update {
-                        // The update knows nothing of the forward passes of the present window, unless all is done.
-                        let is_behind = until == Until::LastUpdate;
-                        self.scaler.leave_update(&module, is_behind);
-                    }
-                }
-                Err(ended) => failed = failed.or(Some(ended)),
-            }
+        for job in jobs {
+            let ended = match job {
+                Job::Set(change) => change(&mut self.side),
+                Job::Sent(step, reply) => reply.take().and_then(|updated| {
+                    image = updated.image.or(image.take());
+                    let Some(made) = updated.made else {
+                        return Ok(());
+                    };
+                    self.side.receive_for(&module, is_behind, step, &made)
+                }),
+            };
+            failed = failed.or(ended.err());
         }
         if let Some(image) = image {
             module = masters::put(module, &image);
@@ -601,19 +546,18 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         }
     }
 
-    /// What the forward pass of refused gradients has left is of no step.
+    /// A call whose gradients are dropped.
     fn refused<M>(&mut self, module: M, error: AmpError) -> StepError<M> {
-        drop(self.scaler.hand_over());
         self.loss = None;
         StepError::new(module, error)
     }
 }
 
-/// Without what is on the other thread.
+/// Leaves out what is on the other thread.
 impl<O> std::fmt::Debug for PipelinedOptimizer<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PipelinedOptimizer")
-            .field("scaler", &self.scaler)
+            .field("scaler", &self.side.scaler)
             .field("in_flight", &self.in_flight.0.len())
             .field("synchronous", &self.synchronous)
             .finish_non_exhaustive()

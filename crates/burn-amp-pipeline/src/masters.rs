@@ -10,10 +10,10 @@ use burn_amp_core::internal::{
 };
 
 /// The parameters of a module that are trained, with their values on the training device: as they were handed over, or images of masters.
-pub(crate) type Trained = Arc<Vec<Parameter>>;
+pub(super) type Trained = Arc<Vec<Parameter>>;
 
 /// The parameters that an optimizer trains, in the order of the module.
-pub fn trained<M: Module>(module: &M) -> Trained {
+pub(super) fn trained<M: Module>(module: &M) -> Trained {
     let mut trained = distinct_parameters(module);
     trained.retain(|parameter| parameter.is_trained);
     Arc::new(trained)
@@ -120,7 +120,7 @@ pub(super) fn values_of(masters: Vec<Parameter>, trained: &Trained) -> ParamTens
 }
 
 /// The module with these values. Ids, trainability and what is attached stay.
-pub fn put<M: Module>(module: M, trained: &Trained) -> M {
+pub(super) fn put<M: Module>(module: M, trained: &Trained) -> M {
     let trained = by_id(trained);
     replaced(module, |id, old| {
         let image = *trained.get(&id)?;

@@ -4,12 +4,12 @@ use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module
 use std::any::Any;
 
 use super::masters::{self, Trained, images_of, values_of};
+use burn_amp_core::internal::pipeline::{Made, make_step};
 use burn_amp_core::internal::{
-    HandedOver, ParamTensors, Parameter, StepGradients, distinct_parameters, widened,
+    ParamTensors, Parameter, StepGradients, distinct_parameters, widened,
 };
 use burn_amp_core::{
-    AmpError, AmpRecord, ModuleOptim, ScaledGradients, ScaledOptimizer, Scaler, StepError,
-    StepOutcome,
+    AmpError, AmpRecord, ModuleOptim, ScaledGradients, ScaledOptimizer, Scaler, StepOutcome,
 };
 
 /// The optimizer, and the masters that it steps.
@@ -17,8 +17,6 @@ pub(super) struct Update<O> {
     pub(super) optim: ScaledOptimizer<O>,
     pub(super) host: Device,
     masters: Option<Box<dyn Masters>>,
-    /// The loss scale that is to follow the next update, whatever its outcome.
-    pub(super) next_scale: Option<f64>,
 }
 
 /// A module of f32 parameters, its type forgotten.
@@ -32,12 +30,12 @@ impl<M: Module + 'static> Masters for M {
     }
 }
 
-/// What a job has done.
+/// The result of a job.
 pub(super) struct Updated {
-    pub(super) error: Option<AmpError>,
+    /// The result of its gradients, if it had some.
+    pub(super) made: Option<Result<Made, AmpError>>,
     /// The parameters, if they have changed.
     pub(super) image: Option<Trained>,
-    pub(super) reached: Scaler,
 }
 
 impl<O: ModuleOptim> Update<O> {
@@ -46,7 +44,6 @@ impl<O: ModuleOptim> Update<O> {
             optim,
             host,
             masters: None,
-            next_scale: None,
         }
     }
 
@@ -60,7 +57,8 @@ impl<O: ModuleOptim> Update<O> {
         let masters = masters::masters_of(&module, trained, &self.host, stored);
         let image = (!stored.is_empty()).then(|| images_of(masters.parameters(), trained));
         self.masters = Some(Box::new(masters));
-        self.updated(Ok(()), image)
+        let made = None;
+        Updated { made, image }
     }
 
     /// The masters, if they are of this type.
@@ -70,58 +68,36 @@ impl<O: ModuleOptim> Update<O> {
         Some(*masters.downcast().ok()?)
     }
 
-    /// Takes the gradients of a step, or of a micro-batch; without any, steps with the window as it is.
+    /// Takes the gradients of a step, or of a micro-batch, which the scaler tests; without any, steps with the window as it is.
     pub(super) fn step<M: Module + 'static>(
         &mut self,
+        scaler: Scaler,
         lr: ModuleLearningRate,
         grads: Option<StepGradients>,
         loss: Option<f64>,
-        handed: HandedOver,
         trained: &Trained,
     ) -> Updated {
         let Some(masters) = self.take_masters::<M>() else {
             let reason = "belong to a module of another type";
-            return self.updated(Err(AmpError::other_module("all of them", reason)), None);
+            let (made, image) = (Err(AmpError::other_module("all of them", reason)), None);
+            return Updated {
+                made: Some(made),
+                image,
+            };
         };
-        let scaler = self.optim.scaler_mut();
-        scaler.take_over(handed);
-        let before = scaler.schedule();
-        if let Some(loss) = loss {
-            self.optim.set_loss(loss);
-        }
-        let stepped = match grads {
-            Some(grads) => {
-                let grads = moved(grads, &masters, &self.host);
-                self.optim.try_step(lr, masters, grads)
-            }
-            None => self.optim.try_flush(lr, masters),
-        };
-        let (masters, result) = StepError::split(stepped);
-        let outcome = self.optim.scaler().last_outcome();
+        let grads = grads.map(|grads| moved(grads, &masters, &self.host));
+        let (masters, made) = make_step(&mut self.optim, scaler, lr, masters, grads, loss);
         // Hooks may replace parameters after a step without gradients, too.
-        let is_applied = matches!(
-            outcome,
-            Some(StepOutcome::Stepped | StepOutcome::NoGradients)
-        );
+        let is_applied = |made: &Made| {
+            let outcome = made.outcome;
+            matches!(outcome, StepOutcome::Stepped | StepOutcome::NoGradients)
+        };
+        let is_applied = made.as_ref().is_ok_and(is_applied);
         let image = is_applied.then(|| images_of(masters.parameters(), trained));
         self.masters = Some(Box::new(masters));
-        let is_update = !matches!(
-            outcome,
-            None | Some(StepOutcome::Accumulated | StepOutcome::NoGradients)
-        );
-        // In the place of what the update has reached: PyTorch's `update(new_scale)`.
-        let replaced = match self.next_scale.take_if(|_| is_update) {
-            Some(scale) => self.optim.scaler_mut().replace_update(before, scale),
-            None => Ok(()),
-        };
-        self.updated(result.and(replaced), image)
-    }
-
-    pub(super) fn updated(&self, result: Result<(), AmpError>, image: Option<Trained>) -> Updated {
         Updated {
-            error: result.err(),
+            made: Some(made),
             image,
-            reached: self.optim.scaler().detached(),
         }
     }
 
@@ -135,12 +111,16 @@ impl<O: ModuleOptim> Update<O> {
         }
     }
 
-    /// Goes on from a record, the masters of which belong to the next module.
-    pub(super) fn load_record(&mut self, record: AmpRecord) -> Result<Scaler, AmpError> {
+    /// Goes on from a record, the masters of which belong to the next module, with the scaler of the training.
+    pub(super) fn load_record(
+        &mut self,
+        scaler: Scaler,
+        record: AmpRecord,
+    ) -> Result<(), AmpError> {
+        *self.optim.scaler_mut() = scaler;
         self.optim.load_record(record)?;
         self.masters = None;
-        self.next_scale = None;
-        Ok(self.optim.scaler().detached())
+        Ok(())
     }
 }
 

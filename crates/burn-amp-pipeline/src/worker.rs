@@ -127,12 +127,12 @@ impl<R> Pending<R> {
     /// # Errors
     ///
     /// If it has panicked, or was refused because one before it has.
-    pub(crate) fn wait(self) -> Result<R, AmpError> {
+    pub(crate) fn wait(&self) -> Result<R, AmpError> {
         self.result.recv().map_err(|_| reason(&self.ended))
     }
 }
 
-/// Why a job was not done: one before it has panicked, with this message.
+/// The error of a job that was not done: one before it has panicked, with this message.
 fn reason(message: &OnceLock<String>) -> AmpError {
     ended(message.get().cloned().unwrap_or_default())
 }

@@ -10,9 +10,8 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
 use burn_amp_core::internal::learner::{self, SECTION, placeholders};
-use burn_amp_core::internal::{during, locked, or_panic};
+use burn_amp_core::internal::{distinct_parameters, during, locked, or_panic};
 use burn_amp_core::{AmpRecord, MixedPrecision};
-use burn_amp_pipeline::internal::trained;
 
 /// The steps of a run, of which checkpoints are taken.
 pub(super) trait Recorded: Send + Sync {
@@ -63,11 +62,12 @@ pub(super) fn hand_over<M: Module>(
     steps: Arc<dyn Recorded>,
     resumed: &Resumed,
 ) {
-    let trained = trained(model);
+    let mut trained = distinct_parameters(model);
+    trained.retain(|parameter| parameter.is_trained);
     let ids = trained.iter().map(|parameter| parameter.id).collect();
     *optim = with_entries(optim.clone(), ids, resumed);
     // Burn makes states in a step alone.
-    let grads = placeholders(trained.iter().cloned());
+    let grads = placeholders(trained);
     let step = || optim.step(0.0, model.clone(), grads);
     during(&EXCHANGED, (Some(steps), None), step);
 }

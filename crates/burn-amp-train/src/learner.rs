@@ -14,7 +14,7 @@ use burn_amp_core::{
     AmpError, BorderFault, Ema, MixedPrecision, ModuleOptim, ScaledOptimizer, Scaler,
 };
 use burn_amp_optim::Fused;
-use burn_amp_pipeline::PipelinedOptimizer;
+use burn_amp_pipeline::{PipelinedOptimizer, internal::into_parts};
 use burn_amp_torch::MasterWeights;
 
 /// See [`LearnerExt::learner`](super::LearnerExt::learner).
@@ -176,7 +176,7 @@ impl Parts {
     where
         O: ModuleOptim + TryInto<ModuleOptimizer, Error: Into<AmpError>> + Send + 'static,
     {
-        let pipeline = optim.into_parts()?;
+        let pipeline = into_parts(optim)?;
         if pipeline.optim.own_optimize {
             return Err(not_pipelined("with_own_optimize"));
         }

@@ -17,7 +17,7 @@ use burn_amp_core::{
     AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, Scaler, StepError, records_of,
 };
 use burn_amp_optim::internal::one_pass;
-use burn_amp_pipeline::{PipelinedOptimizer, internal::put};
+use burn_amp_pipeline::{PipelinedOptimizer, internal as pipeline};
 
 /// The kind of optimizer that a `ModuleOptimizer` was made of, which Burn's type does not say.
 #[derive(Clone, Debug)]
@@ -215,7 +215,7 @@ impl Steps {
     /// Takes over what is known of the steps.
     pub(super) fn update(&mut self) {
         let State { optim, thread, .. } = &*self.shared.lock();
-        let scaler = thread.as_ref().map(|thread| &thread.scaler);
+        let scaler = thread.as_ref().map(pipeline::scaler);
         let scaler = scaler.unwrap_or(optim.scaler()).clone();
         (self.scaler, self.options) = (scaler, optim.options.clone());
     }
@@ -242,10 +242,13 @@ impl State {
         let optim = own.clone();
         let (scaler, options) = (self.optim.scaler().clone(), self.optim.options.clone());
         let optim = ScaledOptimizer::from_parts(Stepper { optim, kind }, scaler, options);
-        let thread = PipelinedOptimizer::new(optim, host)?;
-        let mut thread = thread.with_synchronous(synchronous);
-        thread.stored = take(&mut self.masters);
-        self.thread = Some(thread);
+        let parts = pipeline::Parts {
+            optim,
+            masters: take(&mut self.masters),
+            host,
+            synchronous,
+        };
+        self.thread = Some(pipeline::start(parts)?);
         checkpoint::hand_over(own, model, steps.shared.recorded(), &steps.resumed);
         Ok(())
     }
@@ -258,7 +261,7 @@ impl State {
         match &mut self.thread {
             Some(thread) => {
                 let model = thread.synchronize(model);
-                if let Some(options) = thread.options() {
+                if let Some(options) = pipeline::options(thread) {
                     self.optim.options = options;
                 }
                 model
@@ -270,7 +273,7 @@ impl State {
     /// The model that a forward pass is to see, if it is another.
     pub(super) fn current<M: Module>(&self, model: &M) -> Option<M> {
         let thread = self.thread.as_ref().filter(|_| self.is_ahead)?;
-        Some(put(model.clone(), thread.trained.as_ref()?))
+        pipeline::received(thread, model)
     }
 
     /// The record for the next checkpoint: all steps are known then. The next one returns what was wrong.
@@ -336,7 +339,10 @@ mod tests {
         train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep},
     };
 
+    use std::sync::mpsc::{Sender, channel};
+
     use crate::LearnerExt;
+    use burn_amp_core::hook::{Applied, Hook};
     use burn_amp_core::{
         GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer, autocast, internal::READS,
     };
@@ -430,12 +436,28 @@ mod tests {
         }
     }
 
+    /// Sends the number of passes of the thread that steps.
+    #[derive(Clone, Debug)]
+    struct Passes(Sender<u32>);
+
+    impl Hook for Passes {
+        fn name(&self) -> &str {
+            "passes"
+        }
+
+        fn applied(&mut self, _step: &mut Applied<'_>) {
+            self.0.send(PASSES.get()).unwrap();
+        }
+    }
+
     /// The thread of a pipeline makes one pass, too.
     #[test]
     fn a_pipeline_makes_one_pass() {
         let device = Device::flex().autodiff();
         let amp = MixedPrecision::f16();
+        let (sender, passes) = channel();
         let optim = ScaledOptimizer::new(FusedAdam::new(AdamConfig::new()), &amp);
+        let optim = optim.with_hook(Passes(sender));
         let optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
         let mut learner = amp
             .learner(net(&device), optim, ConstantLr::new(0.1))
@@ -446,14 +468,7 @@ mod tests {
             learner.lr_step();
             learner.optimizer_step(output.grads);
         }
-        let steps = learner.model().steps;
-        let (sender, passes) = std::sync::mpsc::channel();
-        let count = move |_: &mut _| {
-            sender.send(PASSES.get()).unwrap();
-            Ok(())
-        };
-        let thread = &mut steps.shared.lock().thread;
-        thread.as_mut().unwrap().queue(count).unwrap();
-        assert_eq!(passes.recv().unwrap(), 3);
+        let passes: Vec<_> = passes.iter().take(3).collect();
+        assert_eq!(passes, [1, 2, 3]);
     }
 }

@@ -54,8 +54,8 @@ impl Pipelined {
     }
 
     /// Changes a setting on the thread. It is known here when the next update is received.
-    fn set(&mut self, change: impl FnOnce(&mut Scaler) + Send + 'static) {
-        let change = |scaler: &mut Scaler| {
+    fn set(&mut self, change: impl Fn(&mut Scaler) + Send + 'static) {
+        let change = move |scaler: &mut Scaler| {
             change(scaler);
             Ok(())
         };

@@ -140,7 +140,7 @@ impl MixedPrecision {
     }
 
     /// A handle with a loss scale of its own, in the same state.
-    pub(crate) fn for_worker(&self) -> Self {
+    pub(crate) fn detached(&self) -> Self {
         let allows_unchecked = self.shared.allows_unchecked;
         Self::with_live(self.shared.dtype, self.live().detached(), allows_unchecked)
     }

@@ -18,8 +18,6 @@ pub struct Buffers {
     good: ParamTensors,
     /// The values of the last step, as they were before the forward pass of its gradients.
     at_step: Vec<Parameter>,
-    /// True if the module has made another forward pass since that of the step, as in a pipeline: those of `at_step` are good then.
-    pub is_behind: bool,
     /// The number of overflows, in the gradients of all optimizers of the scale, after which they were tested; none after gradients were thrown away that
     /// nobody has tested.
     tested_at: Option<u64>,
@@ -48,11 +46,13 @@ impl Buffers {
     /// Repairs them after it, after so many `overflows` in the gradients of all optimizers of the scale, whose forward passes may have gone
     /// through this module.
     /// Waits for the device only where something was skipped. `accepts_micro_batches` where each of them is tested.
+    /// `is_behind` if the module has made another forward pass since that of the step, as in a pipeline: those of `at_step` are good then.
     pub fn after_step<M: Module>(
         &mut self,
         module: &M,
         outcome: Option<StepOutcome>,
         accepts_micro_batches: bool,
+        is_behind: bool,
         overflows: u64,
     ) {
         let (is_lost, is_good) = match outcome {
@@ -72,7 +72,7 @@ impl Buffers {
             self.tested_at = Some(overflows);
         }
         if is_good {
-            let good = match self.is_behind {
+            let good = match is_behind {
                 true => self.at_step.clone(),
                 false => self.updated(module),
             };

@@ -30,8 +30,6 @@ pub(crate) struct Flight {
     run: Option<(Arc<Run>, Stepped)>,
     /// The scale that has them.
     live: Option<Arc<LiveScale>>,
-    /// Set if each step is resolved at once: a thread takes them that nobody waits for.
-    is_off: bool,
 }
 
 impl Flight {
@@ -48,15 +46,6 @@ impl Flight {
         let stepped = entries.iter().map(|entry| (&entry.id, &entry.device));
         let known = known.iter().map(|(id, device)| (id, device));
         known.eq(stepped).then(|| run.clone())
-    }
-
-    /// The flight of a clone, which begins a run of its own.
-    pub(super) fn forked(&self) -> Self {
-        Self {
-            run: None,
-            live: None,
-            is_off: self.is_off,
-        }
     }
 }
 
@@ -156,13 +145,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         error.map_or(Ok(()), Err)
     }
 
-    /// Says whether every step is resolved before it returns, from here on.
-    #[doc(hidden)]
-    pub fn resolve_each_step(&mut self, each: bool) {
-        self.resolve();
-        self.flight.is_off = each;
-    }
-
     /// The inner optimizer, while steps are in flight.
     #[doc(hidden)]
     pub fn optimizer_in_flight(&mut self) -> &mut O {
@@ -257,7 +239,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 !self.optim.steps_on_device(),
                 "the optimizer is not a fused one (`FusedSgd`, `FusedAdam`, `FusedAdamW`), and takes its learning rate from the host",
             ),
-            (self.flight.is_off, "it steps in a pipeline"),
             (
                 self.loaded.is_some(),
                 "no step has used the loaded state yet",

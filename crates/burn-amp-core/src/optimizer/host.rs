@@ -11,10 +11,9 @@ use crate::scale::{
     account::Call,
     finding::{Rejection, Tested},
     in_flight::Resolution,
-    journal::Caller,
     loss_scale::StepOutcome,
 };
-use crate::scaler::{Failed, Inspected};
+use crate::scaler::{Failed, Inspected, Scaler};
 use crate::step::hook::show_applied;
 use crate::values::{distinct_parameters, optimizer_dtype, parameters};
 use crate::{
@@ -24,10 +23,10 @@ use crate::{
 };
 
 /// The decision on a step: its outcome, and its update.
-struct Decided {
-    outcome: StepOutcome,
+pub(super) struct Decided {
+    pub(super) outcome: StepOutcome,
     /// Gradients to step with, and what they are multiplied by first; none if the step is skipped, or the window is not full, or empty.
-    grads: Option<(GradientsParams, Factors)>,
+    pub(super) grads: Option<(GradientsParams, Factors)>,
 }
 
 impl Decided {
@@ -46,21 +45,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: Option<StepGradients>,
         update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
     ) -> Result<M, StepError<M>> {
-        let (outcome, stepped) = match self.decide(&module, grads, &lr) {
+        let end = |scaler: &mut Scaler, grads: &UnscaledGradients| {
+            scaler.end_step(&grads.finding, grads.known_status())
+        };
+        let (outcome, stepped) = match self.decide(&module, grads, &lr, end) {
             Ok(Decided { outcome, grads }) => {
                 let module = match grads {
-                    Some((grads, factors)) => {
-                        let how = Update {
-                            lr,
-                            decides: None,
-                            factors,
-                        };
-                        let module = update(&mut self.optim, how, module, grads);
-                        match self.options.hooks.0.is_empty() {
-                            true => module,
-                            false => self.show_applied(module),
-                        }
-                    }
+                    Some(grads) => self.apply(lr, module, grads, update),
                     None => module,
                 };
                 (Some(outcome), Ok(module))
@@ -78,18 +69,34 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         stepped
     }
 
-    /// Shows an updated module to the hooks. The module with what they have changed.
-    fn show_applied<M: Module>(&mut self, module: M) -> M {
+    /// Updates a module, and shows it to the hooks. The module with what they have changed.
+    pub(super) fn apply<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        (grads, factors): (GradientsParams, Factors),
+        update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
+    ) -> M {
+        let how = Update {
+            lr,
+            decides: None,
+            factors,
+        };
+        let module = update(&mut self.optim, how, module, grads);
+        if self.options.hooks.0.is_empty() {
+            return module;
+        }
         let (masters, known) = (|| self.optim.masters(), Resolution::applied());
         show_applied(self.options.hooks.each(), module, &masters, None, &known)
     }
 
-    /// All that comes before the update.
-    fn decide<M: Module>(
+    /// All that comes before the update. `end` counts what was found.
+    pub(super) fn decide<M: Module>(
         &mut self,
         module: &M,
         grads: Option<StepGradients>,
         lr: &ModuleLearningRate,
+        end: impl FnOnce(&mut Scaler, &UnscaledGradients) -> Result<StepOutcome, AmpError>,
     ) -> Result<Decided, Failed> {
         if let Some(loaded) = &self.loaded {
             loaded.check(parameters(module))?;
@@ -118,7 +125,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             let buffers = std::mem::take(&mut entries.buffers);
             self.scaler.begin_step(module, buffers);
         }
-        let decided = self.test(module, grads, entries, loss);
+        let decided = self.test(module, grads, entries, loss, end);
         let outcome = match &decided {
             Ok(decided) => Some(decided.outcome),
             Err(failed) => failed.outcome,
@@ -145,6 +152,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: Option<StepGradients>,
         entries: Entries,
         loss: Option<f64>,
+        end: impl FnOnce(&mut Scaler, &UnscaledGradients) -> Result<StepOutcome, AmpError>,
     ) -> Result<Decided, Failed> {
         let options = &mut self.options;
         if grads.is_some() {
@@ -177,7 +185,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             let later = self.optim.takes_factors();
             (grads, factors) = grads.clip_by(&options.clip, factor, later)?;
         }
-        let (outcome, grads) = self.end(grads, rejected)?;
+        let (outcome, grads) = self.end(grads, rejected, end)?;
         if let Some(hooks) = hooks {
             self.options.hooks = hooks;
         }
@@ -185,26 +193,20 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Ok(Decided { outcome, grads })
     }
 
-    /// Ends the step: counts it, and moves the scale. Its outcome, and the gradients if they are to be stepped with: they are finite, and not
-    /// `rejected`.
+    /// Has the step end. Its outcome, and the gradients if they are to be stepped with: they are finite, and not `rejected`.
     fn end(
         &mut self,
         mut grads: UnscaledGradients,
         rejected: Option<Rejection>,
+        end: impl FnOnce(&mut Scaler, &UnscaledGradients) -> Result<StepOutcome, AmpError>,
     ) -> Result<(StepOutcome, Option<GradientsParams>), Failed> {
         check_accepted(&self.optim, &grads.entries, |entry| grads.dtype_of(entry))?;
-        self.scaler.look_at(&grads);
-        if self.scaler.amp.is_none() {
-            self.scaler.watch.start();
-        }
         if let Some(rejection) = rejected {
             grads.finding.tested = Tested::Rejected(rejection);
         }
-        let (live, id, found) = (self.scaler.live(), self.scaler.id(), &grads.finding);
-        let ended = live.end(id, found, grads.known_status(), Caller::here());
-        let outcome = ended.map_err(|error| Failed {
+        let outcome = end(&mut self.scaler, &grads).map_err(|error| Failed {
             error,
-            outcome: Some(found.outcome()),
+            outcome: Some(grads.finding.outcome()),
         })?;
         let is_applied = matches!(outcome, StepOutcome::Stepped | StepOutcome::NoGradients);
         Ok((outcome, is_applied.then(|| grads.into_tested())))

@@ -9,7 +9,7 @@ use std::thread::ThreadId;
 
 use crate::error::{AmpError, in_range};
 use crate::scale::account::{Account, Call, Floor, Purpose, log_scale};
-use crate::scale::border_events::{BorderEvent, BorderEvents, next_number};
+use crate::scale::border_events::{BorderEvents, next_number};
 use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale, StepOutcome};
 use crate::scale::members::{Members, Moves, OptimizerId, Seat};
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
     scale::finding::{Finding, Tested},
     scale::in_flight::{MAX_IN_FLIGHT, Pending},
     scale::journal::{Caller, Journal},
-    scale::regions::{Readers, SharedRegions},
+    scale::regions::SharedRegions,
     scale::status::GradientStatus,
     scale::untested::Untested,
 };
@@ -64,18 +64,6 @@ pub(super) struct State {
     journal: Journal,
     /// The number of steps that were skipped, whatever for.
     overflows: u64,
-}
-
-/// The traces that scopes of an iteration leave for a step that is decided elsewhere.
-#[derive(Debug)]
-pub(crate) struct ScopesLeft {
-    opened: u64,
-    is_on_threads: bool,
-    events: VecDeque<BorderEvent>,
-    readers: Readers,
-    /// The regions that were opened.
-    regions: Vec<(String, Arc<LossScale>)>,
-    last_read: Option<Arc<str>>,
 }
 
 impl State {
@@ -126,7 +114,8 @@ impl LiveScale {
 
     /// A scale of its own, in the same state, that no scope uses.
     pub(crate) fn detached(&self) -> Self {
-        let detached = Self::with(self.schedule(), self.range);
+        let mut detached = Self::with(self.schedule(), self.range);
+        detached.is_on_threads = self.is_used_by_threads().into();
         if self.has_regions() {
             let regions = self.regions.lock().clone();
             detached.regions.replace(|own| *own = regions);
@@ -526,51 +515,6 @@ impl LiveScale {
     }
 }
 
-/// Steps that another thread decides, at a scale of its own.
-impl LiveScale {
-    /// Takes out what the scopes of an iteration have left, for a step that is decided elsewhere.
-    pub(crate) fn hand_over(&self) -> ScopesLeft {
-        let mut regions = self.regions.lock();
-        self.untested.end();
-        ScopesLeft {
-            opened: self.opened(),
-            is_on_threads: self.is_on_threads.load(Ordering::Relaxed),
-            events: measured_elsewhere(self.events.take()),
-            readers: regions.take_readers(),
-            regions: regions.take_opened(),
-            last_read: self.last_read(),
-        }
-    }
-
-    /// Decides on what the scopes of another have left.
-    pub(crate) fn take_over(&self, left: ScopesLeft) {
-        self.opened.store(left.opened, Ordering::Relaxed);
-        (self.is_on_threads).store(left.is_on_threads, Ordering::Relaxed);
-        // The last test here may have been made while these came: they are of the next one all the same.
-        if let Some(first) = left.events.front() {
-            self.tested.store(first.number - 1, Ordering::Relaxed);
-        }
-        self.events.restore(left.events);
-        if left.last_read.is_some() {
-            *locked(&self.last_read) = left.last_read;
-        }
-        self.regions.lock().join_readers(left.readers);
-        for (name, wanted) in left.regions {
-            self.regions.enter(&name, &wanted, false);
-        }
-    }
-
-    /// Uses the scale, and the factors of the regions, that another has reached.
-    pub(crate) fn follow(&self, other: &Self) {
-        let schedule = other.schedule();
-        let Ok(_) = self.change(|_| Ok::<_, Infallible>(schedule.clone()));
-        if other.has_regions() {
-            let regions = other.regions.lock().clone();
-            self.regions.replace(|own| own.follow(&regions));
-        }
-    }
-}
-
 impl std::fmt::Debug for LiveScale {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let schedule = self.schedule();
@@ -578,14 +522,6 @@ impl std::fmt::Debug for LiveScale {
             .field("schedule", &schedule)
             .finish_non_exhaustive()
     }
-}
-
-/// Measures what another thread is to look at, which does not launch what this one has queued.
-fn measured_elsewhere(events: VecDeque<BorderEvent>) -> VecDeque<BorderEvent> {
-    events
-        .into_iter()
-        .filter_map(BorderEvent::measured_unless_here)
-        .collect()
 }
 
 #[cfg(test)]

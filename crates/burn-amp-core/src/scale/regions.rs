@@ -137,7 +137,7 @@ pub(crate) struct Regions {
 }
 
 /// The regions in which parameters were read, by their paths: none stands for outside of all regions.
-pub(crate) type Readers = HashMap<Arc<str>, HashSet<Option<Arc<str>>>>;
+type Readers = HashMap<Arc<str>, HashSet<Option<Arc<str>>>>;
 
 impl Regions {
     /// Says whether the program has entered one. Those that a record has brought move nothing before.
@@ -150,18 +150,6 @@ impl Regions {
     pub(crate) fn read_in(&mut self, region: Option<&Arc<str>>, path: &Arc<str>) {
         let readers = self.readers.entry(path.clone()).or_default();
         readers.insert(region.cloned());
-    }
-
-    /// Takes the readers of this iteration.
-    pub(crate) fn take_readers(&mut self) -> Readers {
-        take(&mut self.readers)
-    }
-
-    /// Adds readers of another handle, in this iteration.
-    pub(crate) fn join_readers(&mut self, others: Readers) {
-        for (path, others) in others {
-            self.readers.entry(path).or_default().extend(others);
-        }
     }
 
     /// Returns the regions in which these parameters were read; none if one was read elsewhere. For devices on which no gradient is measured at a border.
@@ -203,23 +191,6 @@ impl Regions {
         self.by_name.iter().map(state).collect()
     }
 
-    /// Marks the regions as entered that another side has entered: also those of a record, which no scope has entered yet.
-    pub(crate) fn open_as(&mut self, other: &Self) {
-        for (name, other) in other.by_name.iter().filter(|(_, region)| region.opened) {
-            let region = self.by_name.entry(name.clone());
-            let region = region.or_insert_with(|| other.clone());
-            Arc::make_mut(region).opened = true;
-        }
-    }
-
-    /// Marks the regions as entered in a record that are so here.
-    pub(crate) fn open_in(&self, record: &mut BTreeMap<String, RegionState>) {
-        for (name, region) in self.by_name.iter().filter(|(_, region)| region.opened) {
-            let state = record.entry(name.clone());
-            state.or_insert_with(|| region.stored()).opened = true;
-        }
-    }
-
     /// Goes on from the regions of a record, or from none. Returns those before, to be dropped without the lock: their rules are.
     pub(crate) fn restore(
         &mut self,
@@ -236,20 +207,6 @@ impl Regions {
         replace(&mut self.by_name, states.iter().map(region).collect())
     }
 
-    /// Uses the factors that another has reached.
-    pub(crate) fn follow(&mut self, other: &Self) {
-        for (name, other) in &other.by_name {
-            let region = self.by_name.entry(name.clone());
-            let unknown = || RegionState {
-                keeps_settings: true,
-                ..RegionState::default()
-            };
-            let region = Arc::make_mut(region.or_insert_with(|| unknown().into()));
-            region.schedule = other.schedule.clone();
-            region.seen = None;
-        }
-    }
-
     /// Starts all of them again. Those that a record has brought, and that nothing has entered, are gone. Returns those before, as
     /// [`restore`](Self::restore).
     pub(crate) fn restart(&mut self) -> impl Sized + use<> {
@@ -261,15 +218,36 @@ impl Regions {
         replace(&mut self.by_name, first)
     }
 
-    /// Takes the regions that were entered since the last step; none of them again until it is entered again.
-    pub(crate) fn take_opened(&mut self) -> Vec<(String, Arc<LossScale>)> {
+    /// Takes out what the passes since the last step have left.
+    pub(crate) fn take_passes(&mut self) -> PassRegions {
         let opened = |(name, region): (&String, &mut Arc<RegionState>)| {
-            let region = Arc::make_mut(region);
-            let opened = take(&mut region.opened);
-            Some((name.clone(), region.wanted.clone().filter(|_| opened)?))
+            take(&mut Arc::make_mut(region).opened).then(|| name.clone())
         };
-        self.by_name.iter_mut().filter_map(opened).collect()
+        PassRegions {
+            opened: self.by_name.iter_mut().filter_map(opened).collect(),
+            readers: take(&mut self.readers),
+        }
     }
+
+    /// Adds what passes have left to what others have.
+    pub(crate) fn join_passes(&mut self, passes: PassRegions) {
+        for name in passes.opened {
+            let region = self.by_name.get_mut(&name);
+            region
+                .into_iter()
+                .for_each(|region| Arc::make_mut(region).opened = true);
+        }
+        for (path, readers) in passes.readers {
+            self.readers.entry(path).or_default().extend(readers);
+        }
+    }
+}
+
+/// The regions that the passes of a step have entered, and the readers in them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PassRegions {
+    opened: Vec<String>,
+    readers: Readers,
 }
 
 /// The state that a region has reached. A value, without tensors.

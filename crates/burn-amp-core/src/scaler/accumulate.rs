@@ -29,8 +29,8 @@ impl Scaler {
         if window.config.skip_micro_batch {
             // Rounding to a half-precision dtype comes after the sum.
             let grads = self.test(grads, entries, false)?;
-            self.look_at(&grads);
             status = grads.known_status();
+            self.look_at(&grads.finding, status.as_deref());
             if grads.skips() {
                 outcome = StepOutcome::Dropped;
             }

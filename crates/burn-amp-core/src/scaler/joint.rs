@@ -75,12 +75,13 @@ impl Joint {
             (scaler.live).enter(scaler.id(), Call::default(), caller);
             return Err(error);
         }
-        scaler.look_at(grads);
+        let status = grads.known_status();
+        scaler.look_at(&grads.finding, status.as_deref());
         let outcome = grads.finding.outcome();
         let counted = self.count(scaler, Purpose::Step, &grads.finding);
         let call = Call {
             outcome: Some(outcome),
-            status: grads.known_status(),
+            status,
             is_step: true,
         };
         (scaler.live).enter(scaler.id(), call, caller);

@@ -1,7 +1,12 @@
 //! Steps that are iterations by themselves: those of a [`ScaledOptimizer`](crate::ScaledOptimizer).
 
+use burn::module::Module;
+use std::sync::Arc;
+
 use super::{Joint, Scaler};
-use crate::{error::AmpError, gradients::StepGradients, scale::loss_scale::StepOutcome};
+use crate::scale::{finding::Finding, journal::Caller};
+use crate::scale::{loss_scale::StepOutcome, status::GradientStatus};
+use crate::{error::AmpError, gradients::StepGradients, values::Parameter};
 
 /// The failure of a call.
 pub(crate) struct Failed {
@@ -21,6 +26,41 @@ impl From<AmpError> for Failed {
 }
 
 impl Scaler {
+    /// Ends a step that is an iteration by itself: counts it, and moves the scale.
+    pub(crate) fn end_step(
+        &mut self,
+        found: &Finding,
+        status: Option<Arc<GradientStatus>>,
+    ) -> Result<StepOutcome, AmpError> {
+        self.look_at(found, status.as_deref());
+        if self.amp.is_none() {
+            self.watch.start();
+        }
+        (self.live).end(self.id(), found, status, Caller::here())
+    }
+
+    /// Begins a step, or a micro-batch, of a module in which these values are not trained.
+    #[doc(hidden)]
+    pub fn begin_step<M: Module>(&mut self, module: &M, found: Vec<Parameter>) {
+        let found = match self.is_enabled() {
+            true => found,
+            false => Vec::new(),
+        };
+        self.buffers.before_step(module, found);
+    }
+
+    /// Ends it. Waits for the device only where something was skipped.
+    #[doc(hidden)]
+    pub fn leave_step<M: Module>(
+        &mut self,
+        module: &M,
+        outcome: Option<StepOutcome>,
+        accepts_micro_batches: bool,
+    ) {
+        let overflows = self.live.overflows();
+        (self.buffers).after_step(module, outcome, accepts_micro_batches, false, overflows);
+    }
+
     /// Counts gradients that were unscaled and dropped: as one iteration.
     pub(crate) fn resolve_dropped(&mut self) -> Result<(), AmpError> {
         if self.dropped.is_empty() {

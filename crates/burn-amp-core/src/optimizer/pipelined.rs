@@ -1,0 +1,248 @@
+//! Steps that another thread makes: what the thread that trains keeps of them, what comes back, and how they end, on the one scale.
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::Module;
+use std::collections::VecDeque;
+use std::mem::{replace, take};
+use std::sync::Arc;
+
+use super::{ScaledOptimizer, host::Decided};
+use crate::error::AmpError;
+use crate::gradients::{GradientStatus, StepGradients, UnscaledGradients};
+use crate::lock::quietly;
+use crate::scale::{account::Call, border_events::BorderEvent, finding::Finding};
+use crate::scale::{journal::Caller, loss_scale::StepOutcome, regions::PassRegions};
+use crate::scaler::{Failed, Scaler};
+use crate::update::module_optim::ModuleOptim;
+
+/// The side of an optimizer that trains, and has the scale. Another thread has the rest.
+#[derive(Debug)]
+pub struct TrainingSide {
+    /// Its scaler, with the scale that scopes apply.
+    pub scaler: Scaler,
+    /// The border events of gradients that were sent, and wait for their step.
+    window: VecDeque<BorderEvent>,
+    /// The loss scale that is to follow the next update, whatever its outcome.
+    pub next_scale: Option<f64>,
+}
+
+/// A step that was sent, and of which nothing has come back: what its passes have left.
+#[derive(Clone, Debug)]
+pub struct SentStep {
+    events: VecDeque<BorderEvent>,
+    regions: PassRegions,
+}
+
+/// The result of gradients on the other thread. Host values.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// Their outcome.
+    pub outcome: StepOutcome,
+    /// The findings in them; none where they wait in a window.
+    found: Option<Found>,
+}
+
+#[derive(Clone, Debug)]
+struct Found {
+    finding: Finding,
+    status: Option<Arc<GradientStatus>>,
+    /// The parameters whose gradients overflow.
+    overflows: Vec<String>,
+    has_nan: bool,
+}
+
+impl TrainingSide {
+    /// Takes this side of an optimizer.
+    pub fn of<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>) -> Self {
+        optim.resolve();
+        let copy = optim.scaler.snapshot();
+        let window = optim.options.window.as_mut();
+        Self {
+            scaler: replace(&mut optim.scaler, copy),
+            window: window.map_or_else(VecDeque::new, |window| take(&mut window.state.events)),
+            next_scale: None,
+        }
+    }
+
+    /// Gives it back, or a copy of it.
+    pub fn give_back<O: ModuleOptim>(self, optim: &mut ScaledOptimizer<O>) {
+        optim.scaler = self.scaler;
+        if let Some(window) = &mut optim.options.window {
+            window.state.events = self.window;
+        }
+    }
+
+    /// A copy with a scale of its own, to test gradients by, or to look ahead.
+    pub fn copy(&self) -> Self {
+        Self {
+            scaler: self.scaler.snapshot(),
+            window: self.window.clone(),
+            next_scale: self.next_scale,
+        }
+    }
+
+    /// The scaler itself, for a thread that loads a record while this one waits.
+    pub fn twin(&self) -> Scaler {
+        self.scaler.twin()
+    }
+
+    /// Refuses gradients while several optimizers move the scale.
+    pub fn check(&mut self, grads: &StepGradients) -> Result<(), AmpError> {
+        let scaler = &mut self.scaler;
+        if scaler.live().is_shared(None) {
+            return Err(AmpError::refused(
+                "optim",
+                "one of several optimizers of a `MixedPrecision`",
+                "the only one: give each network that is pipelined its own",
+            ));
+        }
+        match grads {
+            StepGradients::Unscaled(grads) => grads.count(&scaler.dropped),
+            StepGradients::Plain(_) if scaler.precision().is_none() && scaler.is_enabled() => {
+                scaler.watch.check_plain();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Takes up what the pass has left whose gradients are sent.
+    pub fn take_pass(&mut self) {
+        self.scaler.check_scopes();
+        self.scaler.live().move_to_window(&mut self.window, &[]);
+        // Measured now: the gradients themselves are not kept.
+        let events = take(&mut self.window).into_iter();
+        self.window = events
+            .filter_map(BorderEvent::measured_unless_here)
+            .collect();
+    }
+
+    /// Begins a step with all that was taken up since the last one.
+    pub fn begin_step(&mut self) -> SentStep {
+        let Self { scaler, window, .. } = self;
+        scaler.live().note_test();
+        // Passes before a flush explain nothing, here as elsewhere.
+        drop(scaler.live().events.take());
+        let regions = scaler.live().regions().lock().take_passes();
+        SentStep {
+            events: take(window),
+            regions,
+        }
+    }
+
+    /// Receives the result for a module. `is_behind` if that has made another forward pass since.
+    ///
+    /// # Errors
+    ///
+    /// As [`receive`](Self::receive).
+    pub fn receive_for<M: Module>(
+        &mut self,
+        module: &M,
+        is_behind: bool,
+        step: Option<SentStep>,
+        made: &Result<Made, AmpError>,
+    ) -> Result<(), AmpError> {
+        let is_step = step.is_some();
+        let received = self.receive(step, made);
+        if is_step {
+            let outcome = made.as_ref().ok().map(|made| made.outcome);
+            let overflows = self.scaler.live().overflows();
+            (self.scaler.buffers).after_step(module, outcome, false, is_behind, overflows);
+        }
+        received.map_err(|error| error.with_culprit(module))
+    }
+
+    /// Receives the result of a step, which ends, or of a micro-batch.
+    ///
+    /// # Errors
+    ///
+    /// If the thread has refused it. Those of the end of any step. If the scale cannot be set that is to follow it.
+    pub fn receive(
+        &mut self,
+        step: Option<SentStep>,
+        made: &Result<Made, AmpError>,
+    ) -> Result<(), AmpError> {
+        // A micro-batch was entered as a call when it was sent.
+        let caller = step.is_some().then(Caller::here);
+        if let (Some(step), Ok(made)) = (step, made)
+            && let Some(found) = &made.found
+        {
+            return self.end_step(step, found);
+        }
+        let call = made.as_ref().map(|made| Call::of(made.outcome, None));
+        let (live, id) = (self.scaler.live(), self.scaler.id());
+        live.enter(id, call.unwrap_or_default(), caller);
+        made.as_ref().map(drop).map_err(AmpError::clone)
+    }
+
+    /// Ends a step by what was found in its gradients. It is explained by what its own passes have left: others are under way.
+    fn end_step(&mut self, sent: SentStep, found: &Found) -> Result<(), AmpError> {
+        let live = self.scaler.live().clone();
+        let since = live.regions().lock().take_passes();
+        live.regions().lock().join_passes(sent.regions);
+        let before = live.schedule();
+        let mut finding = found.finding.clone();
+        if finding.overflow().is_some() {
+            let overflows = found.overflows.iter().map(String::as_str);
+            let cause = live.cause_of(BorderEvent::of_skip(sent.events, 0), overflows);
+            finding.explain(self.scaler.known_cause(cause, || found.has_nan));
+        } else {
+            live.events.restore_window(sent.events);
+        }
+        let ended = self.scaler.end_step(&finding, found.status.clone());
+        live.regions().lock().join_passes(since);
+        let is_update = |_: &mut f64| finding.outcome() != StepOutcome::NoGradients;
+        if let Some(scale) = self.next_scale.take_if(is_update) {
+            // In the place of what the update has reached: PyTorch's `update(new_scale)`.
+            live.set_schedule(before.with_scale("loss_scale", scale)?);
+            live.account(self.scaler.id(), |account| account.end_row());
+        }
+        ended.map(drop)
+    }
+
+    /// Forgets all that was sent: another state was loaded.
+    pub fn forget_sent(&mut self) {
+        (self.window, self.next_scale) = (VecDeque::new(), None);
+        self.scaler.buffers.forget();
+    }
+}
+
+/// Makes a step with gradients, or a part of one, on the other thread. `scaler` is a copy that came with them: the step ends on the thread that trains.
+///
+/// # Errors
+///
+/// If they are refused.
+pub fn make_step<O: ModuleOptim, M: Module>(
+    optim: &mut ScaledOptimizer<O>,
+    scaler: Scaler,
+    lr: ModuleLearningRate,
+    module: M,
+    grads: Option<StepGradients>,
+    loss: Option<f64>,
+) -> (M, Result<Made, AmpError>) {
+    (optim.scaler, optim.options.loss) = (scaler, loss);
+    let mut found = None;
+    let end = |scaler: &mut Scaler, grads: &UnscaledGradients| {
+        found = Some(Found {
+            finding: grads.finding.clone(),
+            status: grads.known_status(),
+            overflows: grads.overflows().map(String::from).collect(),
+            has_nan: grads.skips() && grads.has_nan(),
+        });
+        // As it ends there, so that a hook whose rejection ends the run is as it was before.
+        quietly(|| scaler.end_step(&grads.finding, None))
+    };
+    match optim.decide(&module, grads, &lr, end) {
+        Ok(Decided { outcome, grads }) => {
+            let module = match grads {
+                Some(grads) => optim.apply(lr, module, grads, O::update),
+                None => module,
+            };
+            (module, Ok(Made { outcome, found }))
+        }
+        Err(Failed { outcome, error }) => {
+            let made = outcome.map(|outcome| Made { outcome, found });
+            (module, made.ok_or(error))
+        }
+    }
+}

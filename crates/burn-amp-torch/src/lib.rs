@@ -32,7 +32,14 @@
 mod grad_scaler;
 mod half;
 mod master_weights;
+mod masters;
 mod state_dict;
+
+/// The optimizer of single parameters in [`MasterWeights`], for the other crates of the workspace.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::masters::{Masters, WithMaster};
+}
 
 pub use grad_scaler::GradScaler;
 pub use half::{to_full, to_half};

@@ -5,8 +5,10 @@ use burn::{
     tensor::DType,
 };
 
-use burn_amp_core::internal::{ParamTensors, fused::Masters, masters_of};
+use burn_amp_core::internal::{ParamTensors, masters_of};
 use burn_amp_core::{ModuleOptim, records_of};
+
+use crate::masters::Masters;
 
 /// An optimizer for f16 and bf16 parameters that keeps an f32 copy of each, and its inner state in f32.
 ///

@@ -4,11 +4,11 @@ use burn::{module::Module, optim::GradientsParams};
 
 use crate::error::{AmpError, StepError};
 use crate::gradients::{Entries, ScaledGradients, StepGradients, UnscaledGradients};
-pub use crate::scaler::Joint;
 use crate::scaler::{Failed, Inspected, Scaler, accumulation::AccumulationWindow};
 use crate::{
     scale::account::Call, scale::loss_scale::StepOutcome, update::ModuleOptim, values::parameters,
 };
+pub use crate::{scaler::Joint, update::masters::show_master};
 
 /// Unscales and tests gradients: an iteration waits for their step from now on.
 pub fn unscale<M: Module>(

@@ -65,7 +65,7 @@ impl AnyTensor {
     }
 
     /// Changes each value by itself; the shape stays.
-    pub(crate) fn map(self, change: impl FnOnce(Tensor<1>) -> Tensor<1>) -> Self {
+    pub fn map(self, change: impl FnOnce(Tensor<1>) -> Tensor<1>) -> Self {
         Self(change(self.0))
     }
 

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::{cell::RefCell, mem::take};
 
 use super::state::{Slot, Tensors, Time};
-use burn_amp_core::internal::fused::{DeviceStep, Rehearsal, Rehearses, WithMaster};
+use burn_amp_core::internal::fused::{DeviceStep, Rehearsal, Rehearses};
 use burn_amp_core::internal::{AnyTensor, ParamTensor, during, locked};
+use burn_amp_torch::internal::WithMaster;
 
 thread_local! {
     /// The pass of the module that is being stepped.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use super::pass::{self, Job};
 use super::rule::{FusedConfig, Rule};
 use super::state::{Slot, State, Tensors, unflatten};
-use burn_amp_core::internal::fused::{Masters, WithMaster};
 use burn_amp_core::internal::{AnyTensor, is_half, working_dtype};
+use burn_amp_torch::internal::{Masters, WithMaster};
 
 /// Steps one parameter, by the rule of a configuration.
 ///

@@ -8,7 +8,8 @@ use std::sync::{Arc, OnceLock};
 use super::rule::{FusedConfig, Rule};
 use crate::PANICKED;
 use burn_amp_core::internal::ParamTensor;
-use burn_amp_core::internal::fused::{FRESH, Masters, Run, WithMaster};
+use burn_amp_core::internal::fused::{FRESH, Run};
+use burn_amp_torch::internal::{Masters, WithMaster};
 
 /// The state of Burn's optimizer, with a master.
 pub(super) type BurnsState<O> = <Masters<O> as Optimizer>::State<1>;

@@ -7,7 +7,7 @@ pub(crate) mod observer;
 mod open_scope;
 pub(super) mod scope;
 
-pub(crate) use cast::multiply_losses;
+pub use cast::multiply_losses;
 pub(crate) use dry_run::{DryRun, DryRunNotes};
 pub(crate) use mixed_precision::MixedPrecision;
 pub(crate) use open_scope::SCALES_GRADIENTS;

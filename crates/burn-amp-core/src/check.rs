@@ -3,6 +3,8 @@
 mod beside_f32;
 mod calibrate;
 
+pub use calibrate::search_scale;
+
 use beside_f32::{Forward, attempt, warn_of_zero_gradients};
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn::{module::Module, optim::GradientsParams};

@@ -12,7 +12,7 @@ pub(crate) mod unscale;
 pub(crate) use clip::{Factors, GradientClip};
 pub(crate) use entries::{Entries, Entry};
 pub(crate) use pass::{Pass, handles};
-pub(crate) use running_statistics::unchanged;
+pub use running_statistics::unchanged;
 pub(crate) use status::GradientStatus;
 pub use typed::{ScaledGradients, StepGradients, UnscaledGradients};
 pub(crate) use unscale::inspect;

@@ -29,6 +29,7 @@
 //! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 
+mod calibrate;
 mod grad_scaler;
 mod half;
 mod master_weights;

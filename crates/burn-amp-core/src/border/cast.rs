@@ -177,7 +177,7 @@ pub(super) fn cast_each<T: CastFloat>(value: T, cast: impl Fn(AnyTensor) -> AnyT
 }
 
 /// Multiplies all losses of a value by the loss scale, in f32 (in f64 if they are f64).
-pub(crate) fn multiply_losses<T: CastFloat>(losses: T, scale: f32) -> T {
+pub fn multiply_losses<T: CastFloat>(losses: T, scale: f32) -> T {
     let multiply = |loss: AnyTensor| {
         // 65536 is infinite in f16, and so would be most products with it.
         let loss = match loss.dtype() {

@@ -1,12 +1,12 @@
-//! The first loss scale, from one backward pass before the first step: [`MixedPrecision::calibrate`], [`Scaler::calibrate`].
+//! The first loss scale, from one backward pass before the first step: [`MixedPrecision::calibrate`].
 
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use std::sync::Arc;
 
-use crate::border::{DryRun, MixedPrecision, multiply_losses};
+use crate::border::{DryRun, MixedPrecision};
 use crate::error::{AmpError, short};
-use crate::gradients::{GradientStatus, inspect, unchanged};
-use crate::{check::dry_loss, scale::loss_scale::LossScale, scaler::Scaler};
+use crate::gradients::{GradientStatus, inspect};
+use crate::{check::dry_loss, scale::loss_scale::LossScale};
 
 /// The scale stays so many binades below the lowest at which something overflows.
 const HEADROOM: i32 = 3;
@@ -86,55 +86,26 @@ impl MixedPrecision {
     }
 }
 
-impl Scaler {
-    /// Sets the loss scale from a backward pass that is thrown away: see [`MixedPrecision::calibrate`], which this is for the scaler of
-    /// a [`MixedPrecision`].
-    ///
-    /// For half-precision parameters, `loss` computes a loss that is not scaled; it is multiplied here. What is measured are the gradients of the
-    /// parameters. What overflows before them is seen by what it leaves there.
-    ///
-    /// # Errors
-    ///
-    /// As [`MixedPrecision::calibrate`].
-    ///
-    /// # Panics
-    ///
-    /// As [`MixedPrecision::calibrate`].
-    pub fn calibrate<M: Module, const D: usize>(
-        &mut self,
-        model: &M,
-        mut loss: impl FnMut(&M) -> Tensor<D>,
-    ) -> Result<f32, AmpError> {
-        if let Some(amp) = self.precision() {
-            return amp.clone().calibrate(model, loss);
-        }
-        if !self.is_enabled() {
-            return Ok(self.loss_scale());
-        }
-        let scale = search(&self.schedule(), |scale| {
-            let value = unchanged(model, || loss(model));
-            if !value.is_tracked() {
-                return Err(AmpError::NoGradients { gradients: 0 });
-            }
-            let scaled = multiply_losses(value, scale as f32);
-            let grads = GradientsParams::from_grads(scaled.backward(), model);
-            let status = inspect(&grads, model)?;
-            Ok(PassResult {
-                max_abs: status.max_abs(),
-                overflow: status.has_overflow(),
-                status,
-            })
-        })?;
-        self.set_loss_scale(scale)?;
-        Ok(self.loss_scale())
-    }
-}
-
 /// The findings of a backward pass.
 struct PassResult {
     max_abs: f64,
     overflow: bool,
     status: GradientStatus,
+}
+
+/// The scale by passes whose gradients are measured at the parameters alone.
+pub fn search_scale(
+    schedule: &LossScale,
+    mut run: impl FnMut(f64) -> Result<GradientStatus, AmpError>,
+) -> Result<f64, AmpError> {
+    search(schedule, |scale| {
+        let status = run(scale)?;
+        Ok(PassResult {
+            max_abs: status.max_abs(),
+            overflow: status.has_overflow(),
+            status,
+        })
+    })
 }
 
 /// The scale that is [`HEADROOM`] below overflow, as far as a schedule can reach it.

@@ -5,10 +5,13 @@ use burn::{module::Module, optim::GradientsParams};
 use crate::error::{AmpError, StepError};
 use crate::gradients::{Entries, ScaledGradients, StepGradients, UnscaledGradients};
 use crate::scaler::{Failed, Inspected, Scaler, accumulation::AccumulationWindow};
+pub use crate::{
+    border::multiply_losses, check::search_scale, gradients::unchanged, scaler::Joint,
+    update::masters::show_master,
+};
 use crate::{
     scale::account::Call, scale::loss_scale::StepOutcome, update::ModuleOptim, values::parameters,
 };
-pub use crate::{scaler::Joint, update::masters::show_master};
 
 /// Unscales and tests gradients: an iteration waits for their step from now on.
 pub fn unscale<M: Module>(

@@ -13,75 +13,49 @@ pub(super) struct InFlight(pub(super) VecDeque<Job>);
 pub(super) enum Job {
     /// A change of settings.
     Set(Box<dyn Fn(&mut TrainingSide) -> Result<(), AmpError> + Send>),
-    /// A step; none of a micro-batch, and where a module is handed over.
-    Sent(Option<SentStep>, Reply),
-}
-
-/// The result of a job, which may not have come.
-pub(super) struct Reply {
-    pending: Pending<Updated>,
-    come: OnceCell<Result<Updated, AmpError>>,
-}
-
-impl Reply {
-    pub(super) fn of(pending: Pending<Updated>) -> Self {
-        let come = OnceCell::new();
-        Self { pending, come }
-    }
-
-    /// Waits for it.
-    fn wait(&self) -> &Result<Updated, AmpError> {
-        self.come.get_or_init(|| self.pending.wait())
-    }
-
-    /// Waits for it, and takes it.
-    pub(super) fn take(self) -> Result<Updated, AmpError> {
-        let come = self.come.into_inner();
-        come.unwrap_or_else(|| self.pending.wait())
-    }
+    /// A step, none of a micro-batch and where a module is handed over; and its result, when it was waited for.
+    Sent(
+        Option<SentStep>,
+        Pending<Updated>,
+        OnceCell<Result<Updated, AmpError>>,
+    ),
 }
 
 impl Job {
-    fn is_update(&self) -> bool {
-        matches!(self, Self::Sent(Some(_), _))
+    pub(super) fn is_update(&self) -> bool {
+        matches!(self, Self::Sent(Some(_), ..))
+    }
+
+    pub(super) fn is_setting(&self) -> bool {
+        matches!(self, Self::Set(_))
+    }
+
+    /// The result of what was sent. Waits for it.
+    pub(super) fn result(&self) -> Option<&Result<Updated, AmpError>> {
+        match self {
+            Self::Set(_) => None,
+            Self::Sent(_, pending, result) => Some(result.get_or_init(|| pending.wait())),
+        }
+    }
+
+    /// Ends it on a side of the training, or on a copy. Waits for it.
+    pub(super) fn end(&self, side: &mut TrainingSide) -> Result<(), AmpError> {
+        match self {
+            Self::Set(change) => change(side),
+            Self::Sent(step, pending, result) => match result.get_or_init(|| pending.wait()) {
+                Ok(updated) => match &updated.made {
+                    Some(made) => side.receive(step.clone(), made),
+                    None => Ok(()),
+                },
+                Err(ended) => Err(ended.clone()),
+            },
+        }
     }
 }
 
 impl InFlight {
     pub(super) fn has_update(&self) -> bool {
         self.0.iter().any(Job::is_update)
-    }
-
-    /// Takes out the jobs up to the last update.
-    pub(super) fn take_update(&mut self) -> Vec<Job> {
-        let last = self.0.iter().rposition(Job::is_update);
-        self.0.drain(..last.map_or(0, |last| last + 1)).collect()
-    }
-
-    /// Changes settings of a copy: what is wrong with them is an error of the step that receives them.
-    pub(super) fn set(&self, side: &mut TrainingSide) {
-        for job in &self.0 {
-            if let Job::Set(change) = job {
-                drop(change(side));
-            }
-        }
-    }
-
-    /// Ends all of them. Waits for them. The first error of those that were done, and that of the thread if it has ended.
-    pub(super) fn end_on(&self, side: &mut TrainingSide) -> Result<Option<AmpError>, AmpError> {
-        let mut failed = None;
-        for job in &self.0 {
-            let ended = match job {
-                Job::Set(change) => change(side),
-                Job::Sent(step, reply) => {
-                    let updated = reply.wait().as_ref().map_err(AmpError::clone)?;
-                    let made = updated.made.as_ref();
-                    made.map_or(Ok(()), |made| side.receive(step.clone(), made))
-                }
-            };
-            failed = failed.or(ended.err());
-        }
-        Ok(failed)
     }
 }
 

@@ -1,6 +1,7 @@
 use burn::{module::Module, tensor::Device};
 use burn_amp_core::internal::{ParamTensors, StepOptions};
 use burn_amp_core::{AmpError, ModuleOptim, ScaledOptimizer, Scaler};
+use std::mem::take;
 
 use crate::{PipelinedOptimizer, masters::put};
 
@@ -27,10 +28,9 @@ pub fn into_parts<O: ModuleOptim + Send + 'static>(
     mut pipeline: PipelinedOptimizer<O>,
 ) -> Result<Parts<O>, AmpError> {
     let of = pipeline.not_in_module();
-    if let Some(error) = pipeline.in_flight.end_on(&mut pipeline.side)? {
-        return Err(error);
+    for job in take(&mut pipeline.in_flight.0) {
+        job.end(&mut pipeline.side)?;
     }
-    pipeline.in_flight.0.clear();
     let mut update = pipeline.worker.finish()?;
     pipeline.side.give_back(&mut update.optim);
     Ok(Parts {

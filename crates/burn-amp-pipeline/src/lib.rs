@@ -40,9 +40,9 @@ use burn::tensor::{Device, Tensor};
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::ModuleOptimizer,
 };
-use std::{mem::take, path::Path};
+use std::{cell::OnceCell, mem::take, path::Path};
 
-use burn_amp_core::internal::pipeline::{SentStep, TrainingSide, quietly};
+use burn_amp_core::internal::pipeline::{SentStep, TrainingSide, quietly, with_culprit};
 use burn_amp_core::internal::{
     Entries, ParamTensors, Parameter, StepGradients, is_half, or_panic, parameters,
 };
@@ -50,7 +50,7 @@ use burn_amp_core::{
     AmpError, AmpRecord, ModuleOptim, ScaledGradients, ScaledOptimizer, Scaler, StepError,
     StepOutcome,
 };
-use in_flight::{InFlight, Job, Reply};
+use in_flight::{InFlight, Job};
 use masters::Trained;
 use update::{Update, Updated};
 use worker::Worker;
@@ -89,16 +89,11 @@ pub struct PipelinedOptimizer<O = ModuleOptimizer> {
     trained: Option<Trained>,
     /// Masters of a record, for the next module.
     stored: ParamTensors,
-    window: Window,
-    loss: Option<f64>,
-    calls: u64,
-}
-
-/// The micro-batches that were sent since the last update.
-#[derive(Clone, Copy)]
-struct Window {
+    /// The micro-batches of an update, and those that were sent since the last one.
     size: u32,
     sent: u32,
+    loss: Option<f64>,
+    calls: u64,
 }
 
 impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
@@ -113,19 +108,20 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     pub fn new(optim: impl Into<ScaledOptimizer<O>>, host: Device) -> Result<Self, AmpError> {
         let mut optim = optim.into();
         optim.check_settings()?;
-        let window = match optim.window() {
+        let (size, sent) = match optim.window() {
             Some(window) if window.config().skip_micro_batch => {
                 let allowed = "false for a pipelined optimizer";
                 return Err(AmpError::refused("skip_micro_batch", "true", allowed));
             }
-            Some(window) => Window {
-                size: window.config().micro_batches,
-                sent: window.len(),
-            },
-            None => Window { size: 1, sent: 0 },
+            Some(window) => (window.config().micro_batches, window.len()),
+            None => (1, 0),
         };
         let side = TrainingSide::of(&mut optim);
-        let update = Update::new(optim, host.inner());
+        let update = Update {
+            optim,
+            host: host.inner(),
+            masters: None,
+        };
         Ok(Self {
             worker: Worker::start("optimizer", update)?,
             synchronous: false,
@@ -133,7 +129,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             in_flight: InFlight::default(),
             trained: None,
             stored: ParamTensors::default(),
-            window,
+            size,
+            sent,
             loss: None,
             calls: 0,
         })
@@ -193,16 +190,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         module: M,
         grads: impl Into<StepGradients>,
     ) -> Result<M, StepError<M>> {
-        let (lr, grads) = (lr.into(), grads.into());
-        let entries = Entries::find(parameters(&module), Some(grads.params()), None, Some(&lr));
-        let checked = entries.and_then(|entries| {
-            self.side.check(&grads)?;
-            self.check_module(&module, entries.buffers)
-        });
-        match checked {
-            Ok(()) => self.call(lr, module, Some(grads)),
-            Err(error) => Err(self.refused(module, error)),
-        }
+        self.call(lr.into(), module, Some(grads.into()))
     }
 
     /// Steps with the micro-batches of a window that is not full, as [`step`](Self::step) does; see [`ScaledOptimizer::flush`].
@@ -229,21 +217,11 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         lr: impl Into<ModuleLearningRate>,
         module: M,
     ) -> Result<M, StepError<M>> {
-        if self.window.sent == 0 {
+        if self.sent == 0 {
             self.side.scaler.enter_call(StepOutcome::NoGradients);
             return Ok(module);
         }
-        let lr = lr.into();
-        let checked = Entries::find(parameters(&module), None, None, Some(&lr));
-        // A window of a record may be flushed before any step.
-        let checked = checked.and_then(|_| match &self.trained {
-            None => self.begin(&module),
-            Some(known) => masters::check(known, &module, false),
-        });
-        match checked {
-            Ok(()) => self.call(lr, module, None),
-            Err(error) => Err(self.refused(module, error)),
-        }
+        self.call(lr.into(), module, None)
     }
 
     /// Waits for all that was handed over, and returns `module` with the newest parameters. The next iteration is computed with the newest
@@ -301,13 +279,10 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
         let schedule = self.side.scaler.schedule();
         schedule.with_scale("loss_scale", scale)?;
-        self.worker.check()?;
-        let set = move |side: &mut TrainingSide| {
+        self.set(move |side| {
             side.next_scale = Some(scale);
             Ok(())
-        };
-        self.in_flight.0.push_back(Job::Set(Box::new(set)));
-        Ok(())
+        })
     }
 
     /// Changes settings of the scaler after all that was handed over, and before what comes next: where the training receives that.
@@ -332,9 +307,15 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         &mut self,
         change: impl Fn(&mut Scaler) -> Result<(), AmpError> + Send + 'static,
     ) -> Result<(), AmpError> {
+        self.set(move |side| change(&mut side.scaler))
+    }
+
+    fn set(
+        &mut self,
+        change: impl Fn(&mut TrainingSide) -> Result<(), AmpError> + Send + 'static,
+    ) -> Result<(), AmpError> {
         self.worker.check()?;
-        let set = move |side: &mut TrainingSide| change(&mut side.scaler);
-        self.in_flight.0.push_back(Job::Set(Box::new(set)));
+        self.in_flight.0.push_back(Job::Set(Box::new(change)));
         Ok(())
     }
 
@@ -379,12 +360,15 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
         let (masters, sent) = (take(&mut record.masters), record.window());
         let scaler = self.side.twin();
-        self.ask(move |update| update.load_record(scaler, record))??;
+        let load = move |update: &mut Update<O>| {
+            *update.optim.scaler_mut() = scaler;
+            (update.optim.load_record(record)).map(|()| update.masters = None)
+        };
+        self.ask(load)??;
         self.in_flight.0.clear();
         self.side.forget_sent();
         self.trained = None;
-        self.stored = masters;
-        self.window.sent = sent;
+        (self.stored, self.sent) = (masters, sent);
         Ok(())
     }
 
@@ -423,11 +407,15 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     }
 
     /// Refuses what needs no other thread to be refused, and hands over a module that is new.
-    fn check_module<M: Module + 'static>(
+    fn check<M: Module + 'static>(
         &mut self,
+        lr: &ModuleLearningRate,
         module: &M,
-        statistics: Vec<Parameter>,
+        grads: Option<&StepGradients>,
     ) -> Result<(), AmpError> {
+        let params = grads.map(StepGradients::params);
+        let entries = Entries::find(parameters(module), params, None, Some(lr))?;
+        self.side.check(grads)?;
         match &self.trained {
             None => self.begin(module)?,
             Some(known) => {
@@ -435,8 +423,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
                 masters::check(known, module, compares)?;
             }
         }
-        if self.window.sent == 0 {
-            self.side.scaler.begin_step(module, statistics);
+        if self.sent == 0 {
+            self.side.scaler.begin_step(module, entries.buffers);
         }
         self.calls += 1;
         Ok(())
@@ -460,7 +448,10 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         mut module: M,
         grads: Option<StepGradients>,
     ) -> Result<M, StepError<M>> {
-        let is_update = grads.is_none() || self.window.sent + 1 >= self.window.size;
+        if let Err(error) = self.check(&lr, &module, grads.as_ref()) {
+            return Err(self.refused(module, error));
+        }
+        let is_update = grads.is_none() || self.sent + 1 >= self.size;
         if is_update {
             module = self.receive(module, true)?;
         }
@@ -468,16 +459,17 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             self.side.take_pass();
         }
         let mut copy = self.side.copy();
-        quietly(|| self.in_flight.set(&mut copy));
+        let settings = self.in_flight.0.iter().filter(|job| job.is_setting());
+        end_quietly(settings, &mut copy);
         let step = is_update.then(|| self.side.begin_step());
         let (loss, trained) = (self.loss.take(), self.trained.clone().unwrap_or_default());
         let sent = self.send(step, move |update| {
             update.step::<M>(copy.scaler, lr, grads, loss, &trained)
         });
         module = StepError::join(module, sent)?;
-        self.window.sent = match is_update {
+        self.sent = match is_update {
             true => 0,
-            false => self.window.sent + 1,
+            false => self.sent + 1,
         };
         if !is_update {
             self.side.scaler.enter_call(StepOutcome::Accumulated);
@@ -491,9 +483,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// The side of the training after all that was handed over: waits for that. Nothing has changed here.
     fn ahead(&self) -> Result<TrainingSide, AmpError> {
         let mut ahead = self.side.copy();
-        // Errors are those of the step that receives them.
-        let _failed = quietly(|| self.in_flight.end_on(&mut ahead))?;
-        Ok(ahead)
+        end_quietly(self.in_flight.0.iter(), &mut ahead);
+        self.worker.check().map(|()| ahead)
     }
 
     /// Gives the thread a job, and waits for what comes of it.
@@ -509,31 +500,29 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         step: Option<SentStep>,
         job: impl FnOnce(&mut Update<O>) -> Updated + Send + 'static,
     ) -> Result<(), AmpError> {
-        let reply = Reply::of(self.worker.send(job)?);
-        self.in_flight.0.push_back(Job::Sent(step, reply));
+        let pending = self.worker.send(job)?;
+        let sent = Job::Sent(step, pending, OnceCell::new());
+        self.in_flight.0.push_back(sent);
         Ok(())
     }
 
     /// Waits for all jobs in their order, or for those up to the last update if it `is_behind`: the module has made forward passes of which that knows
     /// nothing. Of several errors, the first is returned.
     fn receive<M: Module>(&mut self, mut module: M, is_behind: bool) -> Result<M, StepError<M>> {
-        let jobs = match is_behind {
-            true => self.in_flight.take_update(),
-            false => take(&mut self.in_flight.0).into(),
+        let jobs = &mut self.in_flight.0;
+        let until = match is_behind {
+            true => (jobs.iter().rposition(Job::is_update)).map_or(0, |last| last + 1),
+            false => jobs.len(),
         };
         let (mut failed, mut image) = (None, None);
-        for job in jobs {
-            let ended = match job {
-                Job::Set(change) => change(&mut self.side),
-                Job::Sent(step, reply) => reply.take().and_then(|updated| {
-                    image = updated.image.or(image.take());
-                    let Some(made) = updated.made else {
-                        return Ok(());
-                    };
-                    self.side.receive_for(&module, is_behind, step, &made)
-                }),
-            };
-            failed = failed.or(ended.err());
+        for job in jobs.drain(..until) {
+            failed = failed.or(job.end(&mut self.side).err());
+            if let Some(Ok(updated)) = job.result() {
+                image = updated.image.clone().or(image);
+                if let Some(made) = updated.made.as_ref().filter(|_| job.is_update()) {
+                    self.side.leave_step(&module, is_behind, made);
+                }
+            }
         }
         if let Some(image) = image {
             module = masters::put(module, &image);
@@ -547,10 +536,16 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     }
 
     /// A call whose gradients are dropped.
-    fn refused<M>(&mut self, module: M, error: AmpError) -> StepError<M> {
+    fn refused<M: Module>(&mut self, module: M, error: AmpError) -> StepError<M> {
         self.loss = None;
+        let error = with_culprit(error, &module);
         StepError::new(module, error)
     }
+}
+
+/// Ends jobs on a copy. Errors are those of the call that receives them, and so are lines of the log.
+fn end_quietly<'j>(jobs: impl Iterator<Item = &'j Job>, copy: &mut TrainingSide) {
+    quietly(|| jobs.for_each(|job| drop(job.end(copy))));
 }
 
 /// Leaves out what is on the other thread.

@@ -8,19 +8,17 @@ use burn_amp_core::internal::pipeline::{Made, make_step};
 use burn_amp_core::internal::{
     ParamTensors, Parameter, StepGradients, distinct_parameters, widened,
 };
-use burn_amp_core::{
-    AmpError, AmpRecord, ModuleOptim, ScaledGradients, ScaledOptimizer, Scaler, StepOutcome,
-};
+use burn_amp_core::{AmpError, ModuleOptim, ScaledGradients, ScaledOptimizer, Scaler};
 
 /// The optimizer, and the masters that it steps.
 pub(super) struct Update<O> {
     pub(super) optim: ScaledOptimizer<O>,
     pub(super) host: Device,
-    masters: Option<Box<dyn Masters>>,
+    pub(super) masters: Option<Box<dyn Masters>>,
 }
 
 /// A module of f32 parameters, its type forgotten.
-trait Masters: Any + Send {
+pub(super) trait Masters: Any + Send {
     fn parameters(&self) -> Vec<Parameter>;
 }
 
@@ -39,14 +37,6 @@ pub(super) struct Updated {
 }
 
 impl<O: ModuleOptim> Update<O> {
-    pub(super) fn new(optim: ScaledOptimizer<O>, host: Device) -> Self {
-        Self {
-            optim,
-            host,
-            masters: None,
-        }
-    }
-
     /// Keeps masters of this module: those of a record, or its parameters.
     pub(super) fn begin<M: Module + 'static>(
         &mut self,
@@ -79,26 +69,16 @@ impl<O: ModuleOptim> Update<O> {
     ) -> Updated {
         let Some(masters) = self.take_masters::<M>() else {
             let reason = "belong to a module of another type";
-            let (made, image) = (Err(AmpError::other_module("all of them", reason)), None);
-            return Updated {
-                made: Some(made),
-                image,
-            };
+            let made = Some(Err(AmpError::other_module("all of them", reason)));
+            return Updated { made, image: None };
         };
         let grads = grads.map(|grads| moved(grads, &masters, &self.host));
         let (masters, made) = make_step(&mut self.optim, scaler, lr, masters, grads, loss);
-        // Hooks may replace parameters after a step without gradients, too.
-        let is_applied = |made: &Made| {
-            let outcome = made.outcome;
-            matches!(outcome, StepOutcome::Stepped | StepOutcome::NoGradients)
-        };
-        let is_applied = made.as_ref().is_ok_and(is_applied);
+        let is_applied = made.as_ref().is_ok_and(|made| made.is_applied);
         let image = is_applied.then(|| images_of(masters.parameters(), trained));
         self.masters = Some(Box::new(masters));
-        Updated {
-            made: Some(made),
-            image,
-        }
+        let made = Some(made);
+        Updated { made, image }
     }
 
     /// The masters of these parameters; those of a record, where no module was stepped with them yet.
@@ -109,18 +89,6 @@ impl<O: ModuleOptim> Update<O> {
             }
             _ => stored,
         }
-    }
-
-    /// Goes on from a record, the masters of which belong to the next module, with the scaler of the training.
-    pub(super) fn load_record(
-        &mut self,
-        scaler: Scaler,
-        record: AmpRecord,
-    ) -> Result<(), AmpError> {
-        *self.optim.scaler_mut() = scaler;
-        self.optim.load_record(record)?;
-        self.masters = None;
-        Ok(())
     }
 }
 

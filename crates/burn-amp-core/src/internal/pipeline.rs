@@ -2,5 +2,5 @@
 
 pub use crate::{
     lock::quietly,
-    optimizer::pipelined::{Made, SentStep, TrainingSide, make_step},
+    optimizer::pipelined::{Made, SentStep, TrainingSide, make_step, with_culprit},
 };

@@ -36,8 +36,9 @@ pub struct SentStep {
 /// The result of gradients on the other thread. Host values.
 #[derive(Clone, Debug)]
 pub struct Made {
-    /// Their outcome.
-    pub outcome: StepOutcome,
+    /// Set if the module was updated, or hooks may have changed it.
+    pub is_applied: bool,
+    outcome: StepOutcome,
     /// The findings in them; none where they wait in a window.
     found: Option<Found>,
 }
@@ -87,7 +88,7 @@ impl TrainingSide {
     }
 
     /// Refuses gradients while several optimizers move the scale.
-    pub fn check(&mut self, grads: &StepGradients) -> Result<(), AmpError> {
+    pub fn check(&mut self, grads: Option<&StepGradients>) -> Result<(), AmpError> {
         let scaler = &mut self.scaler;
         if scaler.live().is_shared(None) {
             return Err(AmpError::refused(
@@ -97,8 +98,10 @@ impl TrainingSide {
             ));
         }
         match grads {
-            StepGradients::Unscaled(grads) => grads.count(&scaler.dropped),
-            StepGradients::Plain(_) if scaler.precision().is_none() && scaler.is_enabled() => {
+            Some(StepGradients::Unscaled(grads)) => grads.count(&scaler.dropped),
+            Some(StepGradients::Plain(_))
+                if scaler.precision().is_none() && scaler.is_enabled() =>
+            {
                 scaler.watch.check_plain();
             }
             _ => {}
@@ -130,26 +133,16 @@ impl TrainingSide {
         }
     }
 
-    /// Receives the result for a module. `is_behind` if that has made another forward pass since.
-    ///
-    /// # Errors
-    ///
-    /// As [`receive`](Self::receive).
-    pub fn receive_for<M: Module>(
+    /// Repairs the running statistics of a module after a step. `is_behind` if it has made another forward pass since.
+    pub fn leave_step<M: Module>(
         &mut self,
         module: &M,
         is_behind: bool,
-        step: Option<SentStep>,
         made: &Result<Made, AmpError>,
-    ) -> Result<(), AmpError> {
-        let is_step = step.is_some();
-        let received = self.receive(step, made);
-        if is_step {
-            let outcome = made.as_ref().ok().map(|made| made.outcome);
-            let overflows = self.scaler.live().overflows();
-            (self.scaler.buffers).after_step(module, outcome, false, is_behind, overflows);
-        }
-        received.map_err(|error| error.with_culprit(module))
+    ) {
+        let outcome = made.as_ref().ok().map(|made| made.outcome);
+        let overflows = self.scaler.live().overflows();
+        (self.scaler.buffers).after_step(module, outcome, false, is_behind, overflows);
     }
 
     /// Receives the result of a step, which ends, or of a micro-batch.
@@ -234,15 +227,30 @@ pub fn make_step<O: ModuleOptim, M: Module>(
     };
     match optim.decide(&module, grads, &lr, end) {
         Ok(Decided { outcome, grads }) => {
+            let is_applied = grads.is_some();
             let module = match grads {
                 Some(grads) => optim.apply(lr, module, grads, O::update),
                 None => module,
             };
-            (module, Ok(Made { outcome, found }))
+            let made = Made {
+                is_applied,
+                outcome,
+                found,
+            };
+            (module, Ok(made))
         }
         Err(Failed { outcome, error }) => {
-            let made = outcome.map(|outcome| Made { outcome, found });
+            let made = outcome.map(|outcome| Made {
+                is_applied: false,
+                outcome,
+                found,
+            });
             (module, made.ok_or(error))
         }
     }
+}
+
+/// Names the parameter with which an error may have begun, if there is one.
+pub fn with_culprit<M: Module>(error: AmpError, module: &M) -> AmpError {
+    error.with_culprit(module)
 }

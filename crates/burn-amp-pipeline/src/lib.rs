@@ -43,9 +43,7 @@ use burn::{
 use std::{cell::OnceCell, mem::take, path::Path};
 
 use burn_amp_core::internal::pipeline::{SentStep, TrainingSide, quietly, with_culprit};
-use burn_amp_core::internal::{
-    Entries, ParamTensors, Parameter, StepGradients, is_half, or_panic, parameters,
-};
+use burn_amp_core::internal::{Entries, ParamTensors, Parameter, StepGradients, is_half, or_panic};
 use burn_amp_core::{
     AmpError, AmpRecord, ModuleOptim, ScaledGradients, ScaledOptimizer, Scaler, StepError,
     StepOutcome,
@@ -414,7 +412,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         grads: Option<&StepGradients>,
     ) -> Result<(), AmpError> {
         let params = grads.map(StepGradients::params);
-        let entries = Entries::find(parameters(module), params, None, Some(lr))?;
+        let entries = Entries::find(module, params, None, Some(lr))?;
         self.side.check(grads)?;
         match &self.trained {
             None => self.begin(module)?,

@@ -3,7 +3,7 @@ use burn::module::{Module, ParamId};
 use burn_amp_core::internal::torch::{
     Joint, check_accepted, failed, fill, into_tested, spares_scale, unscale,
 };
-use burn_amp_core::internal::{Entries, Followed, StepGradients, or_panic, parameters};
+use burn_amp_core::internal::{Entries, Followed, StepGradients, or_panic};
 use burn_amp_core::{
     AccumulationWindow, AmpError, AmpRecord, GradScalerConfig, LossScale, MixedPrecision,
     ModuleOptim, ScaledGradients, Scaler, StepError, StepOutcome, UnscaledGradients,
@@ -186,7 +186,7 @@ impl GradScaler {
         let optimizer = std::ptr::from_ref(optim).addr();
         // Gradients may have been changed since they were tested.
         let accepted = (optim.check_settings())
-            .and_then(|()| Entries::find(parameters(module), Some(grads.params()), None, Some(lr)))
+            .and_then(|()| Entries::find(module, Some(grads.params()), None, Some(lr)))
             .map(|entries| self.begin_step(module, entries.buffers))
             .and_then(|()| self.check_update(grads, optimizer))
             .and_then(|()| check_accepted(optim, grads));

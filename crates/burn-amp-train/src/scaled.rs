@@ -7,7 +7,7 @@ use super::checkpoint::{self, Entry};
 use super::run;
 use super::steps::{Kind, Steps};
 use burn_amp_core::internal::learner::{by_device, in_model, is_unused};
-use burn_amp_core::internal::{Parameter, locked, or_panic, parameters, widened};
+use burn_amp_core::internal::{locked, or_panic, widened};
 use burn_amp_core::{AmpError, Ema, MixedPrecision, Scaler, StepError, hook::Hook, sum_of_devices};
 
 /// A model in half precision: what the `Learner` of [`LearnerExt::learner`](crate::LearnerExt::learner) trains, and what it returns.
@@ -150,7 +150,8 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         }
         let optimize = |inner, optim: &mut _, lr, grads| {
             let inner = in_model(&amp, || optimize(inner, optim, lr, grads));
-            attached(inner, &amp)
+            // It may lose that of a parameter, because `Param::map` does. Those that have it keep theirs.
+            inner.apply_reparameterization(amp.clone())
         };
         let is_reloaded = take(&mut self.reloaded);
         let stepped = (self.steps).step(optim, lr, self.inner, grads, is_reloaded, optimize);
@@ -266,13 +267,4 @@ impl<M: std::fmt::Display> std::fmt::Display for Scaled<M> {
 /// much memory as model and optimizer take.
 fn is_read_late<M: Module>(model: &M) -> bool {
     (model.devices().into_iter()).any(|device| device.inner() != Device::flex())
-}
-
-/// The model with its reparameterization: a model's own `optimize` may lose that of a parameter, because `Param::map` does.
-fn attached<M: Module>(model: M, amp: &MixedPrecision) -> M {
-    match parameters(&model).iter().all(Parameter::is_scoped) {
-        true => model,
-        // Those that have it keep theirs.
-        false => model.apply_reparameterization(amp.clone()),
-    }
 }

@@ -212,6 +212,7 @@ impl UnscaledGradients {
 }
 
 /// The change of a gradient: a factor of at most 1, and then a limit of its values.
+#[derive(Clone)]
 struct Change {
     factor: f64,
     limit: Option<f64>,
@@ -235,11 +236,8 @@ fn plan(
         let of_device = of_device.as_ref().map(|factors| f64::from(factors[at]));
         of_device.unwrap_or(of_host)
     };
-    let unchanged = || Change {
-        factor: guard,
-        limit: None,
-    };
-    let mut changes: Vec<Change> = entries.iter().map(|_| unchanged()).collect();
+    let (factor, limit) = (guard, None);
+    let mut changes = vec![Change { factor, limit }; entries.len()];
     let mut clipping = Clipping::default();
     let mut coefficients = Vec::from_iter((guard < 1.0).then_some(guard));
     let rule_of = entries.iter().map(|entry| Some(rules.rule_of(entry)?.0));

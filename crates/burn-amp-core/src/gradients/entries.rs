@@ -1,16 +1,16 @@
 //! The gradients of a module, found and checked in one traversal.
 
-use burn::module::{Module, ParamId};
-use burn::tensor::{DType, Device, Shape};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{DType, Device, Shape, Tensor};
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::AmpError;
-use crate::values::{
-    AnyTensor, ParamTensors, Parameter, SCOPED, parameters, with_rank, working_dtype,
-};
+use crate::values::{AnyTensor, ParamTensors, Parameter, SCOPED, with_rank, working_dtype};
 
+/// Burn's name for the container of what is attached to a parameter.
+const ATTACHED: &str = "Reparameterization";
 /// The name of Burn's low-rank adapters.
 pub const LOW_RANK: &str = "lora";
 
@@ -33,12 +33,15 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Looks at the gradient for its dtype and its autodiff. Returns false if there is none.
+    /// Looks at the gradient for its dtype and its autodiff. Returns false if there is none. `D` is the parameter's rank.
     ///
     /// Refuses one that has not the parameter's shape: Burn panics on another rank, and broadcasts another shape.
-    pub(super) fn check(&mut self, grads: &GradientsParams) -> Result<bool, AmpError> {
+    pub(super) fn check<const D: usize>(
+        &mut self,
+        grads: &GradientsParams,
+    ) -> Result<bool, AmpError> {
         // Burn says of a gradient of another rank no more than that by its panic.
-        match catch_unwind(AssertUnwindSafe(|| self.get(grads))) {
+        match catch_unwind(AssertUnwindSafe(|| grads.get::<D>(self.id))) {
             Ok(None) => {
                 self.is_plain = false;
                 Ok(false)
@@ -53,6 +56,24 @@ impl Entry {
                 found: found.ok().flatten().map(|found| found.shape().to_vec()),
             }),
         }
+    }
+
+    /// Refuses the sum of an accumulation window that is not one of its gradients.
+    fn check_sum(&self, sums: &ParamTensors) -> Result<(), AmpError> {
+        let Some(sum) = sums.get(&self.id) else {
+            return Ok(());
+        };
+        let (shape, dtype, expected) = (sum.shape(), sum.dtype(), &self.shape);
+        let wide = DType::from(working_dtype(self.parameter));
+        let what = match shape != *expected {
+            true => format!("has shape {shape}, but must have {expected}"),
+            false if dtype == wide => return Ok(()),
+            false => format!("is {dtype:?}, but must be {wide:?}"),
+        };
+        Err(foreign_window(format!(
+            "the sum for `{}` {what}",
+            self.path
+        )))
     }
 
     /// The gradient, if there is one: a handle.
@@ -101,7 +122,7 @@ pub struct Entries {
 impl Entries {
     /// Finds gradients alone; see [`find`](Self::find).
     pub fn of<M: Module>(grads: &GradientsParams, module: &M) -> Result<Self, AmpError> {
-        Self::find(parameters(module), Some(grads), None, None)
+        Self::find(module, Some(grads), None, None)
     }
 
     /// Finds those parameters of a module that have gradients, or `sums` of an accumulation window. It does not wait for the device.
@@ -111,87 +132,113 @@ impl Entries {
     /// [`AmpError::InvalidValue`] if a parameter's learning rate is NaN, or infinite as an f32: all parameters would be lost at once.
     /// [`AmpError::GradientShape`] if a gradient has not its parameter's shape. [`AmpError::ForeignRecord`] if a sum is of no
     /// parameter here, or has another shape or dtype than the sum of its gradients would have.
-    pub fn find(
-        parameters: Vec<Parameter>,
+    pub fn find<M: Module>(
+        module: &M,
         grads: Option<&GradientsParams>,
         sums: Option<&ParamTensors>,
         lr: Option<&ModuleLearningRate>,
     ) -> Result<Self, AmpError> {
-        if let Some(lr) = lr {
-            (parameters.iter()).try_for_each(|one| check_rate(lr, one.id, &one.path))?;
+        let mut search = Search {
+            grads,
+            sums,
+            lr,
+            path: Vec::new(),
+            seen: HashSet::new(),
+            found: Self::default(),
+            refused: None,
+        };
+        module.visit(&mut search);
+        if let Some(refused) = search.refused {
+            return Err(refused);
         }
-        if let Some(sums) = sums {
-            check_sums(sums, &parameters)?;
-        }
-        let mut found = Self::default();
-        let mut seen = HashSet::new();
-        for parameter in parameters {
-            if !parameter.is_trained {
-                found.buffers.push(parameter.clone());
-            }
-            let (id, dtype) = (parameter.id, parameter.value.dtype());
-            let attached = parameter.attached.as_deref();
-            found.has_scopes |= attached == Some(SCOPED);
-            let mut entry = Entry {
-                id,
-                path: parameter.path,
-                shape: parameter.value.shape(),
-                parameter: dtype,
-                gradient: dtype,
-                device: parameter.value.device(),
-                is_plain: false,
-            };
-            let has_gradient = grads.map_or(Ok(false), |grads| entry.check(grads))?;
-            if !seen.insert(id) {
-                continue;
-            }
-            if sums.is_some_and(|sums| has_gradient || sums.contains_key(&id)) {
-                let mut sum = entry.clone();
-                sum.gradient = working_dtype(dtype).into();
-                found.sums.push(sum);
-            }
-            if has_gradient {
-                if attached == Some(LOW_RANK) {
-                    found.adapted.get_or_insert_with(|| entry.path.clone());
-                }
-                found.gradients.push(entry);
+        let ids = sums.into_iter().flat_map(|sums| sums.keys());
+        match ids.filter(|id| !search.seen.contains(id)).count() {
+            0 => Ok(search.found),
+            unknown => {
+                let all = sums.map_or(0, ParamTensors::len);
+                let reason = format!("{unknown} of its {all} sums are of no parameter here");
+                Err(foreign_window(reason))
             }
         }
-        Ok(found)
     }
 }
 
-/// Refuses sums of which one does not fit its parameter, or is of none here.
-fn check_sums(sums: &ParamTensors, parameters: &[Parameter]) -> Result<(), AmpError> {
-    let known: HashSet<_> = parameters.iter().map(|parameter| parameter.id).collect();
-    let unknown = sums.keys().filter(|id| !known.contains(id)).count();
-    let misfit = (parameters.iter()).find_map(|parameter| misfit_of(sums, parameter));
-    let reason = match misfit {
-        Some(reason) => reason,
-        None if unknown == 0 => return Ok(()),
-        None => format!(
-            "{unknown} of its {} sums are of no parameter here",
-            sums.len()
-        ),
-    };
+/// The traversal of a module that finds its gradients.
+struct Search<'a> {
+    grads: Option<&'a GradientsParams>,
+    sums: Option<&'a ParamTensors>,
+    lr: Option<&'a ModuleLearningRate>,
+    path: Vec<String>,
+    seen: HashSet<ParamId>,
+    found: Entries,
+    refused: Option<AmpError>,
+}
+
+impl ModuleVisitor for Search<'_> {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        // Burn shows a parameter first, and what is attached to it right behind.
+        if container_type == ATTACHED {
+            self.found.has_scopes |= name == SCOPED;
+            let last = self.found.gradients.last().map(|entry| &entry.path);
+            if let Some(path) = last
+                && name == LOW_RANK
+                && *path == self.path.join(".")
+            {
+                self.found.adapted.get_or_insert(path.clone());
+            }
+        }
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.refused.is_some() {
+            return;
+        }
+        let (id, value) = (param.id, param.base());
+        if !value.is_require_grad() {
+            (self.found.buffers).push(Parameter::of(&self.path, param));
+        }
+        let value = value.inner();
+        let mut entry = Entry {
+            id,
+            path: self.path.join("."),
+            shape: value.shape(),
+            parameter: value.dtype(),
+            gradient: value.dtype(),
+            device: value.device(),
+            is_plain: false,
+        };
+        let checked = (self.lr.map_or(Ok(()), |lr| check_rate(lr, id, &entry.path)))
+            .and_then(|()| self.sums.map_or(Ok(()), |sums| entry.check_sum(sums)))
+            .and_then(|()| (self.grads).map_or(Ok(false), |grads| entry.check::<D>(grads)));
+        let has_gradient = match checked {
+            Ok(has_gradient) => has_gradient,
+            Err(error) => return self.refused = Some(error),
+        };
+        if !self.seen.insert(id) {
+            return;
+        }
+        if (self.sums).is_some_and(|sums| has_gradient || sums.contains_key(&id)) {
+            let mut sum = entry.clone();
+            sum.gradient = working_dtype(entry.parameter).into();
+            self.found.sums.push(sum);
+        }
+        if has_gradient {
+            self.found.gradients.push(entry);
+        }
+    }
+}
+
+/// The error for sums of an accumulation window that are not those of a module.
+fn foreign_window(reason: String) -> AmpError {
     let reason = format!(
         "{reason}: the window belongs to another model; `drop_window` of the optimizer, or `clear` of the window, empties it"
     );
-    Err(AmpError::foreign("the accumulation window", reason))
-}
-
-/// Says why the sum for a parameter is not that of its gradients, if it is not.
-fn misfit_of(sums: &ParamTensors, parameter: &Parameter) -> Option<String> {
-    let sum = sums.get(&parameter.id)?;
-    let (shape, dtype) = (sum.shape(), sum.dtype());
-    let expected = parameter.value.shape();
-    let wide = DType::from(working_dtype(parameter.value.dtype()));
-    let what = match shape != expected {
-        true => format!("has shape {shape}, but must have {expected}"),
-        false if dtype == wide => return None,
-        false => format!("is {dtype:?}, but must be {wide:?}"),
-    };
-    Some(format!("the sum for `{}` {what}", parameter.path))
+    AmpError::foreign("the accumulation window", reason)
 }
 
 /// Refuses a parameter's learning rate that is NaN, or infinite in f32: it would take all parameters with it.

@@ -9,7 +9,7 @@ use burn_amp_kernels::{
 use std::{iter::zip, mem::take};
 
 use crate::gradients::{Entry, GradientStatus};
-use crate::values::{AnyTensor, Parameter};
+use crate::values::{AnyTensor, Parameter, with_rank};
 
 #[cfg(any(test, feature = "counts"))]
 thread_local! {
@@ -23,6 +23,8 @@ type Measured = (Vec<TensorStatus>, Vec<Option<EventStatus>>);
 /// Gradients on their way through the kernels: one list for each device, and one more for those that keep their dtype.
 pub struct Pass {
     groups: Vec<Group>,
+    /// Values from there on are counted as near the top.
+    edge: Option<f32>,
     /// The number of gradients, those that are not there included.
     len: usize,
 }
@@ -40,47 +42,60 @@ struct Group {
 
 /// Handles to gradients, as they are. Counts values from `edge` on as near the top.
 pub fn handles(grads: &GradientsParams, entries: &[Entry], edge: Option<f32>) -> Pass {
-    let found = entries.iter().enumerate();
-    let found = found.filter_map(|(at, entry)| Some((at, entry.get(grads)?, true)));
-    Pass::of(edge, entries.len(), found)
+    let mut pass = Pass::new(edge, entries.len());
+    for (at, entry) in entries.iter().enumerate() {
+        with_rank!(entry.shape.num_dims(), D => {
+            if let Some(gradient) = grads.get::<D>(entry.id) {
+                pass.push(at, gradient, true);
+            }
+        });
+    }
+    pass
 }
 
 impl Pass {
-    /// Sorts some of so many gradients by device. Each comes with its position, and with whether it keeps its dtype: unscaled, it is in f32
-    /// (f64 for f64), or in its own dtype, and then measured as rounded.
-    pub(super) fn of(
-        edge: Option<f32>,
-        len: usize,
-        tensors: impl Iterator<Item = (usize, AnyTensor, bool)>,
-    ) -> Self {
-        let mut groups: Vec<Group> = Vec::new();
-        for (position, tensor, keep_dtype) in tensors {
-            let device = tensor.device();
-            let is_ours = |g: &Group| g.device == device && g.keep_dtype == keep_dtype;
-            let group = groups.iter().position(is_ours).unwrap_or_else(|| {
-                let mut list = TensorList::new();
-                if let Some(edge) = edge {
-                    list.count_from(edge);
-                }
-                groups.push(Group {
-                    device,
-                    keep_dtype,
-                    list,
-                    status: Status::default(),
-                    positions: Vec::new(),
-                });
-                groups.len() - 1
+    /// A pass over so many gradients, of which none is there yet.
+    pub(super) fn new(edge: Option<f32>, len: usize) -> Self {
+        let groups = Vec::new();
+        Self { groups, edge, len }
+    }
+
+    /// Adds a gradient, at its position among all. If it is to `keep_dtype`, it is in its own dtype unscaled, and then measured as rounded; or else in
+    /// f32 (f64 for f64).
+    pub(super) fn push<const D: usize>(
+        &mut self,
+        position: usize,
+        gradient: Tensor<D>,
+        keep_dtype: bool,
+    ) {
+        let device = gradient.device();
+        let is_ours = |g: &Group| g.device == device && g.keep_dtype == keep_dtype;
+        let group = self.groups.iter().position(is_ours).unwrap_or_else(|| {
+            let mut list = TensorList::new();
+            if let Some(edge) = self.edge {
+                list.count_from(edge);
+            }
+            self.groups.push(Group {
+                device,
+                keep_dtype,
+                list,
+                status: Status::default(),
+                positions: Vec::new(),
             });
-            groups[group].list.push::<1>(tensor.into_handle().inner());
-            groups[group].positions.push(position);
-        }
-        Self { groups, len }
+            self.groups.len() - 1
+        });
+        let group = &mut self.groups[group];
+        group.list.push::<D>(gradient.inner());
+        group.positions.push(position);
     }
 
     /// Handles to tensors, as they are.
     pub fn over(tensors: Vec<AnyTensor>) -> Self {
-        let (len, tensors) = (tensors.len(), tensors.into_iter().enumerate());
-        Self::of(None, len, tensors.map(|(at, tensor)| (at, tensor, true)))
+        let mut pass = Self::new(None, tensors.len());
+        for (at, tensor) in tensors.into_iter().enumerate() {
+            pass.push::<1>(at, tensor.into_handle(), true);
+        }
+        pass
     }
 
     /// Multiplies all gradients by `inverse`, and measures the products. Does not wait.

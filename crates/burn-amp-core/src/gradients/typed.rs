@@ -208,7 +208,7 @@ impl UnscaledGradients {
     fn measure(&self) -> Result<(Vec<Entry>, Box<Found>), AmpError> {
         let mut entries = self.entries.clone();
         for entry in &mut entries {
-            entry.check(&self.params)?;
+            with_rank!(entry.shape.num_dims(), D => entry.check::<D>(&self.params))?;
         }
         let (each, _) = handles(&self.params, &entries, None).inspect(Vec::new())?;
         let all = summarize(&entries, &each);
@@ -238,10 +238,12 @@ impl UnscaledGradients {
         factor: f32,
     ) -> Result<(), UnsupportedDType> {
         self.forget_measures();
-        let (entries, params) = (&self.entries, &mut self.params);
-        let taken = positions.iter();
-        let taken = taken.filter_map(|at| Some((*at, entries[*at].take(params)?, true)));
-        let mut pass = Pass::of(None, entries.len(), taken);
+        let mut pass = Pass::new(None, self.entries.len());
+        for at in positions {
+            if let Some(grad) = self.entries[*at].take(&mut self.params) {
+                pass.push::<1>(*at, grad.into_handle(), true);
+            }
+        }
         pass.unscale(factor)?;
         for (position, grad) in pass.into_tensors() {
             self.entries[position].put(&mut self.params, grad);

@@ -20,8 +20,11 @@ pub fn unscale(
     in_own_dtype: bool,
     edge: Option<f32>,
 ) -> Result<UnscaledGradients, AmpError> {
-    let taken = entries.iter().enumerate().filter_map(|(position, entry)| {
-        let mut grad = entry.take(&mut grads)?;
+    let mut pass = Pass::new(edge, entries.len());
+    for (position, entry) in entries.iter().enumerate() {
+        let Some(mut grad) = entry.take(&mut grads) else {
+            continue;
+        };
         let working = working_dtype(entry.parameter);
         // The kernels widen half precision themselves.
         if working_dtype(grad.dtype()) != working {
@@ -29,9 +32,8 @@ pub fn unscale(
         }
         let wanted = DType::from(optimizer_dtype(entry.parameter, in_own_dtype));
         let keep_dtype = in_own_dtype && grad.dtype() == wanted;
-        Some((position, grad, keep_dtype))
-    });
-    let mut pass = Pass::of(edge, entries.len(), taken);
+        pass.push::<1>(position, grad.into_handle(), keep_dtype);
+    }
     log_unknown(grads.len());
     pass.unscale(inverse as f32)?;
     let (mut statuses, _) = pass.read(Vec::new());

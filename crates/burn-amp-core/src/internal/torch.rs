@@ -9,9 +9,7 @@ pub use crate::{
     border::multiply_losses, check::search_scale, gradients::unchanged, scaler::Joint,
     update::masters::show_master,
 };
-use crate::{
-    scale::account::Call, scale::loss_scale::StepOutcome, update::ModuleOptim, values::parameters,
-};
+use crate::{scale::account::Call, scale::loss_scale::StepOutcome, update::ModuleOptim};
 
 /// Unscales and tests gradients: an iteration waits for their step from now on.
 pub fn unscale<M: Module>(
@@ -61,7 +59,7 @@ pub fn fill<M: Module>(
         scaler.expect(true);
     }
     let params = grads.as_ref().map(StepGradients::params);
-    let entries = Entries::find(parameters(module), params, Some(&window.state.sums), None);
+    let entries = Entries::find(module, params, Some(&window.state.sums), None);
     let inspected = entries.map_err(Failed::from).and_then(|entries| {
         if let Some(StepGradients::Unscaled(grads)) = &grads {
             grads.count(&scaler.dropped);

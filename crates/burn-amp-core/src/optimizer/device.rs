@@ -9,7 +9,7 @@ use std::{collections::VecDeque, sync::Arc, thread};
 use super::{ScaledOptimizer, refused};
 use crate::gradients::entries::{Entries, Entry, ids_of};
 use crate::scale::device_step::{DeviceStep, Run};
-use crate::values::{distinct_parameters, parameters};
+use crate::values::distinct_parameters;
 use crate::{
     error::AmpError, gradients::StepGradients, gradients::handles,
     scale::border_events::BorderEvent, scale::in_flight::Resolution, scale::journal::Caller,
@@ -327,7 +327,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         events: impl FnOnce(&[ParamId]) -> VecDeque<BorderEvent>,
     ) -> Result<(Vec<Entry>, Vec<BorderEvent>, TensorList), AmpError> {
         // What is refused is refused by the step that waits.
-        let entries = Entries::find(parameters(module), Some(grads), None, Some(lr))?;
+        let entries = Entries::find(module, Some(grads), None, Some(lr))?;
         let buffers = self.scaler.buffers.running(module, entries.buffers);
         if !buffers.is_empty() {
             let what =

@@ -112,7 +112,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let params = grads.as_ref().map(StepGradients::params);
         let window = self.options.window.as_ref();
         let sums = window.map(|window| &window.state.sums);
-        let mut entries = Entries::find(parameters(module), params, sums, Some(lr))?;
+        let mut entries = Entries::find(module, params, sums, Some(lr))?;
         if grads.is_none() && window.is_none_or(AccumulationWindow::is_empty) {
             self.scaler.enter_call(StepOutcome::NoGradients);
             return Ok(Decided::without_step(StepOutcome::NoGradients));

@@ -9,8 +9,6 @@ use crate::values::AnyTensor;
 
 /// The name of what a `MixedPrecision` attaches to a parameter.
 pub const SCOPED: &str = "mixed_precision";
-/// Burn's name for the container of what is attached to a parameter.
-const ATTACHED: &str = "Reparameterization";
 
 /// A float parameter of a module, or a running statistic: Burn does not distinguish them from frozen parameters.
 #[derive(Clone, Debug)]
@@ -23,8 +21,6 @@ pub struct Parameter {
     pub value: AnyTensor,
     /// True if it requires gradients.
     pub is_trained: bool,
-    /// The name of what is attached to it.
-    pub attached: Option<String>,
 }
 
 impl Parameter {
@@ -43,11 +39,6 @@ impl Parameter {
         self.is_trained
     }
 
-    /// Tells whether a `MixedPrecision` is attached to it.
-    pub fn is_scoped(&self) -> bool {
-        self.attached.as_deref() == Some(SCOPED)
-    }
-
     /// Its value, without autodiff; of an applied step, the f32 master of a half-precision parameter whose optimizer keeps one. A handle to the
     /// same memory, which does not wait for the device.
     ///
@@ -63,14 +54,13 @@ impl Parameter {
         self.value.shape()
     }
 
-    fn of<const D: usize>(path: &[String], param: &Param<Tensor<D>>) -> Self {
+    pub(crate) fn of<const D: usize>(path: &[String], param: &Param<Tensor<D>>) -> Self {
         let value = param.base();
         Self {
             id: param.id,
             path: path.join("."),
             is_trained: value.is_require_grad(),
             value: AnyTensor::with_graph(value.inner()),
-            attached: None,
         }
     }
 }
@@ -116,14 +106,7 @@ struct List {
 }
 
 impl ModuleVisitor for List {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        // Burn shows a parameter first, and what is attached to it right behind.
-        if container_type == ATTACHED
-            && let Some(last) = self.parameters.last_mut()
-            && last.path == self.path.join(".")
-        {
-            last.attached = Some(name.to_string());
-        }
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.push(name.to_string());
     }
 

@@ -103,7 +103,10 @@ impl MixedPrecision {
             return Err(AmpError::NoGradients { gradients });
         }
         let entries = Entries::of(&grads, model)?.gradients;
-        check_dtypes(&entries)?;
+        let is_narrow = |entry: &&Entry| entry.gradient.size() < entry.parameter.size();
+        if let Some(entry) = entries.iter().find(is_narrow) {
+            return Err(entry.misfit(entry.gradient));
+        }
         let half = runs.half.clone().expect("the first run was kept");
         runs.compare_with_f32(&half, &entries, &grads, scale)?;
         if status.is_all_zero() {
@@ -235,19 +238,6 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Runs<'_, M, F> {
             }
             scale /= 2.0;
         }
-    }
-}
-
-/// Refuses gradients that are narrower than their parameters.
-fn check_dtypes(entries: &[Entry]) -> Result<(), AmpError> {
-    let is_narrow = |entry: &&Entry| entry.gradient.size() < entry.parameter.size();
-    match entries.iter().find(is_narrow) {
-        None => Ok(()),
-        Some(entry) => Err(AmpError::HalfPrecisionParameter {
-            parameter: entry.path.clone(),
-            parameter_dtype: entry.parameter,
-            gradient_dtype: entry.gradient,
-        }),
     }
 }
 

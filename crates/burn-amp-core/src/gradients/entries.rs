@@ -76,6 +76,15 @@ impl Entry {
         )))
     }
 
+    /// The error for a gradient of a dtype that cannot be combined with the parameter.
+    pub fn misfit(&self, gradient_dtype: DType) -> AmpError {
+        AmpError::HalfPrecisionParameter {
+            parameter: self.path.clone(),
+            parameter_dtype: self.parameter,
+            gradient_dtype,
+        }
+    }
+
     /// The gradient, if there is one: a handle.
     pub fn get(&self, grads: &GradientsParams) -> Option<AnyTensor> {
         with_rank!(self.shape.num_dims(), D => grads.get::<D>(self.id).map(AnyTensor::with_graph))

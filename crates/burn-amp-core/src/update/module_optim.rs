@@ -129,11 +129,7 @@ pub(crate) fn check_accepted<O: ModuleOptim>(
     let refused = |entry: &&Entry| !optim.accepts(entry.parameter, dtype(entry));
     match entries.iter().find(refused) {
         None => Ok(()),
-        Some(entry) => Err(AmpError::HalfPrecisionParameter {
-            parameter: entry.path.clone(),
-            parameter_dtype: entry.parameter,
-            gradient_dtype: dtype(entry),
-        }),
+        Some(entry) => Err(entry.misfit(dtype(entry))),
     }
 }
 

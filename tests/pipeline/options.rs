@@ -114,6 +114,21 @@ fn what_is_set_takes_its_place_in_the_queue() {
     assert_eq!(optim.received_scaler().growth_factor(), 4.0);
 }
 
+/// What is known ahead of the training is a copy, which writes no lines.
+#[test]
+fn a_skip_is_logged_once_whoever_looks_ahead() {
+    let mut trial = Trial::new(growing(5), sgd);
+    let lines = captured(Level::Info, || {
+        trial.step(0, true);
+        assert_eq!(trial.counters().skipped(), 1);
+        assert_eq!(trial.optim.to_record().counters(), Some(trial.counters()));
+        assert_eq!(trial.optim.received_scaler().counters().steps(), 0);
+        trial.synchronize();
+    });
+    let skips = lines.iter().filter(|line| line.contains("step skipped"));
+    assert_eq!(skips.count(), 1);
+}
+
 /// A second optimizer would move the scale behind the back of the pipeline.
 #[test]
 fn one_loss_scale_has_one_pipeline() {

@@ -129,7 +129,7 @@ impl Scaler {
     }
 
     /// A copy at this place of the same scale.
-    fn at(&self, place: Arc<Place>) -> Self {
+    pub(crate) fn at(&self, place: Arc<Place>) -> Self {
         Self {
             live: self.live.clone(),
             amp: self.amp.clone(),
@@ -169,11 +169,6 @@ impl Scaler {
             warned_of_no_scope: true,
             ..self.with_scale(live, amp)
         }
-    }
-
-    /// Another handle to the same optimizer's side of the scale.
-    pub(crate) fn twin(&self) -> Self {
-        self.at(self.place.clone())
     }
 
     /// Is waited for before an iteration ends, and not as the scaler that it was cloned from.

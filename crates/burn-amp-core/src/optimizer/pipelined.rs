@@ -84,7 +84,7 @@ impl TrainingSide {
 
     /// The scaler itself, for a thread that loads a record while this one waits.
     pub fn twin(&self) -> Scaler {
-        self.scaler.twin()
+        self.scaler.at(self.scaler.place().clone())
     }
 
     /// Refuses gradients while several optimizers move the scale.

@@ -264,8 +264,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// A copy of the scaler after all that was handed over: waits until that is done. Where the
     /// thread has ended, it is the received one.
     pub fn synchronized_scaler(&self) -> Scaler {
-        let ahead = self.ahead();
-        ahead.map_or_else(|_| self.received_scaler(), |side| side.scaler.detached())
+        let after = self.after_all();
+        after.map_or_else(|_| self.received_scaler(), |side| side.scaler.detached())
     }
 
     /// Sets the loss scale that follows the next update, in place of what its gradients would make of it: PyTorch's
@@ -329,9 +329,9 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// has ended, the record's `save`, `into_bytes` and `into_optimizer` return [`AmpError::OptimizerThread`].
     pub fn to_record(&mut self) -> AmpRecord {
         let (stored, of) = (self.stored.clone(), self.not_in_module());
-        let record = self.ahead().and_then(|ahead| {
+        let record = self.after_all().and_then(|after| {
             self.ask(move |update| {
-                ahead.give_back(&mut update.optim);
+                after.give_back(&mut update.optim);
                 let mut record = update.optim.to_record();
                 record.masters = update.masters_or(stored, of.as_ref());
                 record
@@ -479,10 +479,10 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     }
 
     /// The side of the training after all that was handed over: waits for that. Nothing has changed here.
-    fn ahead(&self) -> Result<TrainingSide, AmpError> {
-        let mut ahead = self.side.copy();
-        end_quietly(self.in_flight.0.iter(), &mut ahead);
-        self.worker.check().map(|()| ahead)
+    fn after_all(&self) -> Result<TrainingSide, AmpError> {
+        let mut after = self.side.copy();
+        end_quietly(self.in_flight.0.iter(), &mut after);
+        self.worker.check().map(|()| after)
     }
 
     /// Gives the thread a job, and waits for what comes of it.

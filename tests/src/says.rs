@@ -44,6 +44,8 @@ HalfPrecisionParameter .. parameter_dtype: F16, gradient_dtype: F32 > `MixedPrec
 GradientShape > but the parameter has shape
 LossNotScaled > no loss was scaled since the last `update` > `scaler.backward(loss, &model)`
 UpdateMissing > Call `GradScaler::update` once
+Ranks { rank: Some > of the training stops it
+Ranks { rank: None > the other ranks are gone
 CannotCapture > the step cannot be captured
 AlwaysGuarded > rejected > raise the hook's threshold
 OptimizerThread > the optimizer's thread has ended > Go on from the last record

@@ -79,6 +79,16 @@ pub enum AmpError {
         parameter: String,
     },
 
+    /// The ranks of a training in several processes cannot go on together: one has failed or ended, they do not agree on what they train, or they
+    /// cannot be reached. The step was not made, on any rank.
+    #[error("{}{reason}", rank.map_or("the other ranks are gone: ".to_string(), |rank| format!("rank {rank} of the training stops it: ")))]
+    Ranks {
+        /// The rank that is the reason; none where the ranks cannot be reached.
+        rank: Option<usize>,
+        /// Its reason: the message of its error, or that it has ended.
+        reason: String,
+    },
+
     /// A step cannot be captured, because a replay would repeat what was true when it was captured. Model and optimizer are as they were.
     #[error("the step cannot be captured: {reason}")]
     CannotCapture {

@@ -23,6 +23,7 @@ pub mod macros {
 }
 mod optimizer;
 mod optimizer_config;
+mod peers;
 mod prepare;
 mod record;
 mod scale;
@@ -50,6 +51,7 @@ pub use gradients::{ScaledGradients, UnscaledGradients, sum_of_devices};
 pub use optimizer::ScaledOptimizer;
 pub use optimizer::lr_scheduler::ScaledLrScheduler;
 pub use optimizer_config::ScaledOptimizerConfig;
+pub use peers::{Peers, Vote};
 pub use record::AmpRecord;
 pub use scale::loss_scale::{GradScalerConfig, LossScale, Schedule, StepOutcome};
 pub use scale::region::Rescale;

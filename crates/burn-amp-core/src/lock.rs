@@ -11,7 +11,7 @@ type Line = Box<dyn FnOnce()>;
 
 thread_local! {
     /// The number of locks that this thread holds.
-    static HELD: Cell<usize> = const { Cell::new(0) };
+    static LOCKS: Cell<usize> = const { Cell::new(0) };
     /// Lines that it writes when it holds none.
     static LINES: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
     /// Set while it writes none.
@@ -31,15 +31,18 @@ pub fn locked<T: ?Sized>(value: &Mutex<T>) -> Guard<'_, T> {
     #[cfg(test)]
     TAKEN.with_borrow_mut(|taken| taken.insert(std::ptr::from_ref(value).addr()));
     let value = value.lock().unwrap_or_else(PoisonError::into_inner);
-    HELD.set(HELD.get() + 1);
-    Guard { value, _held: Held }
+    LOCKS.set(LOCKS.get() + 1);
+    Guard {
+        value,
+        _held: Counted,
+    }
 }
 
 /// A lock that is held.
 pub struct Guard<'a, T: ?Sized> {
     /// Given back first.
     value: MutexGuard<'a, T>,
-    _held: Held,
+    _held: Counted,
 }
 
 impl<T: ?Sized> Deref for Guard<'_, T> {
@@ -56,13 +59,13 @@ impl<T: ?Sized> DerefMut for Guard<'_, T> {
     }
 }
 
-struct Held;
+struct Counted;
 
 /// Writes the lines that were said under the last lock.
-impl Drop for Held {
+impl Drop for Counted {
     fn drop(&mut self) {
-        let held = HELD.get() - 1;
-        HELD.set(held);
+        let held = LOCKS.get() - 1;
+        LOCKS.set(held);
         if held == 0 {
             // None are left where the thread is at its end.
             let lines = LINES.try_with(RefCell::take).unwrap_or_default();
@@ -84,7 +87,7 @@ pub(crate) fn is_quiet() -> bool {
 /// Writes a line to the log: now, or when this thread holds no lock.
 pub fn unlocked(line: impl FnOnce() + 'static) {
     // At the end of a thread nothing is kept for later.
-    match HELD.get() > 0 && LINES.try_with(|_| ()).is_ok() {
+    match LOCKS.get() > 0 && LINES.try_with(|_| ()).is_ok() {
         _ if is_quiet() => {}
         true => LINES.with_borrow_mut(|lines| lines.push(Box::new(line))),
         false => line(),

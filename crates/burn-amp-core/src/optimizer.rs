@@ -3,7 +3,7 @@ use burn::module::{Module, ParamGroup};
 use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
 use burn::tensor::{Bytes, Tensor};
 
-use std::{any::type_name, path::Path};
+use std::{any::type_name, path::Path, sync::Arc};
 
 pub(crate) mod burn_optimizer;
 mod device;
@@ -17,9 +17,11 @@ pub use recorded::{InspectedStep, Stage, refused};
 
 use crate::error::{AmpError, StepError, or_panic};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
+use crate::peers::{Peers, Ranks};
 use crate::record::{AmpRecord, OptimizerState};
 use crate::scaler::accumulation::{AccumulationConfig, AccumulationWindow};
 use crate::step::hook::{Hook, IntoHook};
+use crate::values::{Parameter, distinct_parameters};
 use crate::{
     gradients::clip::GradientClip, gradients::entries::Entries, scale::account::Call,
     scale::loss_scale::GradScalerConfig, scaler::Scaler, step::options::StepOptions,
@@ -169,6 +171,46 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             self.options.added("with_hook", added);
         }
         self
+    }
+
+    /// Has several ranks decide on each step together: processes that train copies of one model on parts of a batch, each with an optimizer and a
+    /// [`MixedPrecision`](crate::MixedPrecision) of its own.
+    ///
+    /// Sum the gradients over the ranks before each step, so that all step with the same. In the step each rank votes on what it has found, once, by
+    /// [`Peers::agree`]. So all skip the same steps, for the same cause: a loss that is not finite on one rank lowers the loss scale of none. The loss
+    /// scale, counters, hooks, dropped micro-batches, limits and the factors of regions are the same on all ranks, bit for bit. Where a step fails on one
+    /// rank, it ends on all with an error.
+    ///
+    /// Before the first step the ranks compare their settings, the state of their loss scales, and names, shapes and values of the parameters. Each step
+    /// waits, with fused optimizers too, and none can be captured. Gradients that [`discard`](Self::discard) throws away, or that are dropped, are
+    /// counted without a vote: do so on all ranks. When it is dropped, with all its clones, the others are told that this rank has ended.
+    ///
+    /// [`calibrate`](Self::calibrate) sets the lowest scale of all ranks; [`MixedPrecision::calibrate`](crate::MixedPrecision::calibrate) that of one.
+    pub fn with_peers(mut self, peers: impl Peers) -> Self {
+        self.resolve();
+        self.scaler.ranks = Some(Arc::new(Ranks::new(peers)));
+        self
+    }
+
+    /// Says what must be the same on all ranks, a line for each.
+    fn about<M: Module>(&self, module: &M) -> String {
+        let mut lines = vec![
+            format!("burn-amp {}", env!("CARGO_PKG_VERSION")),
+            self.options.about(),
+            format!(
+                "the loss scale {}",
+                serde_json::json!(self.scaler.schedule())
+            ),
+        ];
+        for Parameter { path, value, .. } in distinct_parameters(module) {
+            let data = value.to_data();
+            let sum = crc32fast::hash(data.as_bytes());
+            let (shape, dtype) = (data.shape(), data.dtype());
+            lines.push(format!(
+                "`{path}` of shape {shape:?} in {dtype:?}, with the checksum {sum:x}"
+            ));
+        }
+        lines.join("\n")
     }
 
     /// Checks the settings of this and of the inner optimizer.
@@ -379,6 +421,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// A call that was refused before it began.
     fn refused<M: Module>(&self, module: M, error: AmpError) -> StepError<M> {
         self.scaler.enter(Call::default());
+        if let Some(ranks) = &self.scaler.ranks {
+            ranks.fail(ranks.votes(), &error);
+        }
         let error = error.with_culprit(&module);
         StepError::new(module, error)
     }

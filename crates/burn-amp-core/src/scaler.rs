@@ -23,7 +23,8 @@ use crate::border::cast::{CastFloat, multiply_losses};
 use crate::gradients::entries::{Entries, LOW_RANK, ids_of};
 use crate::gradients::running_statistics::Buffers;
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, handles};
-use crate::scale::finding::{Dropped, Finding, SkipCause};
+use crate::peers::{Ballot, Ranks};
+use crate::scale::finding::{Dropped, Finding, SkipCause, Tested};
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 use crate::scale::{account::Account, followed::Followed, place::Place};
 use crate::scaler::accumulation::AccumulationWindow;
@@ -79,6 +80,8 @@ pub struct Scaler {
     opened: u64,
     warned_of_no_scope: bool,
     pub(crate) buffers: Buffers,
+    /// The ranks with which it decides; none in a training of one process.
+    pub(crate) ranks: Option<Arc<Ranks>>,
 }
 
 /// A scaler that moves the loss scale of this handle: that of an optimizer whose gradients its scopes have scaled and unscaled.
@@ -117,6 +120,7 @@ impl Scaler {
             opened: live.opened(),
             warned_of_no_scope: false,
             buffers: Buffers::since(live.overflows()),
+            ranks: None,
             live,
             amp,
         }
@@ -139,6 +143,7 @@ impl Scaler {
             opened: self.opened,
             warned_of_no_scope: self.warned_of_no_scope,
             buffers: self.buffers.clone(),
+            ranks: self.ranks.clone(),
         }
     }
 
@@ -146,7 +151,7 @@ impl Scaler {
     fn with_scale(&self, live: Arc<LiveScale>, amp: Option<MixedPrecision>) -> Self {
         let account = self.account(|account| account.clone());
         let mut copy = self.at(Place::new(&live, account));
-        (copy.live, copy.amp) = (live, amp);
+        (copy.live, copy.amp, copy.ranks) = (live, amp, None);
         copy
     }
 
@@ -174,13 +179,13 @@ impl Scaler {
     /// Is waited for before an iteration ends, and not as the scaler that it was cloned from.
     #[doc(hidden)]
     pub fn join(&mut self) {
-        self.place = self.place.apart(&self.live, true);
+        self.place = self.place.separate(&self.live, true);
     }
 
     /// Is no longer waited for before an iteration ends.
     #[doc(hidden)]
     pub fn leave(&mut self) {
-        self.place = self.place.apart(&self.live, false);
+        self.place = self.place.separate(&self.live, false);
     }
 
     /// The `MixedPrecision` whose loss scale this moves; none of a scaler that scales losses itself.
@@ -364,7 +369,7 @@ impl Scaler {
         for found in self.dropped.to_vec() {
             joint.add(&found);
         }
-        match joint.seen() {
+        match joint.evidence() {
             Some(seen) => self.schedule().adjust(seen).scale(),
             None => self.loss_factor(),
         }
@@ -423,12 +428,13 @@ impl Scaler {
         grads
     }
 
-    /// Tests gradients, or adds them to a window: that is tested if it is full then, or if there are no others.
+    /// Tests gradients, or adds them to a window: that is tested if it is full then, or if there are no others. The `loss` becomes that of all ranks.
     pub(crate) fn inspect(
         &mut self,
         window: Option<&mut AccumulationWindow>,
         grads: Option<StepGradients>,
         entries: Entries,
+        loss: &mut Option<f64>,
     ) -> Result<Inspected, Failed> {
         if self.amp.is_none() && matches!(grads, Some(StepGradients::Plain(_))) && self.is_enabled()
         {
@@ -452,6 +458,7 @@ impl Scaler {
             (Some(window), None) => self.empty(window, entries.sums)?,
             (None, None) => return Ok(Inspected::Waits(StepOutcome::NoGradients)),
         };
+        let tested = self.agreed(tested, loss)?;
         Ok(Inspected::Tested(tested.into(), last))
     }
 
@@ -564,7 +571,11 @@ impl Scaler {
             }
         };
         if let Some(cause) = cause {
-            let cause = self.known_cause(cause, || grads.has_nan());
+            // Ranks that vote explain it together.
+            let cause = match self.ranks {
+                None => self.known_cause(cause, || grads.has_nan()),
+                Some(_) => cause,
+            };
             grads.finding.explain(cause);
         }
         live.note_test();
@@ -584,6 +595,47 @@ impl Scaler {
             SkipCause::Unknown if !has_nan() || self.live.is_used_by_threads() => SkipCause::Scale,
             known => known,
         }
+    }
+
+    /// Decides with the other ranks, if there are some, what was found in gradients. The `loss` becomes that of all.
+    pub(super) fn agreed(
+        &self,
+        mut grads: UnscaledGradients,
+        loss: &mut Option<f64>,
+    ) -> Result<UnscaledGradients, AmpError> {
+        let Some(ranks) = &self.ranks else {
+            return Ok(grads);
+        };
+        let mut entered = Default::default();
+        if self.live.has_regions() {
+            if !grads.skips() {
+                self.live.read_measures();
+            }
+            entered = self.live.regions().lock().of_step();
+        }
+        let regions = self.live.regions_at_fault();
+        let tested = grads.finding.tested.clone();
+        let is_unknown = |found: &Tested| match found {
+            Tested::Overflow { cause, .. } => *cause == SkipCause::Unknown,
+            _ => false,
+        };
+        let has_nan = is_unknown(&tested) && grads.has_nan();
+        let ballot = Ballot::of(tested, has_nan, &regions, grads.finding.measures, &entered);
+        let joined = ranks.decide(ballot, loss)?;
+        for (name, state) in joined.entered() {
+            self.live
+                .regions()
+                .replace(|regions| regions.join(name, state));
+        }
+        let found = &mut grads.finding;
+        (found.tested, found.measures) = (joined.tested.clone(), joined.measures());
+        if let Tested::Overflow { cause, .. } = joined.tested {
+            let cause = self.known_cause(cause, || joined.has_nan);
+            grads.finding.explain(cause);
+            self.live
+                .set_cause(cause, joined.regions.into_iter().map(Arc::from).collect());
+        }
+        Ok(grads)
     }
 
     /// Shows gradients to those who look at them before they are counted: to regions, and to the warning of zeros.

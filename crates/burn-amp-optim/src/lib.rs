@@ -14,6 +14,6 @@ pub mod internal {
 
 const PANICKED: &str = "an earlier step has panicked: resume from the last record";
 
-pub use burn_amp_core::{ModuleOptim, Scaler};
+pub use burn_amp_core::{ModuleOptim, Peers, Scaler, Vote};
 pub use captured_step::{CaptureInput, CapturedStep};
 pub use fused::{Fused, FusedAdam, FusedAdamW, FusedSgd};

@@ -114,7 +114,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             Some(window) => (window.config().micro_batches, window.len()),
             None => (1, 0),
         };
-        let side = TrainingSide::of(&mut optim);
+        let side = TrainingSide::of(&mut optim)?;
         let update = Update {
             optim,
             host: host.inner(),

@@ -261,7 +261,7 @@ impl MixedPrecision {
     }
 
     /// Checks a device that a tensor comes from as [`check_device`](Self::check_device): once for each.
-    pub(super) fn meets(&self, device: Device) -> Result<(), AmpError> {
+    pub(super) fn check_once(&self, device: Device) -> Result<(), AmpError> {
         if locked(&self.shared.devices).contains(&device) {
             return Ok(());
         }

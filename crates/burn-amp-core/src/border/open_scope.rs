@@ -263,7 +263,7 @@ impl OpenScope {
         let from = if is_own { from } else { &Side::OUTSIDE };
         let is_outside = from.is_outside();
         // A model that was not attached has asked no device whether two dtypes may meet there.
-        if is_outside && let Err(error) = self.amp.meets(tensor.device()) {
+        if is_outside && let Err(error) = self.amp.check_once(tensor.device()) {
             self.refuse(error);
         }
         let mut left = None;

@@ -7,6 +7,7 @@ use crate::border::{DryRun, MixedPrecision};
 use crate::error::{AmpError, short};
 use crate::gradients::{GradientStatus, inspect};
 use crate::{check::dry_loss, scale::loss_scale::LossScale};
+use crate::{optimizer::ScaledOptimizer, update::module_optim::ModuleOptim};
 
 /// The scale stays so many binades below the lowest at which something overflows.
 const HEADROOM: i32 = 3;
@@ -83,6 +84,34 @@ impl MixedPrecision {
         })?;
         live.change(|schedule| schedule.with_scale("loss_scale", scale))?;
         Ok(self.loss_scale())
+    }
+}
+
+impl<O: ModuleOptim> ScaledOptimizer<O> {
+    /// Sets the loss scale as [`MixedPrecision::calibrate`] does; on several ranks to the lowest that is found on any.
+    ///
+    /// # Errors
+    ///
+    /// As [`MixedPrecision::calibrate`], on all ranks where it is one's. [`AmpError::NoScope`] for an optimizer whose scale no `MixedPrecision` has.
+    ///
+    /// # Panics
+    ///
+    /// Where `loss` panics for another reason.
+    pub fn calibrate<M: Module, const D: usize>(
+        &mut self,
+        model: &M,
+        loss: impl FnMut(&M) -> Tensor<D>,
+    ) -> Result<f32, AmpError> {
+        let amp = self.scaler().precision().cloned();
+        let found = amp.ok_or(AmpError::NoScope);
+        let found = found.and_then(|amp| amp.calibrate(model, loss));
+        let Some(ranks) = &self.scaler().ranks else {
+            return found;
+        };
+        let found = found.inspect_err(|error| ranks.fail(ranks.votes(), error))?;
+        let scale = ranks.lowest(found)?;
+        self.scaler_mut().set_loss_scale(scale.into())?;
+        Ok(scale)
     }
 }
 

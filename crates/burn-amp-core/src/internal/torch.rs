@@ -64,7 +64,7 @@ pub fn fill<M: Module>(
         if let Some(StepGradients::Unscaled(grads)) = &grads {
             grads.count(&scaler.dropped);
         }
-        scaler.inspect(Some(window), grads, entries)
+        scaler.inspect(Some(window), grads, entries, &mut None)
     });
     match inspected {
         Ok(Inspected::Tested(grads, status)) => {

@@ -240,6 +240,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 "the optimizer is not a fused one (`FusedSgd`, `FusedAdam`, `FusedAdamW`), and takes its learning rate from the host",
             ),
             (
+                self.scaler.ranks.is_some(),
+                "the ranks of the training decide on each step together (`with_peers`)",
+            ),
+            (
                 self.loaded.is_some(),
                 "no step has used the loaded state yet",
             ),

@@ -48,7 +48,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let end = |scaler: &mut Scaler, grads: &UnscaledGradients| {
             scaler.end_step(&grads.finding, grads.known_status())
         };
-        let (outcome, stepped) = match self.decide(&module, grads, &lr, end) {
+        let (votes, begun) = match &self.scaler.ranks {
+            Some(ranks) => (ranks.votes(), ranks.begin(|| self.about(&module))),
+            None => (0, Ok(())),
+        };
+        let decided = begun.map_err(Failed::from);
+        let decided = decided.and_then(|()| self.decide(&module, grads, &lr, end));
+        let (outcome, stepped) = match decided {
             Ok(Decided { outcome, grads }) => {
                 let module = match grads {
                     Some(grads) => self.apply(lr, module, grads, update),
@@ -59,6 +65,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Err(Failed { error, outcome }) => {
                 if outcome.is_none() {
                     self.scaler.enter(Call::default());
+                }
+                if let Some(ranks) = &self.scaler.ranks {
+                    ranks.fail(votes, &error);
                 }
                 let error = error.with_culprit(&module);
                 (outcome, Err(StepError::new(module, error)))
@@ -126,10 +135,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             self.scaler.begin_step(module, buffers);
         }
         let decided = self.test(module, grads, entries, loss, end);
-        let outcome = match &decided {
-            Ok(decided) => Some(decided.outcome),
-            Err(failed) => failed.outcome,
-        };
+        let of_decided = |decided: &Decided| Some(decided.outcome);
+        let outcome = (decided.as_ref()).map_or_else(|failed| failed.outcome, of_decided);
         if let (Some(window), Some(losses)) = (&mut self.options.window, losses)
             && outcome == Some(StepOutcome::Accumulated)
         {
@@ -151,7 +158,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: &M,
         grads: Option<StepGradients>,
         entries: Entries,
-        loss: Option<f64>,
+        mut loss: Option<f64>,
         end: impl FnOnce(&mut Scaler, &UnscaledGradients) -> Result<StepOutcome, AmpError>,
     ) -> Result<Decided, Failed> {
         let options = &mut self.options;
@@ -165,10 +172,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 })?;
             }
         }
-        let mut grads = match (self.scaler).inspect(options.window.as_mut(), grads, entries)? {
-            Inspected::Tested(grads, _) => *grads,
-            Inspected::Waits(outcome) => return Ok(Decided::without_step(outcome)),
-        };
+        let mut grads =
+            match (self.scaler).inspect(options.window.as_mut(), grads, entries, &mut loss)? {
+                Inspected::Tested(grads, _) => *grads,
+                Inspected::Waits(outcome) => return Ok(Decided::without_step(outcome)),
+            };
         let mut judged = None;
         if !options.hooks.0.is_empty() && !grads.skips() && !grads.entries.is_empty() {
             let of_module = || distinct_parameters(module);

@@ -53,16 +53,20 @@ struct Found {
 }
 
 impl TrainingSide {
-    /// Takes this side of an optimizer.
-    pub fn of<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>) -> Self {
+    /// Takes this side of an optimizer. Refuses one whose ranks decide together: they would wait for each other in another order.
+    pub fn of<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>) -> Result<Self, AmpError> {
+        if optim.scaler.ranks.is_some() {
+            let allowed = "none for a pipelined optimizer";
+            return Err(AmpError::refused("peers", "given", allowed));
+        }
         optim.resolve();
         let copy = optim.scaler.snapshot();
         let window = optim.options.window.as_mut();
-        Self {
+        Ok(Self {
             scaler: replace(&mut optim.scaler, copy),
             window: window.map_or_else(VecDeque::new, |window| take(&mut window.state.events)),
             next_scale: None,
-        }
+        })
     }
 
     /// Gives it back, or a copy of it.

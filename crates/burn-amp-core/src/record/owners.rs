@@ -162,7 +162,7 @@ impl Joint {
     /// The state of the scaler, to be stored, and what its iteration has shown.
     pub fn to_record(&self, scaler: &Scaler) -> AmpRecord {
         AmpRecord {
-            scaler: Some(scaler.state_to_store(self.seen())),
+            scaler: Some(scaler.state_to_store(self.evidence())),
             ..AmpRecord::empty()
         }
     }

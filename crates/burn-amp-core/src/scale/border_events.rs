@@ -92,7 +92,7 @@ pub(crate) enum Measured {
 
 impl Measured {
     /// Counts the values that are kept.
-    fn kept(&self) -> usize {
+    fn kept_values(&self) -> usize {
         match self {
             Self::Kept(gradients) => gradients.iter().map(PassedGradient::elements).sum(),
             _ => 0,
@@ -300,7 +300,7 @@ impl BorderEvent {
     pub(crate) fn limit_kept(events: &mut VecDeque<Self>) {
         if events
             .iter()
-            .map(|event| event.measured.kept())
+            .map(|event| event.measured.kept_values())
             .sum::<usize>()
             > MAX_KEPT
         {
@@ -528,7 +528,7 @@ impl BorderEvents {
 
 impl Queue {
     fn count_kept(&mut self) {
-        let kept = self.events.iter().map(|event| event.measured.kept());
+        let kept = self.events.iter().map(|event| event.measured.kept_values());
         self.kept = kept.sum();
     }
 

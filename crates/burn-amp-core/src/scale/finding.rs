@@ -1,5 +1,6 @@
 //! What a pass over gradients has found, as a step is counted by it. Knows no tensors.
 
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once};
 
@@ -17,7 +18,7 @@ pub(crate) struct Finding {
 }
 
 /// The result of a test of gradients, and of the hooks that judge them.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Tested {
     /// There are none: no evidence that the scale is fine, and no reason to let it grow.
     Nothing,
@@ -30,14 +31,14 @@ pub(crate) enum Tested {
 }
 
 /// The hook that has rejected a step, and its reason.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Rejection {
     pub(crate) hook: String,
     pub(crate) reason: String,
 }
 
 /// The cause of a skip.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SkipCause {
     /// A gradient was too large for half precision once it was multiplied, or became so inside.
     Scale,

@@ -37,7 +37,7 @@ impl OptimizerId {
     }
 
     /// The id of a clone for which an iteration waits by itself.
-    pub(super) fn apart(self) -> Self {
+    pub(super) fn separate(self) -> Self {
         Self {
             account: new_number(),
             seat: new_number(),

@@ -28,9 +28,9 @@ impl Place {
     }
 
     /// The place of a clone for which an iteration waits by itself; for which none waits, if it has not `joined`.
-    pub(crate) fn apart(&self, live: &Arc<LiveScale>, joined: bool) -> Arc<Self> {
+    pub(crate) fn separate(&self, live: &Arc<LiveScale>, joined: bool) -> Arc<Self> {
         let account = live.account(self.id, |account| account.clone());
-        let id = self.id.apart();
+        let id = self.id.separate();
         let seat = match joined {
             true => live.join(id),
             false => Seat::default(),

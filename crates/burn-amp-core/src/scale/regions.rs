@@ -191,6 +191,25 @@ impl Regions {
         self.by_name.iter().map(state).collect()
     }
 
+    /// Returns the states of the regions that this step has entered, or that gradients have come to.
+    pub(crate) fn of_step(&self) -> BTreeMap<String, RegionState> {
+        let mut states = self.states();
+        states.retain(|_, state| state.opened || state.seen.is_some());
+        states
+    }
+
+    /// Marks a region as entered that some rank has entered, with the measures of all ranks.
+    pub(crate) fn join(&mut self, name: &str, state: RegionState) {
+        let unknown = || RegionState {
+            schedule: state.schedule.clone(),
+            keeps_settings: true,
+            ..RegionState::default()
+        };
+        let region = self.by_name.entry(name.to_string());
+        let region = Arc::make_mut(region.or_insert_with(|| unknown().into()));
+        (region.opened, region.seen) = (state.opened, state.seen);
+    }
+
     /// Goes on from the regions of a record, or from none. Returns those before, to be dropped without the lock: their rules are.
     pub(crate) fn restore(
         &mut self,
@@ -289,6 +308,16 @@ impl RegionState {
             seen: self.seen,
             opened: self.opened,
             ..Self::default()
+        }
+    }
+
+    /// Joins it with its state on another rank.
+    pub(crate) fn and(self, other: Self) -> Self {
+        let seen = self.seen.into_iter().chain(other.seen);
+        Self {
+            seen: seen.reduce(Measures::and),
+            opened: self.opened || other.opened,
+            ..self
         }
     }
 

@@ -156,9 +156,19 @@ impl LiveScale {
                 (SkipCause::Scale, regions)
             }
         };
+        self.set_cause(cause, regions);
+        cause
+    }
+
+    /// Notes the cause of a skip, and the regions that are it, for the end of its step.
+    pub(crate) fn set_cause(&self, cause: SkipCause, regions: Vec<Arc<str>>) {
         let iteration = &mut locked(&self.state).members.iteration;
         (iteration.cause, iteration.regions) = (Some(cause), regions);
-        cause
+    }
+
+    /// The regions that are the cause of the present step's skip, if there is one.
+    pub(crate) fn regions_at_fault(&self) -> Vec<Arc<str>> {
+        locked(&self.state).members.iteration.regions.clone()
     }
 
     /// Takes out the events of regions whose rules look at gradients, if they were measured and not read, to be read with the gradients of a step.

@@ -37,7 +37,7 @@ impl Joint {
     }
 
     /// The evidence so far.
-    pub(crate) fn seen(&self) -> Option<Evidence> {
+    pub(crate) fn evidence(&self) -> Option<Evidence> {
         self.seen
     }
 

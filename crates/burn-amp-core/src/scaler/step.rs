@@ -71,7 +71,7 @@ impl Scaler {
         if counted.is_ok() {
             joint.advance(self);
         }
-        if counted.is_err() || joint.seen().is_some() {
+        if counted.is_err() || joint.evidence().is_some() {
             self.watch.start();
         }
         self.live.show(self.id(), false);

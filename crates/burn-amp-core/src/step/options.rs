@@ -40,6 +40,14 @@ impl StepOptions {
         self.added(method, checked)
     }
 
+    /// Says what is added to a step, in one line.
+    pub(crate) fn about(&self) -> String {
+        let hooks: Vec<_> = self.hooks.0.iter().map(|hook| hook.name()).collect();
+        let window = self.window.as_ref().map(|window| &window.config);
+        let clip = &self.clip;
+        format!("the settings of a step: {clip:?}, the hooks {hooks:?}, {window:?}")
+    }
+
     /// The state of a scaler, and of what is kept here.
     pub fn record_with(&self, scaler: &Scaler) -> AmpRecord {
         let mut record = scaler.to_record();

@@ -25,11 +25,11 @@ impl<R: Rule + Clone + PartialEq> DynRule for R {
 #[derive(Clone, Debug)]
 pub(super) struct OwnRule {
     pub(super) name: Arc<str>,
-    held: Held,
+    held: RuleState,
 }
 
 #[derive(Clone, Debug)]
-enum Held {
+enum RuleState {
     Given {
         first: Arc<dyn DynRule>,
         rule: Arc<dyn DynRule>,
@@ -42,7 +42,7 @@ impl OwnRule {
     pub(super) fn new(rule: impl Rule + Clone + PartialEq) -> Self {
         Self {
             name: rule.name().into(),
-            held: Held::Given {
+            held: RuleState::Given {
                 first: rule.copied(),
                 rule: rule.copied(),
             },
@@ -52,18 +52,18 @@ impl OwnRule {
     pub(super) fn stored(name: &str, state: &str) -> Self {
         Self {
             name: name.into(),
-            held: Held::Stored(state.into()),
+            held: RuleState::Stored(state.into()),
         }
     }
 
     pub(super) fn is_unknown(&self) -> bool {
-        matches!(self.held, Held::Stored(_))
+        matches!(self.held, RuleState::Stored(_))
     }
 
     pub(super) fn count_from(&self) -> Option<f32> {
         match &self.held {
-            Held::Given { rule, .. } => rule.count_from(),
-            Held::Stored(_) => None,
+            RuleState::Given { rule, .. } => rule.count_from(),
+            RuleState::Stored(_) => None,
         }
     }
 
@@ -73,7 +73,7 @@ impl OwnRule {
 
     pub(super) fn restarted(&self) -> Self {
         let mut next = self.clone();
-        if let Held::Given { first, rule } = &mut next.held {
+        if let RuleState::Given { first, rule } = &mut next.held {
             *rule = first.clone();
         }
         next
@@ -91,7 +91,7 @@ impl OwnRule {
     }
 
     fn rule_mut(&mut self) -> Option<&mut dyn DynRule> {
-        let Held::Given { rule, .. } = &mut self.held else {
+        let RuleState::Given { rule, .. } = &mut self.held else {
             return None;
         };
         if Arc::get_mut(rule).is_none() {
@@ -102,8 +102,8 @@ impl OwnRule {
 
     fn state(&self) -> String {
         match &self.held {
-            Held::Given { rule, .. } => rule.state(),
-            Held::Stored(state) => state.to_string(),
+            RuleState::Given { rule, .. } => rule.state(),
+            RuleState::Stored(state) => state.to_string(),
         }
     }
 }
@@ -112,7 +112,9 @@ impl OwnRule {
 impl PartialEq for OwnRule {
     fn eq(&self, other: &Self) -> bool {
         match (&self.held, &other.held) {
-            (Held::Given { rule, .. }, Held::Given { rule: other, .. }) => rule.equals(&**other),
+            (RuleState::Given { rule, .. }, RuleState::Given { rule: other, .. }) => {
+                rule.equals(&**other)
+            }
             _ => self.name == other.name && self.state() == other.state(),
         }
     }

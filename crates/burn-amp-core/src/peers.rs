@@ -1,0 +1,397 @@
+//! The ranks of a training in several processes: what they decide together, in one exchange for each step.
+
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::error::AmpError;
+use crate::lock::locked;
+use crate::scale::finding::{SkipCause, Tested};
+use crate::scale::loss_scale::Measures;
+use crate::scale::regions::RegionState;
+
+/// The other ranks of a training in several processes, each with an optimizer and a loss scale of its own, which decide together:
+/// [`ScaledOptimizer::with_peers`](crate::ScaledOptimizer::with_peers).
+///
+/// An engine implements it: MPI, a collective library, channels between threads. What it exchanges is a [`Vote`] of some dozens of bytes. Gradients are
+/// summed by the program, before each step, so that all ranks step with the same.
+///
+/// ```
+/// use burn_amp::optim::{Peers, Vote};
+/// use std::error::Error;
+/// use std::sync::{Arc, Barrier, Mutex};
+///
+/// /// Ranks that are threads of one process.
+/// struct Threads {
+///     rank: usize,
+///     votes: Arc<Mutex<Vec<Option<Vote>>>>,
+///     all: Arc<Barrier>,
+/// }
+///
+/// impl Peers for Threads {
+///     fn rank(&self) -> usize {
+///         self.rank
+///     }
+///
+///     fn size(&self) -> usize {
+///         self.votes.lock().unwrap().len()
+///     }
+///
+///     fn agree(&self, vote: Vote) -> Result<Vote, Box<dyn Error + Send + Sync>> {
+///         self.votes.lock().unwrap()[self.rank] = Some(vote);
+///         self.all.wait();
+///         let votes = self.votes.lock().unwrap().clone();
+///         self.all.wait();
+///         Ok(Vote::join(votes.into_iter().flatten()))
+///     }
+/// }
+/// ```
+pub trait Peers: Send + Sync + 'static {
+    /// The number of this rank, from 0.
+    fn rank(&self) -> usize;
+
+    /// The number of ranks.
+    fn size(&self) -> usize;
+
+    /// Gives the vote of this rank to all, and returns what [`Vote::join`] makes of the votes of all ranks, in the order of their ranks: the same
+    /// on each.
+    ///
+    /// Called as often on every rank: once for each step and each tested micro-batch, once before the first step, and once at the end. A rank whose step
+    /// fails votes too. Waits for the slowest rank.
+    ///
+    /// # Errors
+    ///
+    /// Where the ranks cannot be reached any more. The step ends with [`AmpError::Ranks`], and no more votes are asked for.
+    fn agree(&self, vote: Vote) -> Result<Vote, Box<dyn Error + Send + Sync>>;
+}
+
+/// What one rank has found in a step, or all of them together. Sent as an engine likes: it is [`Serialize`] and [`Deserialize`], in any format.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Vote {
+    /// The rank that votes; of a joined one, the first rank, or the one that is the reason.
+    rank: usize,
+    says: Says,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Says {
+    /// Settings and state before the first step, which must be the same on all ranks.
+    Begins(String),
+    /// What a test of gradients has found.
+    Tested(Ballot),
+    /// The highest loss scale that a backward pass allows.
+    Scale(f32),
+    /// The rank cannot make its step.
+    Fails(String),
+    /// The rank has ended its training.
+    Ends,
+}
+
+/// The findings of a step that ranks decide on together.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Ballot {
+    pub(crate) tested: Tested,
+    /// Set if a value is NaN that nobody knows the cause of.
+    pub(crate) has_nan: bool,
+    /// The regions that are the cause of an overflow.
+    pub(crate) regions: BTreeSet<String>,
+    pub(crate) measures: Measured,
+    /// The sum of the losses that were given, in bits, because some formats have no NaN, and their number.
+    loss: (u64, u32),
+    /// The regions that this step has entered, or that gradients have come to, in JSON.
+    entered: BTreeMap<String, String>,
+}
+
+/// Measures, field by field: some formats need all of them. Floats are in bits.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    max_abs: u64,
+    norm: u64,
+    elements: u64,
+    zeros: u64,
+    above: u64,
+}
+
+impl From<Measures> for Measured {
+    fn from(measures: Measures) -> Self {
+        Self {
+            max_abs: measures.max_abs.to_bits(),
+            norm: measures.norm.to_bits(),
+            elements: measures.elements,
+            zeros: measures.zeros,
+            above: measures.above,
+        }
+    }
+}
+
+impl Vote {
+    /// Joins the votes of all ranks: the most severe counts. Give them in the order of the ranks, so that all come to the same bits.
+    ///
+    /// A rank that fails, or has ended, comes before all else. A loss that is not finite comes before an overflow by the loss scale, and that before
+    /// finite gradients. Largest magnitudes and norms are the largest of all ranks, losses are averaged, and measures of regions are those of all gradients
+    /// together. Without any vote, no rank is there.
+    pub fn join(votes: impl IntoIterator<Item = Self>) -> Self {
+        let joined = votes.into_iter().reduce(Self::and);
+        joined.unwrap_or(Self {
+            rank: 0,
+            says: Says::Ends,
+        })
+    }
+
+    fn and(self, other: Self) -> Self {
+        let rank = self.rank;
+        let says = match (self.says, other.says) {
+            (says @ Says::Fails(_), _) => says,
+            (_, says @ Says::Fails(_)) => return Self { says, ..other },
+            (Says::Ends, _) => Says::Ends,
+            (_, Says::Ends) => {
+                return Self {
+                    says: Says::Ends,
+                    ..other
+                };
+            }
+            (Says::Begins(one), Says::Begins(two)) if one == two => Says::Begins(one),
+            (Says::Begins(one), Says::Begins(two)) => {
+                let reason = format!(
+                    "it begins otherwise than rank {rank}: {}",
+                    difference(&one, &two)
+                );
+                return Self {
+                    rank: other.rank,
+                    says: Says::Fails(reason),
+                };
+            }
+            (Says::Scale(one), Says::Scale(two)) => Says::Scale(one.min(two)),
+            (Says::Tested(one), Says::Tested(two)) => Says::Tested(one.and(two)),
+            _ => {
+                let reason = format!("it makes another call than rank {rank}");
+                return Self {
+                    rank: other.rank,
+                    says: Says::Fails(reason),
+                };
+            }
+        };
+        Self { rank, says }
+    }
+}
+
+/// The first lines in which two texts differ.
+fn difference(one: &str, two: &str) -> String {
+    let mut lines = one.lines().zip(two.lines());
+    match lines.find(|(one, two)| one != two) {
+        Some((one, two)) => format!("`{two}`, and not `{one}`"),
+        None => "it has more, or fewer, parameters".to_string(),
+    }
+}
+
+impl Ballot {
+    /// The findings of this rank.
+    pub(crate) fn of(
+        tested: Tested,
+        has_nan: bool,
+        regions: &[Arc<str>],
+        measures: Measures,
+        entered: &BTreeMap<String, RegionState>,
+    ) -> Self {
+        let json = |state| serde_json::to_string(state).expect("its fields are plain");
+        let entered = entered.iter();
+        Self {
+            tested,
+            has_nan,
+            regions: regions.iter().map(|name| name.to_string()).collect(),
+            measures: measures.into(),
+            loss: (0.0f64.to_bits(), 0),
+            entered: entered
+                .map(|(name, state)| (name.clone(), json(state)))
+                .collect(),
+        }
+    }
+
+    /// The measures of all ranks: those of the gradients, which are the same everywhere.
+    pub(crate) fn measures(&self) -> Measures {
+        let joined = self.measures;
+        Measures {
+            max_abs: f64::from_bits(joined.max_abs),
+            norm: f64::from_bits(joined.norm),
+            elements: joined.elements,
+            zeros: joined.zeros,
+            above: joined.above,
+            ..Measures::default()
+        }
+    }
+
+    /// The regions that some rank has entered.
+    pub(crate) fn entered(&self) -> impl Iterator<Item = (&str, RegionState)> {
+        let state = |json: &String| serde_json::from_str(json).ok();
+        let entered = self.entered.iter();
+        entered.filter_map(move |(name, json)| Some((name.as_str(), state(json)?)))
+    }
+
+    fn and(self, other: Self) -> Self {
+        let severity = |tested: &Tested| match tested {
+            Tested::Nothing => 0,
+            Tested::Finite | Tested::Rejected(_) => 1,
+            Tested::Overflow { cause, .. } => match cause {
+                SkipCause::Unknown => 2,
+                SkipCause::Scale => 3,
+                SkipCause::OtherScale => 4,
+                SkipCause::Loss { output_finite } => 6 - u32::from(*output_finite),
+            },
+        };
+        let of_scale = |one: &Self| severity(&one.tested) == 3;
+        // Without regions it is the scale that all share.
+        let regions = match (of_scale(&self), of_scale(&other)) {
+            (true, true) if self.regions.is_empty() || other.regions.is_empty() => BTreeSet::new(),
+            (true, true) => self.regions.union(&other.regions).cloned().collect(),
+            (true, false) => self.regions,
+            _ => other.regions,
+        };
+        let sum = f64::from_bits(self.loss.0) + f64::from_bits(other.loss.0);
+        let (one, two) = (self.measures, other.measures);
+        let mut entered = self.entered;
+        for (name, json) in other.entered {
+            let joined = match entered.remove(&name) {
+                Some(known) => joined_region(&known, &json),
+                None => json,
+            };
+            entered.insert(name, joined);
+        }
+        Self {
+            tested: match severity(&self.tested) >= severity(&other.tested) {
+                true => self.tested,
+                false => other.tested,
+            },
+            has_nan: self.has_nan || other.has_nan,
+            regions,
+            measures: Measured {
+                // Magnitudes are in the order of their bits.
+                max_abs: one.max_abs.max(two.max_abs),
+                norm: one.norm.max(two.norm),
+                elements: one.elements.max(two.elements),
+                zeros: one.zeros.min(two.zeros),
+                above: one.above.max(two.above),
+            },
+            loss: (sum.to_bits(), self.loss.1 + other.loss.1),
+            entered,
+        }
+    }
+}
+
+/// The state of a region that two ranks have entered.
+fn joined_region(one: &str, two: &str) -> String {
+    let [one, two] = [one, two].map(serde_json::from_str::<RegionState>);
+    let (Ok(one), Ok(two)) = (one, two) else {
+        return String::new();
+    };
+    serde_json::to_string(&one.and(two)).expect("its fields are plain")
+}
+
+/// The ranks of an optimizer, as it sees them.
+pub(crate) struct Ranks {
+    peers: Box<dyn Peers>,
+    votes: AtomicU64,
+    /// The reason why no more votes are given.
+    over: Mutex<Option<AmpError>>,
+}
+
+impl Ranks {
+    pub(crate) fn new(peers: impl Peers) -> Self {
+        Self {
+            peers: Box::new(peers),
+            votes: AtomicU64::new(0),
+            over: Mutex::default(),
+        }
+    }
+
+    /// The number of votes that this rank has given.
+    pub(crate) fn votes(&self) -> u64 {
+        self.votes.load(Ordering::Relaxed)
+    }
+
+    /// Compares what is the same on all ranks before the first step. Does nothing after it.
+    pub(crate) fn begin(&self, about: impl FnOnce() -> String) -> Result<(), AmpError> {
+        match self.votes() {
+            0 => self.vote(Says::Begins(about())).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// Decides on gradients together with all ranks. The `loss` becomes the mean of all.
+    pub(crate) fn decide(
+        &self,
+        mut ballot: Ballot,
+        loss: &mut Option<f64>,
+    ) -> Result<Ballot, AmpError> {
+        if let Some(loss) = loss {
+            ballot.loss = (loss.to_bits(), 1);
+        }
+        match self.vote(Says::Tested(ballot))? {
+            Says::Tested(joined) => {
+                let (sum, losses) = joined.loss;
+                let mean = f64::from_bits(sum) / f64::from(losses);
+                *loss = (losses > 0).then_some(mean);
+                Ok(joined)
+            }
+            _ => Err(self.end("the engine has given back another vote".to_string(), None)),
+        }
+    }
+
+    /// The lowest of the scales of all ranks.
+    pub(crate) fn lowest(&self, scale: f32) -> Result<f32, AmpError> {
+        match self.vote(Says::Scale(scale))? {
+            Says::Scale(scale) => Ok(scale),
+            _ => Err(self.end("the engine has given back another vote".to_string(), None)),
+        }
+    }
+
+    /// Says to the others that a step of this rank has failed, unless it has voted in it, after so many votes.
+    pub(crate) fn fail(&self, votes: u64, error: &AmpError) {
+        if self.votes() == votes {
+            let _known = self.vote(Says::Fails(error.to_string()));
+        }
+    }
+
+    fn vote(&self, says: Says) -> Result<Says, AmpError> {
+        if let Some(error) = &*locked(&self.over) {
+            return Err(error.clone());
+        }
+        self.votes.fetch_add(1, Ordering::Relaxed);
+        let rank = self.peers.rank();
+        match self.peers.agree(Vote { rank, says }) {
+            Err(error) => Err(self.end(error.to_string(), None)),
+            Ok(Vote { rank, says }) => match says {
+                Says::Fails(reason) => Err(AmpError::Ranks {
+                    rank: Some(rank),
+                    reason,
+                }),
+                Says::Ends => Err(self.end("it has ended its training".to_string(), Some(rank))),
+                says => Ok(says),
+            },
+        }
+    }
+
+    /// Ends all votes.
+    fn end(&self, reason: String, rank: Option<usize>) -> AmpError {
+        let error = AmpError::Ranks { rank, reason };
+        *locked(&self.over) = Some(error.clone());
+        error
+    }
+}
+
+/// Says to the others that this rank has ended, so that they do not wait for it.
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        // An engine that panics while this thread does would end the program.
+        let _known = catch_unwind(AssertUnwindSafe(|| self.vote(Says::Ends).map(drop)));
+    }
+}
+
+impl std::fmt::Debug for Ranks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (rank, size) = (self.peers.rank(), self.peers.size());
+        write!(f, "rank {rank} of {size}")
+    }
+}

@@ -141,6 +141,11 @@ impl Vote {
         })
     }
 
+    /// Returns true if a rank has ended its training. An engine that exchanges more than votes can say so to ranks that wait for another exchange.
+    pub fn ends(&self) -> bool {
+        self.says == Says::Ends
+    }
+
     fn and(self, other: Self) -> Self {
         let rank = self.rank;
         let says = match (self.says, other.says) {

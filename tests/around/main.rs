@@ -6,6 +6,7 @@ mod gradients;
 mod guard;
 mod hooks;
 mod keras;
+mod mpi;
 mod peers;
 mod recipes;
 mod records;

@@ -210,3 +210,8 @@ mod documents {
         mapping: "mapping.md", moving: "moving.md", devices: "devices.md",
     }
 }
+
+/// The chapter with a block that needs MPI.
+#[cfg(all(doctest, feature = "mpi"))]
+#[doc = include_str!("../../docs/src/several.md")]
+mod several {}

@@ -24,6 +24,7 @@
 //! - `adaptive`: guards, by which steps far outside of what was usual are clipped or rejected; AdaLoss's factor of a region.
 //! - `pipeline`: the optimizer on a thread of its own, on another device.
 //! - `torch`: PyTorch's `GradScaler`, and parameters in half precision.
+//! - `mpi`: training in several processes, over MPI.
 //! - `report`: why a run fails.
 
 pub mod gradients;
@@ -37,6 +38,8 @@ pub use burn_amp_core::{
     ScaledOptimizerConfig, Scope, StepCounters, StepError, StepOutcome, autocast, cast_fields,
     hook, in_f32, rescaled,
 };
+#[cfg(feature = "mpi")]
+pub use burn_amp_mpi as mpi;
 pub use burn_amp_optim as optim;
 #[cfg(feature = "pipeline")]
 pub use burn_amp_pipeline as pipeline;

@@ -5,6 +5,7 @@ use super::together::{gradients, model};
 use crate::support::*;
 use burn_amp::mpi::MpiPeers;
 use burn_amp::optim::Peers;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What every rank says in each case, where the last is the odd one.
 const SAID: &str = "
@@ -17,6 +18,7 @@ other values, compared > with the checksum
 /// What ends all calls between the ranks, so that each case is a job of its own.
 const ENDS: &str = "
 ends after three steps > it has ended its training
+panics in a step > it has ended its training
 ends without an optimizer > it has ended its training
 leaves a step out > it compares parameters, where rank 0 averages gradients
 steps without an average > it votes on a step, where rank 0 averages gradients
@@ -147,6 +149,16 @@ fn said(ended: Result<(), AmpError>) -> BTreeMap<String, String> {
 #[ignore = "a rank"]
 fn ends_after_three_steps() {
     job::rank(|peers| said(until_it_fails(peers, |_, _, _| Ok(()))));
+}
+
+#[test]
+#[ignore = "a rank"]
+fn panics_in_a_step() {
+    let train = |peers: &MpiPeers| until_it_fails(peers, |_, _, _| panic!("a bad batch"));
+    job::rank(|peers| {
+        let ended = catch_unwind(AssertUnwindSafe(|| train(peers)));
+        said(ended.unwrap_or(Ok(())))
+    });
 }
 
 #[test]

@@ -115,7 +115,7 @@ impl Side {
 
 impl OpenScope {
     /// Opens a scope, in the regions that are around it.
-    pub(super) fn new(amp: &MixedPrecision, dry: Option<Arc<DryRun>>, regions: &[Region]) -> Self {
+    pub(crate) fn new(amp: &MixedPrecision, dry: Option<Arc<DryRun>>, regions: &[Region]) -> Self {
         let is_step = dry.is_none() && amp.is_scaled();
         let opened = amp.live().open(is_step);
         let (dtype, scale) = match &dry {
@@ -144,7 +144,7 @@ impl OpenScope {
     }
 
     /// Opens a region inside this, with a factor of its own.
-    pub(super) fn inside(&self, wanted: &Region) -> Self {
+    pub(crate) fn inside(&self, wanted: &Region) -> Self {
         let mut region = self.region.clone();
         let factor = match (&wanted.factor, &wanted.name) {
             (Factor::Fixed(exponent), _) => self.power_of_two(*exponent),

@@ -25,7 +25,7 @@ type Stepped = Vec<(ParamId, Device)>;
 
 /// The steps that a device decides: what goes on from one to the next.
 #[derive(Debug, Default)]
-pub(crate) struct Flight {
+pub(super) struct Flight {
     /// The run that they belong to, and what it steps.
     run: Option<(Arc<Run>, Stepped)>,
     /// The scale that has them.
@@ -152,7 +152,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Adds a step in flight.
-    pub(super) fn push(&self, inspected: Inspected, resolution: Resolution) {
+    pub(crate) fn push(&self, inspected: Inspected, resolution: Resolution) {
         let events = inspected.events.iter().filter_map(BorderEvent::unread);
         let events = events.cloned().collect();
         let run = self.flight.run.as_ref().map(|(run, _)| run.clone());
@@ -172,7 +172,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Begins a step without waiting; none if the host has to decide it: all steps before are known then.
-    pub(crate) fn begin_on_device<M: Module>(
+    pub(super) fn begin_on_device<M: Module>(
         &mut self,
         lr: &ModuleLearningRate,
         module: &M,
@@ -198,7 +198,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Makes the step.
-    pub(crate) fn step_on_device<M: Module>(
+    pub(super) fn step_on_device<M: Module>(
         &mut self,
         (inspected, device_step): Start,
         lr: ModuleLearningRate,

@@ -221,7 +221,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Throws gradients away. Finite ones do not move the scale inside a window that is skipped as a whole.
-    pub(super) fn discard_on_host(&mut self, grads: StepGradients) -> Result<(), AmpError> {
+    pub(crate) fn discard_on_host(&mut self, grads: StepGradients) -> Result<(), AmpError> {
         self.options.loss = None;
         let resolved = self.scaler.resolve_dropped();
         resolved.inspect_err(|_| self.scaler.enter(Call::default()))?;

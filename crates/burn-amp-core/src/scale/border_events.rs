@@ -83,7 +83,7 @@ enum StepOf {
 
 /// A gradient, and how far it is measured.
 #[derive(Clone, Debug)]
-pub(crate) enum Measured {
+pub(super) enum Measured {
     /// The gradients themselves, which nobody has looked at.
     Kept(Vec<PassedGradient>),
     OnDevice(Box<UnreadEvent>),
@@ -135,7 +135,7 @@ impl BorderEvent {
     }
 
     /// Reads them in one transfer, and returns those that can be read. Waits for the device, if there is one to wait for.
-    pub(crate) fn read_now(events: impl IntoIterator<Item = Self>) -> VecDeque<Self> {
+    pub(super) fn read_now(events: impl IntoIterator<Item = Self>) -> VecDeque<Self> {
         let mut events: Vec<Self> = events.into_iter().filter_map(Self::measured).collect();
         let unread: Vec<_> = events.iter().filter_map(Self::unread).cloned().collect();
         if unread.is_empty() {
@@ -235,7 +235,7 @@ impl BorderEvent {
     }
 
     /// Returns the region that its gradients enter, if these are of a step that comes.
-    pub(crate) fn entered(&self) -> Option<&Arc<OpenRegion>> {
+    pub(super) fn entered(&self) -> Option<&Arc<OpenRegion>> {
         match &self.place {
             _ if self.step == StepOf::None => None,
             EventPlace::Scope(_, region) => region.as_ref(),
@@ -245,7 +245,7 @@ impl BorderEvent {
     }
 
     /// Returns the region that its gradients enter, and their measures before the region multiplied them, if they were read.
-    pub(crate) fn measures(&self) -> Option<(&str, Measures)> {
+    pub(super) fn measures(&self) -> Option<(&str, Measures)> {
         let (region, status) = (self.entered()?, self.status()?);
         let measures = Measures {
             max_abs: status.max_abs / region.factor,
@@ -274,7 +274,7 @@ impl BorderEvent {
     }
 
     /// Folds away the older half of many, except for the first that explains a skip, and those that are `wanted`. Waits for the device then.
-    pub(crate) fn fold_many(
+    pub(super) fn fold_many(
         events: &mut VecDeque<Self>,
         wanted: impl Fn(&Arc<OpenRegion>) -> bool,
     ) {
@@ -297,7 +297,7 @@ impl BorderEvent {
     }
 
     /// Measures what many gradients are kept for. Does not wait.
-    pub(crate) fn limit_kept(events: &mut VecDeque<Self>) {
+    pub(super) fn limit_kept(events: &mut VecDeque<Self>) {
         if events
             .iter()
             .map(|event| event.measured.kept_values())
@@ -331,7 +331,7 @@ thread_local! {
 
 impl BorderEvents {
     /// Adds a gradient that passes in this backward pass, maybe to a parameter: those of a scope's parameters are one event. Others have an order.
-    pub(crate) fn add(
+    pub(super) fn add(
         &self,
         place: EventPlace,
         parameter: Option<ParamId>,
@@ -388,7 +388,7 @@ impl BorderEvents {
     }
 
     /// Returns the events of a step with gradients of these parameters, as they explain it: see [`of_skip`](BorderEvent::of_skip).
-    pub(crate) fn of_step(&self, tested: u64, ids: &[ParamId]) -> VecDeque<BorderEvent> {
+    pub(super) fn of_step(&self, tested: u64, ids: &[ParamId]) -> VecDeque<BorderEvent> {
         let queue = locked(&self.queue);
         let own = queue.own_passes(ids);
         let events = queue.events.iter().filter(|event| own(event));
@@ -406,7 +406,7 @@ impl BorderEvents {
 
     /// Returns the events of a micro-batch with gradients of these parameters, which a window keeps until its test: all that no window has. Where
     /// optimizers are several, the `others` may need them too.
-    pub(crate) fn take_micro_batch(&self, others: bool, ids: &[ParamId]) -> VecDeque<BorderEvent> {
+    pub(super) fn take_micro_batch(&self, others: bool, ids: &[ParamId]) -> VecDeque<BorderEvent> {
         if !others {
             return self.take();
         }
@@ -436,13 +436,13 @@ impl BorderEvents {
     }
 
     /// Forgets all of them.
-    pub(crate) fn forget(&self) {
+    pub(super) fn forget(&self) {
         *locked(&self.queue) = Queue::default();
     }
 
     /// An iteration has ended, whose last test was at this number: what came before it explains nothing. But where several passes were over,
     /// some may be of a step that comes: these are kept for one more iteration.
-    pub(crate) fn end_iteration(&self, tested: u64) {
+    pub(super) fn end_iteration(&self, tested: u64) {
         let mut queue = locked(&self.queue);
         let of = |step| move |event: &&BorderEvent| event.step == step;
         let is_over = |event: &&BorderEvent| event.number <= tested;
@@ -484,7 +484,7 @@ impl BorderEvents {
     }
 
     /// Says whether a gradient that is not zero has come to a scope on its way back, up to this number. Waits for the device.
-    pub(crate) fn have_arrived(&self, until: u64) -> bool {
+    pub(super) fn have_arrived(&self, until: u64) -> bool {
         let events = locked(&self.queue).events.clone().into_iter();
         let is_meant = |event: &BorderEvent| event.number <= until && event.step != StepOf::Either;
         let scopes = events.filter(|event| event.is_scope() && is_meant(event));
@@ -494,7 +494,7 @@ impl BorderEvents {
     }
 
     /// Folds away those that explain nothing, of many. Waits for the device then.
-    pub(crate) fn fold_many(&self, wanted: impl Fn(&Arc<OpenRegion>) -> bool) {
+    pub(super) fn fold_many(&self, wanted: impl Fn(&Arc<OpenRegion>) -> bool) {
         if locked(&self.queue).events.len() < MANY {
             return;
         }
@@ -508,7 +508,7 @@ impl BorderEvents {
     }
 
     /// Remembers the handle whose scope this thread has opened before: one graph may pass both.
-    pub(crate) fn follow_the_last(self: &Arc<Self>) {
+    pub(super) fn follow_the_last(self: &Arc<Self>) {
         let this = Arc::downgrade(self);
         let last = LAST.replace(this.clone());
         if let Some(other) = last.upgrade() {

@@ -77,7 +77,7 @@ impl DeviceStep {
     }
 
     /// Says whether the optimizer is there whose steps move it.
-    pub(crate) fn has_owner(&self) -> bool {
+    pub(super) fn has_owner(&self) -> bool {
         self.owner.strong_count() > 0
     }
 

@@ -39,7 +39,7 @@ pub(crate) struct LiveScale {
     /// The threads on which gradients came to scopes, the last of them at the end.
     pub(super) threads: Mutex<Vec<ThreadId>>,
     /// Set if several threads did so in turn.
-    pub(super) is_on_threads: AtomicBool,
+    pub(crate) is_on_threads: AtomicBool,
     /// The gradients that came to the border since the last step.
     pub(crate) events: Arc<BorderEvents>,
     /// The steps of which the host does not know the outcome, in their order. They belong to the scale, so that no optimizer that is dropped or

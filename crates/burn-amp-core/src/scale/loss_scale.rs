@@ -140,7 +140,7 @@ impl LossScale {
     }
 
     /// The magnitude from which on the rule wants scaled values to be counted, if it does.
-    pub(crate) fn count_from(&self) -> Option<f32> {
+    pub(super) fn count_from(&self) -> Option<f32> {
         match (&self.memory, &self.config.schedule) {
             (Memory::NearTop(_), Schedule::NearTop(settings)) => Some(settings.count_from()),
             (Memory::Own(rule), _) => rule.count_from(),
@@ -149,7 +149,7 @@ impl LossScale {
     }
 
     /// The rule looks at more than the outcomes of steps.
-    pub(crate) fn needs_measures(&self) -> bool {
+    pub(super) fn needs_measures(&self) -> bool {
         !self.memory.is_counted()
     }
 
@@ -467,7 +467,7 @@ impl LossScale {
     }
 
     /// The same state with the present settings of what is no part of a schedule.
-    pub(crate) fn in_program(mut self, config: &GradScalerConfig) -> Self {
+    pub(super) fn in_program(mut self, config: &GradScalerConfig) -> Self {
         self.config.enabled = config.enabled;
         self.config.max_consecutive_skips = config.max_consecutive_skips;
         self.config.parameter_dtype_gradients = config.parameter_dtype_gradients;

@@ -19,7 +19,7 @@ pub(crate) struct OptimizerId {
 
 impl OptimizerId {
     /// The id of a new optimizer.
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         let [account, optimizer, seat] = [(); 3].map(|()| new_number());
         Self {
             account,
@@ -53,12 +53,12 @@ fn new_number() -> u64 {
 }
 
 /// Held by all clones of an optimizer: it is there as long as one is.
-pub(crate) type Seat = Arc<()>;
+pub(super) type Seat = Arc<()>;
 
 #[derive(Debug, Default)]
-pub(crate) struct Members {
+pub(super) struct Members {
     all: Vec<Member>,
-    pub(crate) iteration: Iteration,
+    pub(super) iteration: Iteration,
     /// Set once an iteration has ended.
     has_ended: bool,
 }
@@ -76,37 +76,37 @@ struct Member {
 
 /// The steps of all optimizers between two movements of the scale.
 #[derive(Debug, Default)]
-pub(crate) struct Iteration {
+pub(super) struct Iteration {
     reported: Vec<u64>,
     /// The evidence of all of them, if any says something of the scale.
-    pub(crate) seen: Option<Evidence>,
+    pub(super) seen: Option<Evidence>,
     /// The cause of the last skip.
-    pub(crate) cause: Option<SkipCause>,
+    pub(super) cause: Option<SkipCause>,
     /// The regions whose factors are the cause, and not the scale that all share.
-    pub(crate) regions: Vec<Arc<str>>,
+    pub(super) regions: Vec<Arc<str>>,
 }
 
 /// The moves of the scale by a step, in this order.
 #[derive(Debug, Default)]
-pub(crate) struct Moves {
+pub(super) struct Moves {
     /// An iteration that has ended before this step, and what it has shown.
-    pub(crate) before: Option<Option<Evidence>>,
+    pub(super) before: Option<Option<Evidence>>,
     /// The regions that back off; the scale, if there are none.
-    pub(crate) back_off: Option<Vec<Arc<str>>>,
+    pub(super) back_off: Option<Vec<Arc<str>>>,
     /// The iteration that ends with this step, and what it has shown.
-    pub(crate) ended: Option<Option<Evidence>>,
+    pub(super) ended: Option<Option<Evidence>>,
 }
 
 impl Iteration {
     /// Says whether some have stepped in it.
-    pub(crate) fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         !self.reported.is_empty()
     }
 }
 
 impl Members {
     /// Adds one that is not expected yet.
-    pub(crate) fn join(&mut self, id: OptimizerId) -> Seat {
+    pub(super) fn join(&mut self, id: OptimizerId) -> Seat {
         let seat = Seat::default();
         self.all.push(Member {
             seat: id.seat,
@@ -118,7 +118,7 @@ impl Members {
     }
 
     /// Has an iteration wait for the step of this one from now on. It is counted with those of before if it `begins` after them.
-    pub(crate) fn expect(&mut self, id: OptimizerId, begins: bool) {
+    pub(super) fn expect(&mut self, id: OptimizerId, begins: bool) {
         let is_late = begins && self.has_ended;
         let member = self.all.iter_mut().find(|member| member.seat == id.seat);
         if let Some(member) = member.filter(|member| !member.is_expected) {
@@ -127,7 +127,7 @@ impl Members {
     }
 
     /// Says whether an iteration waits for others than this one; for several, if it is none.
-    pub(crate) fn has_expected_beside(&self, id: Option<OptimizerId>) -> bool {
+    pub(super) fn has_expected_beside(&self, id: Option<OptimizerId>) -> bool {
         let is_waited_for = |m: &&Member| m.is_expected && m.handle.strong_count() > 0;
         let others = self.all.iter().filter(is_waited_for);
         match id {
@@ -137,7 +137,7 @@ impl Members {
     }
 
     /// Says whether there are others than this one.
-    pub(crate) fn has_others(&self, id: OptimizerId) -> bool {
+    pub(super) fn has_others(&self, id: OptimizerId) -> bool {
         let mut others = self.all.iter().filter(|member| member.seat != id.seat);
         others.any(|member| member.handle.strong_count() > 0)
     }
@@ -146,7 +146,7 @@ impl Members {
     ///
     /// An overflow counts at once, the first of an iteration alone. A finite iteration counts when all optimizers have stepped, or when one steps
     /// again: as one, with the measures of all their gradients.
-    pub(crate) fn report(&mut self, id: OptimizerId, seen: Option<Evidence>) -> Moves {
+    pub(super) fn report(&mut self, id: OptimizerId, seen: Option<Evidence>) -> Moves {
         let mut moves = Moves::default();
         if self.iteration.reported.contains(&id.seat) {
             moves.before = Some(take(&mut self.iteration).seen);

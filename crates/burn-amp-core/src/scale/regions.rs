@@ -49,7 +49,7 @@ impl SharedRegions {
     }
 
     /// Backs off the regions that are the cause of a skip. Returns whether the scale that all share may stay: each of them had a lower factor to go to.
-    pub(crate) fn back_off(&self, names: &[Arc<str>]) -> bool {
+    pub(super) fn back_off(&self, names: &[Arc<str>]) -> bool {
         let mut all = !names.is_empty();
         for name in names {
             let lowered = self.change(name, RegionState::back_off).flatten();
@@ -64,7 +64,7 @@ impl SharedRegions {
     }
 
     /// Says whether these regions, of which there is one, all have a lower factor to go to.
-    pub(crate) fn can_back_off(&self, names: &[Arc<str>]) -> bool {
+    pub(super) fn can_back_off(&self, names: &[Arc<str>]) -> bool {
         let region = |name: &Arc<str>| self.lock().by_name.get(&**name).cloned();
         let can = |name| region(name).is_some_and(|region| region.can_back_off());
         !names.is_empty() && names.iter().all(can)
@@ -72,7 +72,7 @@ impl SharedRegions {
 
     /// Ends an iteration: after a finite one the factors of the regions that were entered in it move. A region that is not shown what comes to it
     /// takes gradients that are all zero for no evidence.
-    pub(crate) fn end_iteration(&self, finite: Option<Evidence>) {
+    pub(super) fn end_iteration(&self, finite: Option<Evidence>) {
         let names: Vec<_> = {
             let mut regions = self.lock();
             regions.readers_before = take(&mut regions.readers);
@@ -141,7 +141,7 @@ type Readers = HashMap<Arc<str>, HashSet<Option<Arc<str>>>>;
 
 impl Regions {
     /// Says whether the program has entered one. Those that a record has brought move nothing before.
-    pub(crate) fn were_opened(&self) -> bool {
+    pub(super) fn were_opened(&self) -> bool {
         let mut regions = self.by_name.values();
         regions.any(|region| region.wanted.is_some())
     }
@@ -153,7 +153,7 @@ impl Regions {
     }
 
     /// Returns the regions in which these parameters were read; none if one was read elsewhere. For devices on which no gradient is measured at a border.
-    pub(crate) fn of_parameters<'a>(
+    pub(super) fn of_parameters<'a>(
         &self,
         mut parameters: impl Iterator<Item = &'a str>,
     ) -> Vec<Arc<str>> {
@@ -168,7 +168,7 @@ impl Regions {
     }
 
     /// Says whether a region moves by the gradients that come to it.
-    pub(crate) fn needs_measures(&self, name: &str) -> bool {
+    pub(super) fn needs_measures(&self, name: &str) -> bool {
         (self.by_name.get(name)).is_some_and(|region| region.schedule.needs_measures())
     }
 
@@ -181,7 +181,7 @@ impl Regions {
     }
 
     /// Forgets the measures of an open window, which is thrown away.
-    pub(crate) fn forget_window(&mut self) {
+    pub(super) fn forget_window(&mut self) {
         (self.by_name.values_mut()).for_each(|region| Arc::make_mut(region).seen = None);
     }
 

@@ -65,7 +65,7 @@ impl Rehearsal {
     }
 
     /// The rows, and whether all that is written stays in its place.
-    pub(crate) fn end(self) -> (Vec<Tensor<1>>, bool) {
+    pub(super) fn end(self) -> (Vec<Tensor<1>>, bool) {
         (self.rows, !self.moved)
     }
 }

@@ -11,7 +11,7 @@ const AFTER_TESTS: u64 = 1024;
 
 /// A count of the gradients that have come since the last test.
 #[derive(Debug, Default)]
-pub(crate) struct Untested {
+pub(super) struct Untested {
     /// Set once there was an optimizer.
     is_expected: AtomicBool,
     /// Set once there was a test.
@@ -30,19 +30,19 @@ pub(crate) struct Untested {
 
 impl Untested {
     /// There is an optimizer.
-    pub(crate) fn expect_test(&self) {
+    pub(super) fn expect_test(&self) {
         self.is_expected.store(true, Relaxed);
     }
 
     /// Gradients were tested, or wait in a window for their test.
-    pub(crate) fn end(&self) {
+    pub(super) fn end(&self) {
         self.were_tested.store(true, Relaxed);
         self.arrivals.store(0, Relaxed);
         self.changes.store(0, Relaxed);
     }
 
     /// Counts a gradient that came to a scope with this output. Returns how many came, once they are too many.
-    pub(crate) fn add_arrival(&self, output: u64) -> Option<u64> {
+    pub(super) fn add_arrival(&self, output: u64) -> Option<u64> {
         self.output.fetch_max(output, Relaxed);
         let arrivals = self.arrivals.fetch_add(1, Relaxed) + 1;
         let are_many = match (
@@ -57,7 +57,7 @@ impl Untested {
     }
 
     /// A gradient came to a parameter: one that is newer than an output was changed after it.
-    pub(crate) fn add_parameter(&self, parameter: u64) {
+    pub(super) fn add_parameter(&self, parameter: u64) {
         if parameter > self.output_then.load(Relaxed) {
             self.changes.fetch_add(1, Relaxed);
             self.output_then.store(self.output.load(Relaxed), Relaxed);

@@ -120,7 +120,7 @@ impl AccumulationWindow {
     }
 
     /// Says whether it is to be stepped with.
-    pub(crate) fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.state.len >= self.config.micro_batches
     }
 
@@ -144,7 +144,7 @@ impl AccumulationWindow {
 
     /// Adds `factor` times a micro-batch's gradients to the sums, in place, in f32 (f64 for f64 parameters). Does not wait for
     /// the device.
-    pub(crate) fn add(&mut self, mut grads: GradientsParams, entries: &[Entry], factor: f64) {
+    pub(super) fn add(&mut self, mut grads: GradientsParams, entries: &[Entry], factor: f64) {
         for entry in entries {
             let Some(grad) = entry.take(&mut grads) else {
                 continue;
@@ -167,7 +167,7 @@ impl AccumulationWindow {
 
     /// Makes the sum of a parameter infinite, whose gradient overflowed and was replaced after its test: the window is skipped, as
     /// a step would be. If it has none, that of the first parameter that has.
-    pub(crate) fn add_overflow(&mut self, path: &str, cause: SkipCause, entries: &[Entry]) {
+    pub(super) fn add_overflow(&mut self, path: &str, cause: SkipCause, entries: &[Entry]) {
         self.state.cause.get_or_insert(cause);
         let first = entries.iter().find(|entry| entry.path == path);
         for entry in first.into_iter().chain(entries) {
@@ -180,7 +180,7 @@ impl AccumulationWindow {
     }
 
     /// Empties the window: the sums, on their parameters' devices, and what they are to be divided by.
-    pub(crate) fn take(&mut self, entries: &[Entry]) -> (GradientsParams, f64) {
+    pub(super) fn take(&mut self, entries: &[Entry]) -> (GradientsParams, f64) {
         let scale = f64::from(self.state.scale.unwrap_or(1.0));
         let divisor = match self.config.sum {
             true => scale,
@@ -229,7 +229,7 @@ pub(crate) struct WindowState {
     pub(crate) losses: Losses,
     /// The cause of an overflow that was found before its micro-batch came here.
     #[serde(skip)]
-    pub(crate) cause: Option<SkipCause>,
+    pub(super) cause: Option<SkipCause>,
     /// The events at the border, to explain a skip, and for the factors of regions.
     #[serde(skip)]
     pub(crate) events: VecDeque<BorderEvent>,

@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Copies of a scaler share what they have seen until the next `update`: workers scale their losses with copies.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LossWatch {
-    pub(crate) scaled: Arc<AtomicBool>,
+    pub(super) scaled: Arc<AtomicBool>,
     warned_of_plain: bool,
 }
 
 impl LossWatch {
     /// A loss is scaled.
-    pub(crate) fn see(&self) {
+    pub(super) fn see(&self) {
         self.scaled.store(true, Ordering::Relaxed);
     }
 
     /// Says whether a loss was scaled since the last `update`.
-    pub(crate) fn is_scaled(&self) -> bool {
+    pub(super) fn is_scaled(&self) -> bool {
         self.scaled.load(Ordering::Relaxed)
     }
 
@@ -35,7 +35,7 @@ impl LossWatch {
     }
 
     /// Starts a new iteration: no loss was scaled in it yet.
-    pub(crate) fn start(&mut self) {
+    pub(super) fn start(&mut self) {
         self.scaled = Arc::default();
     }
 }

@@ -19,7 +19,7 @@ pub(crate) struct ScalerState {
     pub(crate) schedule: LossScale,
     pub(crate) counters: StepCounters,
     /// The outcome of an iteration that has not been ended.
-    pub(crate) pending: Option<StepOutcome>,
+    pub(super) pending: Option<StepOutcome>,
     /// The measures of its gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seen: Option<Measures>,

@@ -28,7 +28,7 @@ impl AnyTensor {
     }
 
     /// Uploads values in their dtype to a device; none if Burn's tensors cannot have their rank.
-    pub(crate) fn from_data(data: TensorData, device: &Device) -> Option<Self> {
+    pub(super) fn from_data(data: TensorData, device: &Device) -> Option<Self> {
         let options = (device, data.dtype());
         with_rank!(data.rank(), D => Some(Self::new(Tensor::<D>::from_data(data, options))), _rank => None)
     }

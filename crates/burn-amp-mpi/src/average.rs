@@ -49,7 +49,7 @@ pub(crate) fn average<M: Module>(
     let parameters = distinct_parameters(module);
     let line = |one: &Parameter| format!("`{}` of shape {:?}", one.path, one.shape().to_vec());
     let about: Vec<String> = parameters.iter().map(line).collect();
-    ranks.meet_with(Call::Average, &about.join("\n"))?;
+    ranks.begin_about(Call::Average, &about.join("\n"))?;
 
     let mut taken = Take {
         grads: &mut grads,

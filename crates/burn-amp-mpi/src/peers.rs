@@ -100,7 +100,7 @@ impl MpiPeers {
             )
         });
         let about = lines.collect::<Vec<_>>().join("\n");
-        locked(&self.ranks).meet_with(Call::Compare, &about)
+        locked(&self.ranks).begin_about(Call::Compare, &about)
     }
 }
 

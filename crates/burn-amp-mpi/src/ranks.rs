@@ -31,7 +31,7 @@ impl Call {
     ];
 
     /// Says whether a rank that begins this call can go on with one that begins the other.
-    fn meets(self, other: Self) -> bool {
+    fn goes_with(self, other: Self) -> bool {
         let is_vote = |call| matches!(call, Self::Vote | Self::Leave);
         self == other || is_vote(self) && is_vote(other)
     }
@@ -50,7 +50,7 @@ impl Call {
 /// A rank among the others.
 pub(crate) struct Ranks {
     pub(crate) world: World,
-    /// The reason why they do not meet any more: all know it.
+    /// The reason why no call begins any more: all know it.
     over: Option<AmpError>,
     /// Ends MPI, after the communicator is freed.
     _universe: Option<Universe>,
@@ -65,10 +65,10 @@ impl Ranks {
         }
     }
 
-    /// Meets the others with a text that must be the same on all.
-    pub(crate) fn meet_with(&mut self, call: Call, about: &str) -> Result<(), AmpError> {
+    /// Begins a call with a text that must be the same on all ranks.
+    pub(crate) fn begin_about(&mut self, call: Call, about: &str) -> Result<(), AmpError> {
         let sum = crc32fast::hash(about.as_bytes());
-        let sums = self.meet(call, sum.into(), about)?;
+        let sums = self.begin(call, sum.into(), about)?;
         let Some(rank) = sums.iter().position(|other| *other != sums[0]) else {
             return Ok(());
         };
@@ -82,12 +82,12 @@ impl Ranks {
 
     /// Says to the others that this rank fails in what they do.
     pub(crate) fn fail(&mut self, error: AmpError) -> AmpError {
-        let _known = self.meet(Call::Fail, 0, &error.to_string());
+        let _known = self.begin(Call::Fail, 0, &error.to_string());
         error
     }
 
     /// Begins a call on all ranks, unless one of them begins another. Returns a word of each rank.
-    fn meet(&mut self, call: Call, word: u64, text: &str) -> Result<Vec<u64>, AmpError> {
+    fn begin(&mut self, call: Call, word: u64, text: &str) -> Result<Vec<u64>, AmpError> {
         if let Some(error) = &self.over {
             return Err(error.clone());
         }
@@ -101,14 +101,14 @@ impl Ranks {
             first(&|call| call == Call::Fail),
             first(&|call| call == Call::End),
         );
-        // Nobody meets a rank again that has ended.
+        // Nobody exchanges anything with a rank again that has ended.
         if let (Some(rank), None) = (fails, ends) {
             let own = if call == Call::Fail { text } else { "" };
             let mut texts = self.world.gather_texts(own);
             let (rank, reason) = (Some(rank), texts.swap_remove(rank));
             return Err(AmpError::Ranks { rank, reason });
         }
-        let Some(other) = first(&|call| !call.meets(calls[0])) else {
+        let Some(other) = first(&|call| !call.goes_with(calls[0])) else {
             return Ok(met.iter().map(|[_, word]| *word).collect());
         };
         let leaves = first(&|call| call == Call::Leave);
@@ -126,7 +126,7 @@ impl Ranks {
     pub(crate) fn vote(&mut self, vote: &Vote) -> Result<Vote, Box<dyn Error + Send + Sync>> {
         let bytes = postcard::to_stdvec(vote)?;
         let call = if vote.ends() { Call::Leave } else { Call::Vote };
-        let lengths = self.meet(call, bytes.len() as u64, "")?;
+        let lengths = self.begin(call, bytes.len() as u64, "")?;
         let lengths: Vec<usize> = lengths.iter().map(|&length| length as usize).collect();
         let votes = self.world.gather_bytes(&bytes, &lengths);
         let votes = votes.iter().map(|bytes| postcard::from_bytes(bytes));
@@ -138,7 +138,7 @@ impl Ranks {
 impl Drop for Ranks {
     fn drop(&mut self) {
         if !is_finalized() {
-            let _known = self.meet(Call::End, 0, "");
+            let _known = self.begin(Call::End, 0, "");
         }
     }
 }

@@ -11,7 +11,7 @@ use burn_amp_core::AmpError;
 /// Values of one call of MPI, which counts them in 32 bits.
 const CALL: usize = 1 << 28;
 
-/// A communicator of our own, so that no message of the program meets one of ours.
+/// A communicator of our own, so that no message of the program is taken for one of ours.
 pub(crate) struct World(Option<SimpleCommunicator>);
 
 // SAFETY: a communicator is a handle, which MPI allows any thread to use from the level `Serialized` on, one at a time. `World::of` refuses lower

@@ -10,14 +10,16 @@ use crate::{update::Updated, worker::Pending};
 #[derive(Default)]
 pub(super) struct InFlight(pub(super) VecDeque<Job>);
 
+/// A change of settings.
+type Change = dyn Fn(&mut TrainingSide) -> Result<(), AmpError> + Send;
+
 pub(super) enum Job {
-    /// A change of settings.
-    Set(Box<dyn Fn(&mut TrainingSide) -> Result<(), AmpError> + Send>),
+    Set(Box<Change>),
     /// A step, none of a micro-batch and where a module is handed over; and its result, when it was waited for.
     Sent(
         Option<SentStep>,
         Pending<Updated>,
-        OnceCell<Result<Updated, AmpError>>,
+        Box<OnceCell<Result<Updated, AmpError>>>,
     ),
 }
 

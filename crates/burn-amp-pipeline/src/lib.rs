@@ -40,7 +40,7 @@ use burn::tensor::{Device, Tensor};
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::ModuleOptimizer,
 };
-use std::{cell::OnceCell, mem::take, path::Path};
+use std::{mem::take, path::Path};
 
 use burn_amp_core::internal::pipeline::{SentStep, TrainingSide, quietly, with_culprit};
 use burn_amp_core::internal::{Entries, ParamTensors, Parameter, StepGradients, is_half, or_panic};
@@ -499,7 +499,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         job: impl FnOnce(&mut Update<O>) -> Updated + Send + 'static,
     ) -> Result<(), AmpError> {
         let pending = self.worker.send(job)?;
-        let sent = Job::Sent(step, pending, OnceCell::new());
+        let sent = Job::Sent(step, pending, Box::default());
         self.in_flight.0.push_back(sent);
         Ok(())
     }

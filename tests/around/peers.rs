@@ -7,10 +7,12 @@ use std::thread;
 
 use crate::support::*;
 
+/// The values of a round, and the number of ranks that have read them.
+type Round<T> = (Vec<Option<T>>, usize);
+
 /// Gives all ranks the values of all. A rank that waits for ever is a failure.
 struct Exchange<T> {
-    /// The values of a round, and the ranks that have read them.
-    round: Mutex<(Vec<Option<T>>, usize)>,
+    round: Mutex<Round<T>>,
     changed: Condvar,
 }
 
@@ -24,7 +26,7 @@ impl<T: Clone> Exchange<T> {
 
     fn all(&self, rank: usize, value: T) -> Vec<T> {
         let long = Duration::from_secs(20);
-        let until = |guard, is_over: &mut dyn FnMut(&mut (Vec<Option<T>>, usize)) -> bool| {
+        let until = |guard, is_over: &mut dyn FnMut(&mut Round<T>) -> bool| {
             let waits = |round: &mut _| !is_over(round);
             let (guard, timeout) = (self.changed.wait_timeout_while(guard, long, waits)).unwrap();
             assert!(!timeout.timed_out(), "rank {rank} waits for ever");

@@ -12,6 +12,7 @@ pub use crate::{
     gradients::entries::Entries,
     gradients::{StepGradients, widened},
     lock::locked,
+    peers::{described, difference},
     scale::followed::Followed,
     settings::settings,
     step::options::StepOptions,

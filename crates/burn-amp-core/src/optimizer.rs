@@ -17,11 +17,10 @@ pub use recorded::{InspectedStep, Stage, refused};
 
 use crate::error::{AmpError, StepError, or_panic};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
-use crate::peers::{Peers, Ranks};
+use crate::peers::{Peers, Ranks, described};
 use crate::record::{AmpRecord, OptimizerState};
 use crate::scaler::accumulation::{AccumulationConfig, AccumulationWindow};
 use crate::step::hook::{Hook, IntoHook};
-use crate::values::{Parameter, distinct_parameters};
 use crate::{
     gradients::clip::GradientClip, gradients::entries::Entries, scale::account::Call,
     scale::loss_scale::GradScalerConfig, scaler::Scaler, step::options::StepOptions,
@@ -202,14 +201,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 serde_json::json!(self.scaler.schedule())
             ),
         ];
-        for Parameter { path, value, .. } in distinct_parameters(module) {
-            let data = value.to_data();
-            let sum = crc32fast::hash(data.as_bytes());
-            let (shape, dtype) = (data.shape(), data.dtype());
-            lines.push(format!(
-                "`{path}` of shape {shape:?} in {dtype:?}, with the checksum {sum:x}"
-            ));
-        }
+        lines.extend(described(module));
         lines.join("\n")
     }
 

@@ -1,5 +1,6 @@
 //! The ranks of a training in several processes: what they decide together, in one exchange for each step.
 
+use burn::module::Module;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -9,9 +10,10 @@ use std::sync::{Arc, Mutex};
 
 use crate::error::AmpError;
 use crate::lock::locked;
-use crate::scale::finding::{SkipCause, Tested};
+use crate::scale::finding::{Finding, SkipCause, Tested};
 use crate::scale::loss_scale::Measures;
 use crate::scale::regions::RegionState;
+use crate::values::{Parameter, distinct_parameters};
 
 /// The other ranks of a training in several processes, each with an optimizer and a loss scale of its own, which decide together:
 /// [`ScaledOptimizer::with_peers`](crate::ScaledOptimizer::with_peers).
@@ -77,7 +79,7 @@ pub struct Vote {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Says {
+enum Says {
     /// Settings and state before the first step, which must be the same on all ranks.
     Begins(String),
     /// What a test of gradients has found.
@@ -98,16 +100,37 @@ pub(crate) struct Ballot {
     pub(crate) has_nan: bool,
     /// The regions that are the cause of an overflow.
     pub(crate) regions: BTreeSet<String>,
-    pub(crate) measures: Measured,
+    measures: Measured,
     /// The sum of the losses that were given, in bits, because some formats have no NaN, and their number.
     loss: (u64, u32),
-    /// The regions that this step has entered, or that gradients have come to, in JSON.
-    entered: BTreeMap<String, String>,
+    /// The regions that this step has entered, or that gradients have come to.
+    #[serde(with = "in_json")]
+    pub(crate) entered: BTreeMap<String, RegionState>,
+}
+
+/// States of regions as text: some formats need all fields of a struct, and these leave out what says nothing.
+mod in_json {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error as _, ser::Error as _};
+
+    pub(super) fn serialize<T: serde::Serialize, S: Serializer>(
+        states: &T,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let text = serde_json::to_string(states).map_err(S::Error::custom)?;
+        serializer.serialize_str(&text)
+    }
+
+    pub(super) fn deserialize<'de, T: serde::de::DeserializeOwned, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<T, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        serde_json::from_str(&text).map_err(D::Error::custom)
+    }
 }
 
 /// Measures, field by field: some formats need all of them. Floats are in bits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Measured {
+struct Measured {
     max_abs: u64,
     norm: u64,
     elements: u64,
@@ -147,71 +170,67 @@ impl Vote {
     }
 
     fn and(self, other: Self) -> Self {
-        let rank = self.rank;
-        let says = match (self.says, other.says) {
-            (says @ Says::Fails(_), _) => says,
-            (_, says @ Says::Fails(_)) => return Self { says, ..other },
-            (Says::Ends, _) => Says::Ends,
-            (_, Says::Ends) => {
-                return Self {
-                    says: Says::Ends,
-                    ..other
-                };
-            }
-            (Says::Begins(one), Says::Begins(two)) if one == two => Says::Begins(one),
+        let (rank, says) = match (self.says, other.says) {
+            (says @ Says::Fails(_), _) => (self.rank, says),
+            (_, says @ Says::Fails(_)) => (other.rank, says),
+            (Says::Ends, _) => (self.rank, Says::Ends),
+            (_, Says::Ends) => (other.rank, Says::Ends),
+            (Says::Begins(one), Says::Begins(two)) if one == two => (self.rank, Says::Begins(one)),
             (Says::Begins(one), Says::Begins(two)) => {
-                let reason = format!(
-                    "it begins otherwise than rank {rank}: {}",
-                    difference(&one, &two)
-                );
-                return Self {
-                    rank: other.rank,
-                    says: Says::Fails(reason),
-                };
+                let what = difference(self.rank, &one, &two);
+                let reason = format!("it begins otherwise than rank {}: {what}", self.rank);
+                (other.rank, Says::Fails(reason))
             }
-            (Says::Scale(one), Says::Scale(two)) => Says::Scale(one.min(two)),
-            (Says::Tested(one), Says::Tested(two)) => Says::Tested(one.and(two)),
+            (Says::Scale(one), Says::Scale(two)) => (self.rank, Says::Scale(one.min(two))),
+            (Says::Tested(one), Says::Tested(two)) => (self.rank, Says::Tested(one.and(two))),
             _ => {
-                let reason = format!("it makes another call than rank {rank}");
-                return Self {
-                    rank: other.rank,
-                    says: Says::Fails(reason),
-                };
+                let reason = format!("it makes another call than rank {}", self.rank);
+                (other.rank, Says::Fails(reason))
             }
         };
         Self { rank, says }
     }
 }
 
-/// The first lines in which two texts differ.
-fn difference(one: &str, two: &str) -> String {
-    let mut lines = one.lines().zip(two.lines());
-    match lines.find(|(one, two)| one != two) {
-        Some((one, two)) => format!("`{two}`, and not `{one}`"),
-        None => "it has more, or fewer, parameters".to_string(),
-    }
+/// Describes the parameters of a module, a line for each: path, shape, dtype, and a checksum of the values. Waits for the device.
+pub fn described<M: Module>(module: &M) -> Vec<String> {
+    let line = |Parameter { path, value, .. }: Parameter| {
+        let data = value.into_data();
+        let sum = crc32fast::hash(data.as_bytes());
+        let (shape, dtype) = (data.shape().to_vec(), data.dtype());
+        format!("`{path}` of shape {shape:?} in {dtype:?}, with the checksum {sum:x}")
+    };
+    distinct_parameters(module).into_iter().map(line).collect()
+}
+
+/// Names the first line in which a rank's text differs from that of another `rank`, or the numbers of their parameters.
+pub fn difference(rank: usize, text: &str, other: &str) -> String {
+    let mut lines = text.lines().zip(other.lines());
+    let [one, two] = match lines.find(|(one, two)| one != two) {
+        Some((one, two)) => [one, two].map(String::from),
+        None => [text, other].map(|text| {
+            let parameters = text.lines().filter(|line| line.starts_with('`')).count();
+            format!("{parameters} parameters")
+        }),
+    };
+    format!("it has {two}, where rank {rank} has {one}")
 }
 
 impl Ballot {
     /// The findings of this rank.
     pub(crate) fn of(
-        tested: Tested,
+        found: &Finding,
         has_nan: bool,
         regions: &[Arc<str>],
-        measures: Measures,
-        entered: &BTreeMap<String, RegionState>,
+        entered: BTreeMap<String, RegionState>,
     ) -> Self {
-        let json = |state| serde_json::to_string(state).expect("its fields are plain");
-        let entered = entered.iter();
         Self {
-            tested,
+            tested: found.tested.clone(),
             has_nan,
             regions: regions.iter().map(|name| name.to_string()).collect(),
-            measures: measures.into(),
+            measures: found.measures.into(),
             loss: (0.0f64.to_bits(), 0),
-            entered: entered
-                .map(|(name, state)| (name.clone(), json(state)))
-                .collect(),
+            entered,
         }
     }
 
@@ -226,13 +245,6 @@ impl Ballot {
             above: joined.above,
             ..Measures::default()
         }
-    }
-
-    /// The regions that some rank has entered.
-    pub(crate) fn entered(&self) -> impl Iterator<Item = (&str, RegionState)> {
-        let state = |json: &String| serde_json::from_str(json).ok();
-        let entered = self.entered.iter();
-        entered.filter_map(move |(name, json)| Some((name.as_str(), state(json)?)))
     }
 
     fn and(self, other: Self) -> Self {
@@ -257,10 +269,10 @@ impl Ballot {
         let sum = f64::from_bits(self.loss.0) + f64::from_bits(other.loss.0);
         let (one, two) = (self.measures, other.measures);
         let mut entered = self.entered;
-        for (name, json) in other.entered {
+        for (name, state) in other.entered {
             let joined = match entered.remove(&name) {
-                Some(known) => joined_region(&known, &json),
-                None => json,
+                Some(known) => known.and(state),
+                None => state,
             };
             entered.insert(name, joined);
         }
@@ -283,15 +295,6 @@ impl Ballot {
             entered,
         }
     }
-}
-
-/// The state of a region that two ranks have entered.
-fn joined_region(one: &str, two: &str) -> String {
-    let [one, two] = [one, two].map(serde_json::from_str::<RegionState>);
-    let (Ok(one), Ok(two)) = (one, two) else {
-        return String::new();
-    };
-    serde_json::to_string(&one.and(two)).expect("its fields are plain")
 }
 
 /// The ranks of an optimizer, as it sees them.
@@ -340,7 +343,7 @@ impl Ranks {
                 *loss = (losses > 0).then_some(mean);
                 Ok(joined)
             }
-            _ => Err(self.end("the engine has given back another vote".to_string(), None)),
+            _ => Err(self.mixed_up()),
         }
     }
 
@@ -348,7 +351,7 @@ impl Ranks {
     pub(crate) fn lowest(&self, scale: f32) -> Result<f32, AmpError> {
         match self.vote(Says::Scale(scale))? {
             Says::Scale(scale) => Ok(scale),
-            _ => Err(self.end("the engine has given back another vote".to_string(), None)),
+            _ => Err(self.mixed_up()),
         }
     }
 
@@ -376,6 +379,10 @@ impl Ranks {
                 says => Ok(says),
             },
         }
+    }
+
+    fn mixed_up(&self) -> AmpError {
+        self.end("the engine has given back another vote".to_string(), None)
     }
 
     /// Ends all votes.

@@ -24,7 +24,7 @@ use crate::gradients::entries::{Entries, LOW_RANK, ids_of};
 use crate::gradients::running_statistics::Buffers;
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, handles};
 use crate::peers::{Ballot, Ranks};
-use crate::scale::finding::{Dropped, Finding, SkipCause, Tested};
+use crate::scale::finding::{Dropped, Finding, SkipCause};
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 use crate::scale::{account::Account, followed::Followed, place::Place};
 use crate::scaler::accumulation::AccumulationWindow;
@@ -614,26 +614,19 @@ impl Scaler {
             entered = self.live.regions().lock().of_step();
         }
         let regions = self.live.regions_at_fault();
-        let tested = grads.finding.tested.clone();
-        let is_unknown = |found: &Tested| match found {
-            Tested::Overflow { cause, .. } => *cause == SkipCause::Unknown,
-            _ => false,
-        };
-        let has_nan = is_unknown(&tested) && grads.has_nan();
-        let ballot = Ballot::of(tested, has_nan, &regions, grads.finding.measures, &entered);
-        let joined = ranks.decide(ballot, loss)?;
-        for (name, state) in joined.entered() {
-            self.live
-                .regions()
-                .replace(|regions| regions.join(name, state));
-        }
+        let has_nan = grads.finding.cause() == Some(SkipCause::Unknown) && grads.has_nan();
         let found = &mut grads.finding;
+        let ballot = Ballot::of(found, has_nan, &regions, entered);
+        let joined = ranks.decide(ballot, loss)?;
         (found.tested, found.measures) = (joined.tested.clone(), joined.measures());
-        if let Tested::Overflow { cause, .. } = joined.tested {
+        for (name, state) in joined.entered {
+            (self.live.regions()).replace(|regions| regions.join(&name, state));
+        }
+        if let Some(cause) = found.cause() {
             let cause = self.known_cause(cause, || joined.has_nan);
-            grads.finding.explain(cause);
-            self.live
-                .set_cause(cause, joined.regions.into_iter().map(Arc::from).collect());
+            found.explain(cause);
+            let regions = joined.regions.into_iter().map(Arc::from);
+            self.live.set_cause(cause, regions.collect());
         }
         Ok(grads)
     }

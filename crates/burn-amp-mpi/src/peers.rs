@@ -8,7 +8,7 @@ use std::error::Error;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use burn_amp_core::internal::{distinct_parameters, locked};
+use burn_amp_core::internal::{described, locked};
 use burn_amp_core::{AmpError, Peers, Vote};
 
 use crate::average::average;
@@ -91,15 +91,7 @@ impl MpiPeers {
     ///
     /// [`AmpError::Ranks`] if they differ; it names the first rank that differs from rank 0, and the parameter. Also as for [`average`](Self::average).
     pub fn compare<M: Module>(&self, module: &M) -> Result<(), AmpError> {
-        let lines = distinct_parameters(module).into_iter().map(|parameter| {
-            let (shape, data) = (parameter.shape().to_vec(), parameter.value.into_data());
-            let sum = crc32fast::hash(data.as_bytes());
-            format!(
-                "`{}` of shape {shape:?}, with the checksum {sum:x}",
-                parameter.path
-            )
-        });
-        let about = lines.collect::<Vec<_>>().join("\n");
+        let about = described(module).join("\n");
         locked(&self.ranks).begin_about(Call::Compare, &about)
     }
 }

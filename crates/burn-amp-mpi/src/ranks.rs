@@ -3,6 +3,7 @@
 use mpi::environment::{Universe, is_finalized};
 use std::error::Error;
 
+use burn_amp_core::internal::difference;
 use burn_amp_core::{AmpError, Vote};
 
 use crate::world::World;
@@ -73,7 +74,7 @@ impl Ranks {
             return Ok(());
         };
         let texts = self.world.gather_texts(about);
-        let reason = difference(&texts[0], &texts[rank]);
+        let reason = difference(0, &texts[0], &texts[rank]);
         Err(AmpError::Ranks {
             rank: Some(rank),
             reason,
@@ -139,18 +140,6 @@ impl Drop for Ranks {
     fn drop(&mut self) {
         if !is_finalized() {
             let _known = self.begin(Call::End, 0, "");
-        }
-    }
-}
-
-/// Names the first line in which a rank differs from rank 0.
-fn difference(first: &str, other: &str) -> String {
-    let mut lines = first.lines().zip(other.lines());
-    match lines.find(|(first, other)| first != other) {
-        Some((first, other)) => format!("it has {other}, where rank 0 has {first}"),
-        None => {
-            let [first, other] = [first, other].map(|text| text.lines().count());
-            format!("it has {other} parameters, where rank 0 has {first}")
         }
     }
 }

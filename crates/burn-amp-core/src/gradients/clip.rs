@@ -76,11 +76,11 @@ pub type Factors = HashMap<ParamId, f32>;
 
 /// Rules for groups of parameters, of which the last one that matches holds. One of no group stands first, and is for all others.
 #[derive(Clone, Debug, Default)]
-pub struct ClipRules(pub Vec<(Option<ParamGroup>, GradientClip)>);
+pub(crate) struct ClipRules(pub(crate) Vec<(Option<ParamGroup>, GradientClip)>);
 
 impl ClipRules {
     /// The table by which a device clips these gradients by their norms; none if it has not to.
-    pub fn table(&self, entries: &[Entry]) -> Option<ClipTable> {
+    pub(crate) fn table(&self, entries: &[Entry]) -> Option<ClipTable> {
         let clips = self.by_norm(entries);
         let device = &entries.first()?.device;
         let clips_any = clips.iter().any(|clip| *clip != NormClip::Not);
@@ -101,7 +101,7 @@ impl ClipRules {
     }
 
     /// Limits the values of the gradients that are clipped by value. Nobody has to know whether any is beyond its limit.
-    pub fn limit(&self, grads: &mut GradientsParams, entries: &[Entry]) {
+    pub(crate) fn limit(&self, grads: &mut GradientsParams, entries: &[Entry]) {
         let mut rules = self.0.iter();
         if !rules.any(|(_, rule)| matches!(rule, GradientClip::Value(_))) {
             return;

@@ -12,22 +12,22 @@ use crate::values::{AnyTensor, ParamTensors, Parameter, SCOPED, with_rank, worki
 /// Burn's name for the container of what is attached to a parameter.
 const ATTACHED: &str = "Reparameterization";
 /// The name of Burn's low-rank adapters.
-pub const LOW_RANK: &str = "lora";
+pub(crate) const LOW_RANK: &str = "lora";
 
 /// A parameter that has a gradient.
 #[derive(Clone, Debug)]
-pub struct Entry {
-    pub id: ParamId,
+pub(crate) struct Entry {
+    pub(crate) id: ParamId,
     /// The parameter's path, as optimizer groups see it.
-    pub path: String,
+    pub(crate) path: String,
     /// The parameter's shape.
     pub(super) shape: Shape,
     /// The dtype of the parameter.
-    pub parameter: DType,
+    pub(crate) parameter: DType,
     /// The dtype of the gradient.
-    pub gradient: DType,
+    pub(crate) gradient: DType,
     /// The device of the parameter.
-    pub device: Device,
+    pub(crate) device: Device,
     /// True if the gradient is there, and has no autodiff, as one that a program has made itself may have.
     pub(super) is_plain: bool,
 }
@@ -77,7 +77,7 @@ impl Entry {
     }
 
     /// The error for a gradient of a dtype that cannot be combined with the parameter.
-    pub fn misfit(&self, gradient_dtype: DType) -> AmpError {
+    pub(crate) fn misfit(&self, gradient_dtype: DType) -> AmpError {
         AmpError::HalfPrecisionParameter {
             parameter: self.path.clone(),
             parameter_dtype: self.parameter,
@@ -86,22 +86,26 @@ impl Entry {
     }
 
     /// The gradient, if there is one: a handle.
-    pub fn get(&self, grads: &GradientsParams) -> Option<AnyTensor> {
+    pub(crate) fn get(&self, grads: &GradientsParams) -> Option<AnyTensor> {
         with_rank!(self.shape.num_dims(), D => grads.get::<D>(self.id).map(AnyTensor::with_graph))
     }
 
     /// Takes the gradient out, without autodiff, so that nothing else holds its memory.
-    pub fn take(&self, grads: &mut GradientsParams) -> Option<AnyTensor> {
+    pub(crate) fn take(&self, grads: &mut GradientsParams) -> Option<AnyTensor> {
         with_rank!(self.shape.num_dims(), D => grads.remove::<D>(self.id).map(AnyTensor::new))
     }
 
     /// Puts a gradient in.
-    pub fn put(&self, grads: &mut GradientsParams, gradient: AnyTensor) {
+    pub(crate) fn put(&self, grads: &mut GradientsParams, gradient: AnyTensor) {
         with_rank!(gradient.rank(), D => grads.register::<D>(self.id, gradient.into_tensor()));
     }
 
     /// Replaces the gradient, if there is one, by what `change` makes of it.
-    pub fn change(&self, grads: &mut GradientsParams, change: impl FnOnce(AnyTensor) -> AnyTensor) {
+    pub(crate) fn change(
+        &self,
+        grads: &mut GradientsParams,
+        change: impl FnOnce(AnyTensor) -> AnyTensor,
+    ) {
         if let Some(grad) = self.take(grads) {
             self.put(grads, change(grad));
         }
@@ -109,7 +113,7 @@ impl Entry {
 }
 
 /// The parameters of gradients.
-pub fn ids_of(entries: &[Entry]) -> Vec<ParamId> {
+pub(crate) fn ids_of(entries: &[Entry]) -> Vec<ParamId> {
     entries.iter().map(|entry| entry.id).collect()
 }
 
@@ -251,7 +255,7 @@ fn foreign_window(reason: String) -> AmpError {
 }
 
 /// Refuses a parameter's learning rate that is NaN, or infinite in f32: it would take all parameters with it.
-pub fn check_rate(lr: &ModuleLearningRate, id: ParamId, path: &str) -> Result<(), AmpError> {
+pub(crate) fn check_rate(lr: &ModuleLearningRate, id: ParamId, path: &str) -> Result<(), AmpError> {
     let rate = lr.lr_from_param(id, Some(path));
     match (rate as f32).is_finite() {
         true => Ok(()),

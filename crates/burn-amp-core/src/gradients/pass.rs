@@ -21,7 +21,7 @@ thread_local! {
 type Measured = (Vec<TensorStatus>, Vec<Option<EventStatus>>);
 
 /// Gradients on their way through the kernels: one list for each device, and one more for those that keep their dtype.
-pub struct Pass {
+pub(crate) struct Pass {
     groups: Vec<Group>,
     /// Values from there on are counted as near the top.
     edge: Option<f32>,
@@ -41,7 +41,7 @@ struct Group {
 }
 
 /// Handles to gradients, as they are. Counts values from `edge` on as near the top.
-pub fn handles(grads: &GradientsParams, entries: &[Entry], edge: Option<f32>) -> Pass {
+pub(crate) fn handles(grads: &GradientsParams, entries: &[Entry], edge: Option<f32>) -> Pass {
     let mut pass = Pass::new(edge, entries.len());
     for (at, entry) in entries.iter().enumerate() {
         with_rank!(entry.shape.num_dims(), D => {
@@ -90,7 +90,7 @@ impl Pass {
     }
 
     /// Handles to tensors, as they are.
-    pub fn over(tensors: Vec<AnyTensor>) -> Self {
+    pub(crate) fn over(tensors: Vec<AnyTensor>) -> Self {
         let mut pass = Self::new(None, tensors.len());
         for (at, tensor) in tensors.into_iter().enumerate() {
             pass.push::<1>(at, tensor.into_handle(), true);
@@ -112,7 +112,10 @@ impl Pass {
     }
 
     /// Measures all gradients, and reads the measures, as [`read`](Self::read).
-    pub fn inspect(mut self, events: Vec<UnreadEvent>) -> Result<Measured, UnsupportedDType> {
+    pub(crate) fn inspect(
+        mut self,
+        events: Vec<UnreadEvent>,
+    ) -> Result<Measured, UnsupportedDType> {
         for group in &mut self.groups {
             group.status = burn_amp_kernels::inspect(take(&mut group.list))?;
         }
@@ -149,13 +152,13 @@ impl Pass {
     }
 
     /// The list, if all are on one device.
-    pub fn only(mut self) -> Option<TensorList> {
+    pub(crate) fn only(mut self) -> Option<TensorList> {
         let group = self.groups.pop()?;
         self.groups.is_empty().then_some(group.list)
     }
 
     /// Counts the values of all gradients by exponent. Waits for each device, for one transfer.
-    pub fn histogram(mut self) -> Result<ExponentHistogram, UnsupportedDType> {
+    pub(crate) fn histogram(mut self) -> Result<ExponentHistogram, UnsupportedDType> {
         let mut counts = Vec::new();
         for group in &mut self.groups {
             counts.push(burn_amp_kernels::histogram(take(&mut group.list))?);

@@ -13,7 +13,7 @@ use crate::{gradients::pass::not_finite, lock::locked, scale::loss_scale::StepOu
 
 /// The running statistics of the modules of one optimizer, which PyTorch calls buffers, and good ones to repair them by.
 #[derive(Clone, Debug, Default)]
-pub struct Buffers {
+pub(crate) struct Buffers {
     /// The values of the last good step: handles, no copies.
     good: ParamTensors,
     /// The values of the last step, as they were before the forward pass of its gradients.
@@ -27,7 +27,7 @@ pub struct Buffers {
 
 impl Buffers {
     /// Begins after so many overflows in the gradients of all optimizers of the scale.
-    pub fn since(overflows: u64) -> Self {
+    pub(crate) fn since(overflows: u64) -> Self {
         Self {
             tested_at: Some(overflows),
             ..Self::default()
@@ -35,7 +35,7 @@ impl Buffers {
     }
 
     /// Remembers those among values that are not trained, before a step, or a micro-batch, of their module.
-    pub fn before_step<M: Module>(&mut self, module: &M, untrained: Vec<Parameter>) {
+    pub(crate) fn before_step<M: Module>(&mut self, module: &M, untrained: Vec<Parameter>) {
         self.at_step = self.running(module, untrained);
         // Those that are new, as they were before the last forward pass.
         for Parameter { id, value, .. } in &self.at_step {
@@ -47,7 +47,7 @@ impl Buffers {
     /// through this module.
     /// Waits for the device only where something was skipped. `accepts_micro_batches` where each of them is tested.
     /// `is_behind` if the module has made another forward pass since that of the step, as in a pipeline: those of `at_step` are good then.
-    pub fn after_step<M: Module>(
+    pub(crate) fn after_step<M: Module>(
         &mut self,
         module: &M,
         outcome: Option<StepOutcome>,
@@ -81,7 +81,11 @@ impl Buffers {
     }
 
     /// Picks those of a module among values that are not trained. Walks over the module where one is new.
-    pub fn running<M: Module>(&self, module: &M, mut untrained: Vec<Parameter>) -> Vec<Parameter> {
+    pub(crate) fn running<M: Module>(
+        &self,
+        module: &M,
+        mut untrained: Vec<Parameter>,
+    ) -> Vec<Parameter> {
         let mut known = locked(&self.known);
         if !untrained.iter().all(|one| known.contains_key(&one.id)) {
             let running = ids_of_running(module);
@@ -133,12 +137,12 @@ impl Buffers {
     }
 
     /// Has the next good step test them: gradients of a forward pass that has overflowed were thrown away.
-    pub fn suspect(&mut self) {
+    pub(crate) fn suspect(&mut self) {
         self.tested_at = None;
     }
 
     /// Forgets which ones were good: the next ones are those of another model.
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         *self = Self {
             tested_at: self.tested_at,
             ..Self::default()

@@ -13,7 +13,7 @@ use crate::values::{optimizer_dtype, working_dtype};
 /// Counts values from `edge` on, where there is one. Results are in f32 (f64 for f64 parameters), unless `in_own_dtype` asks for the
 /// parameter's: then a gradient in that dtype is multiplied in place and measured as rounded. Waits for each device once, for one
 /// small transfer.
-pub fn unscale(
+pub(crate) fn unscale(
     mut grads: GradientsParams,
     mut entries: Vec<Entry>,
     inverse: f64,
@@ -57,7 +57,7 @@ pub fn unscale(
 }
 
 /// Burn's `step` ignores them too.
-pub fn log_unknown(count: usize) {
+pub(crate) fn log_unknown(count: usize) {
     if count > 0 {
         debug!("{count} gradients belong to no parameter of the module and are dropped");
     }

@@ -7,7 +7,7 @@ use burn_amp_kernels::{ExponentHistogram, TensorStatus};
 use crate::border::MixedPrecision;
 use crate::error::AmpError;
 use crate::gradients::{Pass, UnscaledGradients, handles};
-use crate::scale::finding::{SkipCause, Tested};
+use crate::scale::finding::SkipCause;
 use crate::values::{AnyTensor, distinct_parameters, with_rank};
 pub use crate::{
     border::dry_run::DryRun,
@@ -38,11 +38,8 @@ pub fn histogram(grads: &UnscaledGradients) -> Result<ExponentHistogram, AmpErro
 
 /// Tells whether the gradient of the loss is the cause of an overflow, and no loss scale; and then whether the model's output was finite.
 pub fn is_loss_the_cause(grads: &UnscaledGradients) -> Option<bool> {
-    match grads.finding.tested {
-        Tested::Overflow {
-            cause: SkipCause::Loss { output_finite },
-            ..
-        } => Some(output_finite),
+    match grads.finding.cause() {
+        Some(SkipCause::Loss { output_finite }) => Some(output_finite),
         _ => None,
     }
 }

@@ -75,6 +75,14 @@ impl Finding {
         }
     }
 
+    /// The cause of an overflow, if there is one.
+    pub(crate) fn cause(&self) -> Option<SkipCause> {
+        match self.tested {
+            Tested::Overflow { cause, .. } => Some(cause),
+            _ => None,
+        }
+    }
+
     /// The parameter whose gradient is the first that is not finite, if there is one.
     pub(crate) fn overflow(&self) -> Option<&String> {
         match &self.tested {

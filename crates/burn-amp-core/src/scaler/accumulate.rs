@@ -91,11 +91,8 @@ impl Scaler {
         if !grads.finding.is_resolved {
             grads = self.explained(grads, Some(events));
             // That of a micro-batch that was tested before it came here.
-            if let Tested::Overflow {
-                cause: SkipCause::Scale | SkipCause::Unknown,
-                ..
-            } = grads.finding.tested
-                && let Some(cause) = cause
+            if let (Some(SkipCause::Scale | SkipCause::Unknown), Some(cause)) =
+                (grads.finding.cause(), cause)
             {
                 grads.finding.explain(cause);
             }

@@ -38,7 +38,6 @@ mod histogram;
 mod kernel;
 /// Internal: for the tests of what CubeCL's compilers make of the kernels.
 #[cfg(feature = "dialects")]
-#[doc(hidden)]
 pub mod kernel;
 mod list;
 mod ops;
@@ -61,9 +60,7 @@ pub use blend::{blend, blend_unless};
 pub use cast::{Factor, scaled_cast, watched_cast};
 pub use clip::{ClipTable, NormClip, clip_factors};
 pub use error::UnsupportedDType;
-#[doc(hidden)]
-pub use graph::panic_message;
-pub use graph::{Graph, Preparation};
+pub use graph::{Graph, Preparation, panic_message};
 pub use histogram::{ExponentHistogram, Histogram};
 pub use list::TensorList;
 pub use ops::{AmpOps, BufferAddress, CastOps, Job, TensorVec};
@@ -71,9 +68,7 @@ pub use reading::Reading;
 pub use rule::ScaleState;
 pub use run::{histogram, inspect, unscale, unscale_in_dtype};
 pub use schedule::DeviceScale;
-pub use status::{Status, TensorStatus};
-#[doc(hidden)]
-pub use status::{copied, is_known_now};
+pub use status::{Status, TensorStatus, copied, is_known_now};
 pub use step::{UpdateRow, UpdateRule};
 pub use two_dtypes::refuses_two_dtypes;
 pub use update::{can_update, update};

@@ -116,13 +116,11 @@ impl Status {
 }
 
 /// Returns true if nobody has to wait to look at a tensor: on Flex.
-#[doc(hidden)]
 pub fn is_known_now<const D: usize>(tensor: &Tensor<D>) -> bool {
     is_flex(&tensor.clone().into_dispatch())
 }
 
 /// A copy that shares no memory with the tensor.
-#[doc(hidden)]
 pub fn copied<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     Tensor::empty(tensor.shape(), (&tensor.device(), tensor.dtype()))
         .slice_assign([(); D].map(|()| ..), tensor)

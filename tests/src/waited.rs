@@ -1,7 +1,7 @@
 //! Optimizers of ours beside themselves.
 
 use crate::prelude::*;
-use burn_amp_core::internal::Update;
+use burn_amp_core::internal::{Takes, Update};
 
 /// The same optimizer, whose outcomes are waited for.
 #[derive(Clone)]
@@ -27,8 +27,11 @@ impl<O: ModuleOptim> ModuleOptim for Waited<O> {
         self.0.load_record(record)
     }
 
-    fn takes_factors(&self) -> bool {
-        self.0.takes_factors()
+    fn takes(&self) -> Takes {
+        Takes {
+            decision: false,
+            ..self.0.takes()
+        }
     }
 
     fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {

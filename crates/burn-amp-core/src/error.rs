@@ -453,7 +453,7 @@ impl From<Infallible> for AmpError {
     }
 }
 
-#[doc(hidden)]
+/// For types of one's own: a [`ModuleOptim`](crate::ModuleOptim), a [`Hook`](crate::hook::Hook), a [`Rule`](crate::Rule).
 impl AmpError {
     /// The error for a number that a setting cannot have.
     pub fn invalid(field: &'static str, value: impl Into<f64>, allowed: impl Into<String>) -> Self {
@@ -609,7 +609,6 @@ pub struct StepError<M> {
     pub error: AmpError,
 }
 
-#[doc(hidden)]
 impl<M> StepError<M> {
     /// The failure, with the module as it was given.
     pub fn new(module: M, error: AmpError) -> Self {

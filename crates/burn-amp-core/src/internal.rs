@@ -6,6 +6,9 @@ pub mod observe;
 pub mod pipeline;
 pub mod torch;
 
+use std::sync::Arc;
+
+use crate::{Scaler, StepOutcome, scale::account::Call};
 pub use crate::{
     beside_burn::during,
     error::{in_range, or_panic},
@@ -14,10 +17,11 @@ pub use crate::{
     lock::locked,
     peers::{described, difference},
     scale::followed::Followed,
+    scaler::{keep_statistics, repair_statistics},
     settings::settings,
     step::options::StepOptions,
-    update::Update,
     update::masters::masters_of,
+    update::{Takes, Update},
     values::{
         AnyTensor, ParamTensor, ParamTensors, Parameter, distinct_parameters, is_half, number,
         parameters, replaced, working_dtype,
@@ -25,3 +29,13 @@ pub use crate::{
 };
 #[cfg(any(test, feature = "counts"))]
 pub use crate::{gradients::pass::READS, scale::border_events::READS as EVENT_READS};
+
+/// A copy of a scaler with a scale that it shares with nobody: what the scaler has come to.
+pub fn detached(scaler: &Scaler) -> Scaler {
+    scaler.with_scale(Arc::new(scaler.live.detached()), None)
+}
+
+/// Enters a call that was to step, and has not.
+pub fn enter_call(scaler: &Scaler, outcome: StepOutcome) {
+    scaler.enter(Call::of(outcome, None));
+}

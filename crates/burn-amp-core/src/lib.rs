@@ -18,8 +18,7 @@ mod lock;
 /// What the macros of this crate name.
 #[doc(hidden)]
 pub mod macros {
-    pub use crate::{border::cast::Cast, lock::unlocked, warning::to_standard_error};
-    pub use log;
+    pub use crate::{border::cast::Cast, warning::write_warning};
 }
 mod optimizer;
 mod optimizer_config;

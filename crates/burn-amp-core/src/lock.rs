@@ -85,7 +85,7 @@ pub(crate) fn is_quiet() -> bool {
 }
 
 /// Writes a line to the log: now, or when this thread holds no lock.
-pub fn unlocked(line: impl FnOnce() + 'static) {
+pub(crate) fn unlocked(line: impl FnOnce() + 'static) {
     // At the end of a thread nothing is kept for later.
     match LOCKS.get() > 0 && LINES.try_with(|_| ()).is_ok() {
         _ if is_quiet() => {}

@@ -13,7 +13,7 @@ pub(crate) mod pipelined;
 mod recorded;
 
 use device::Flight;
-pub use recorded::{InspectedStep, Stage, refused};
+pub use recorded::{InspectedStep, Recorder, Stage, refused};
 
 use crate::error::{AmpError, StepError, or_panic};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
@@ -45,16 +45,13 @@ use crate::{
 /// Cloning waits for the steps that are [in flight](Self::step), and the clone has the state after them. Both share
 /// the loss scale of a [`MixedPrecision`](crate::MixedPrecision). Dropping an optimizer waits for its steps in flight, which count.
 pub struct ScaledOptimizer<O = ModuleOptimizer> {
-    optim: O,
-    scaler: Scaler,
-    #[doc(hidden)]
-    pub options: StepOptions,
+    pub(crate) optim: O,
+    pub(crate) scaler: Scaler,
+    pub(crate) options: StepOptions,
     /// A loaded state, until the first step has compared it with the module.
-    #[doc(hidden)]
-    pub loaded: Option<OptimizerState>,
+    pub(crate) loaded: Option<OptimizerState>,
     flight: Flight,
-    #[doc(hidden)]
-    pub own_optimize: bool,
+    pub(crate) own_optimize: bool,
 }
 
 /// An optimizer without loss scaling: its gradients are not tested.
@@ -79,14 +76,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             loaded: None,
             flight: Flight::default(),
             own_optimize: false,
-        }
-    }
-
-    #[doc(hidden)]
-    pub fn from_parts(optim: O, scaler: Scaler, options: StepOptions) -> Self {
-        Self {
-            options,
-            ..Self::new(optim, scaler)
         }
     }
 
@@ -205,8 +194,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lines.join("\n")
     }
 
-    /// Checks the settings of this and of the inner optimizer.
-    #[doc(hidden)]
+    /// Checks the settings of this and of the inner optimizer, as each step does.
+    ///
+    /// # Errors
+    ///
+    /// The first setting that was refused; see [`try_step`](Self::try_step).
     pub fn check_settings(&self) -> Result<(), AmpError> {
         self.optim.check_settings()?;
         // The first, unless another setting has taken its place.
@@ -327,7 +319,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: M,
         grads: impl Into<StepGradients>,
     ) -> M {
-        or_panic(self.try_step_by(lr.into(), module, grads.into(), O::update))
+        or_panic(step_by(self, lr.into(), module, grads.into(), O::update))
     }
 
     /// Steps as [`step`](Self::step) does, for runs that want to handle a failure.
@@ -351,33 +343,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: M,
         grads: impl Into<StepGradients>,
     ) -> Result<M, StepError<M>> {
-        self.try_step_by(lr.into(), module, grads.into(), O::update)
-    }
-
-    /// Steps as [`try_step`](Self::try_step) does, with another function that updates the module.
-    #[doc(hidden)]
-    pub fn try_step_by<M: Module>(
-        &mut self,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: StepGradients,
-        update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
-    ) -> Result<M, StepError<M>> {
-        let begun = match self.check_settings() {
-            Ok(()) if self.optim.steps_on_device() => self.begin_on_device(&lr, &module, &grads),
-            checked => {
-                // Another optimizer of the same scale may have steps in flight.
-                self.scaler.live().resolve(true);
-                checked.map(|()| None)
-            }
-        };
-        match begun {
-            Ok(None) => self.step_on_host(lr, module, Some(grads), update),
-            Ok(Some(start)) => {
-                Ok(self.step_on_device(start, lr, module, grads.into_params(), update))
-            }
-            Err(error) => Err(self.refused(module, error)),
-        }
+        step_by(self, lr.into(), module, grads.into(), O::update)
     }
 
     /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see `GradScaler::flush`.
@@ -424,7 +390,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn drop_window(&mut self) {
         if let Some(window) = &mut self.options.window {
             window.clear();
-            self.scaler.live().discard_window();
+            self.scaler.live.discard_window();
         }
     }
 
@@ -495,7 +461,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// The inner optimizer. Waits for the steps in flight, which its state has counted as taken.
     pub fn optimizer(&self) -> &O {
-        self.scaler.live().resolve(true);
+        self.scaler.live.resolve(true);
         &self.optim
     }
 
@@ -519,7 +485,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// A state that cannot be stored is an error of the record's `save`, `into_bytes` and `into_optimizer`.
     pub fn to_record(&mut self) -> AmpRecord {
-        let live = self.scaler.live();
+        let live = &self.scaler.live;
         live.resolve(true);
         if live.is_shared(None) && live.is_in_iteration() {
             warn!(
@@ -550,7 +516,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.resolve();
         let state = record.optimizer_state()?;
         if let Some(scaler) = &record.scaler {
-            scaler.check(self.scaler.live(), &record.origin)?;
+            scaler.check(&self.scaler.live, &record.origin)?;
         }
         if let Some(reason) = self.misfit(&record) {
             return Err(record.misfit(reason));
@@ -578,7 +544,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                     "{origin} is the record of an optimizer without loss scaling: the scaler starts fresh, at loss scale {}",
                     self.scaler.loss_scale()
                 );
-                self.scaler.show_loaded();
+                self.scaler.live.show(self.scaler.place.id, true);
             }
         }
         Ok(())
@@ -643,10 +609,33 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 }
 
+/// Steps as [`ScaledOptimizer::try_step`] does, with another function that updates the module.
+pub fn step_by<O: ModuleOptim, M: Module>(
+    optim: &mut ScaledOptimizer<O>,
+    lr: ModuleLearningRate,
+    module: M,
+    grads: StepGradients,
+    update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
+) -> Result<M, StepError<M>> {
+    let begun = match optim.check_settings() {
+        Ok(()) if optim.optim.takes().decision => optim.begin_on_device(&lr, &module, &grads),
+        checked => {
+            // Another optimizer of the same scale may have steps in flight.
+            optim.scaler.live.resolve(true);
+            checked.map(|()| None)
+        }
+    };
+    match begun {
+        Ok(None) => optim.step_on_host(lr, module, Some(grads), update),
+        Ok(Some(start)) => Ok(optim.step_on_device(start, lr, module, grads.into_params(), update)),
+        Err(error) => Err(optim.refused(module, error)),
+    }
+}
+
 /// A clone continues from here on its own. Waits for the steps in flight.
 impl<O: Clone> Clone for ScaledOptimizer<O> {
     fn clone(&self) -> Self {
-        self.scaler.live().resolve(true);
+        self.scaler.live.resolve(true);
         Self {
             optim: self.optim.clone(),
             scaler: self.scaler.clone(),

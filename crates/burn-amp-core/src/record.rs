@@ -55,8 +55,7 @@ pub struct AmpRecord {
     /// The state of a window, open or empty.
     pub(super) window: Option<WindowState>,
     /// The f32 values of parameters that the model's own record does not have.
-    #[doc(hidden)]
-    pub masters: ParamTensors,
+    pub(crate) masters: ParamTensors,
     /// The states of hooks, by the hooks' names.
     pub(super) hooks: BTreeMap<String, State>,
     /// The reason why the optimizer's state cannot be stored.
@@ -87,8 +86,7 @@ impl AmpRecord {
     }
 
     /// The record of a state that cannot be had.
-    #[doc(hidden)]
-    pub fn refused(error: AmpError) -> Self {
+    pub(crate) fn refused(error: AmpError) -> Self {
         Self {
             refused: Some(error),
             ..Self::empty()
@@ -145,7 +143,7 @@ impl AmpRecord {
     /// Adds the state of an optimizer. What is wrong with it is the error of the first call that wants it.
     pub(super) fn with_optimizer<O: ModuleOptim>(mut self, optim: &O) -> Self {
         match optim.to_record().and_then(pack) {
-            Ok(container) if optim.steps_on_device() => {
+            Ok(container) if optim.takes().decision => {
                 self.optimizer = Some(container.without_marked(FRESH));
             }
             Ok(container) => self.optimizer = Some(container),

@@ -1,15 +1,14 @@
 //! [`Scaler`]: an optimizer's side of the loss scale.
 
-use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
+use burn::{module::Module, optim::GradientsParams};
 use burn_amp_kernels::DeviceScale;
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Once};
 
 mod accumulate;
 pub(crate) mod accumulation;
 mod joint;
-pub(crate) mod loss_watch;
+mod losses;
 mod record;
 mod settings;
 mod step;
@@ -17,9 +16,9 @@ mod step;
 pub use joint::Joint;
 pub(crate) use record::ScalerState;
 pub(crate) use step::Failed;
+pub use step::{keep_statistics, repair_statistics};
 
 use crate::border::SCALES_GRADIENTS;
-use crate::border::cast::{CastFloat, multiply_losses};
 use crate::gradients::entries::{Entries, LOW_RANK, ids_of};
 use crate::gradients::running_statistics::Buffers;
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, handles};
@@ -29,17 +28,20 @@ use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 use crate::scale::{account::Account, followed::Followed, place::Place};
 use crate::scaler::accumulation::AccumulationWindow;
 use crate::{
-    border::mixed_precision::MixedPrecision, border::observer::Stepped, error::AmpError,
-    gradients::unscale::unscale, scale::account::Call, scale::border_events::BorderEvent,
-    scale::device_step::DeviceStep, scale::journal::Caller, scale::live_scale::LiveScale,
-    scale::members::OptimizerId, scale::status::GradientStatus, scale::step_counters::StepCounters,
-    scaler::loss_watch::LossWatch, values::is_half,
+    border::mixed_precision::MixedPrecision,
+    border::observer::Stepped,
+    error::AmpError,
+    gradients::unscale::unscale,
+    scale::account::Call,
+    scale::border_events::BorderEvent,
+    scale::device_step::DeviceStep,
+    scale::journal::Caller,
+    scale::live_scale::LiveScale,
+    scale::status::GradientStatus,
+    scale::step_counters::StepCounters,
+    scaler::losses::{LossWatch, SCALES_LOSSES},
+    values::is_half,
 };
-
-thread_local! {
-    /// Set if a scaler of its own has scaled a loss on this thread, whose gradients nobody has tested since.
-    static SCALES_LOSSES: Cell<bool> = const { Cell::new(false) };
-}
 
 /// Says once that gradients are multiplied by two loss scales.
 fn warn_of_two_scales() {
@@ -70,9 +72,11 @@ pub(crate) enum Inspected {
 /// scale with clones. A [`ScaledLrScheduler`](crate::ScaledLrScheduler) does not follow a clone of one with a scale of its own.
 #[derive(Debug)]
 pub struct Scaler {
-    live: Arc<LiveScale>,
+    /// The scale, whoever applies it.
+    pub(crate) live: Arc<LiveScale>,
     pub(crate) amp: Option<MixedPrecision>,
-    place: Arc<Place>,
+    /// The optimizer's place among those that share the scale.
+    pub(crate) place: Arc<Place>,
     pub(crate) watch: LossWatch,
     /// The findings of gradients that were unscaled, and then dropped.
     pub(crate) dropped: Dropped,
@@ -105,7 +109,7 @@ impl Clone for Scaler {
     fn clone(&self) -> Self {
         match self.amp {
             Some(_) => self.at(self.place.forked(&self.live)),
-            None => self.detached(),
+            None => self.with_scale(Arc::new(self.live.detached()), None),
         }
     }
 }
@@ -148,17 +152,11 @@ impl Scaler {
     }
 
     /// A copy that moves another scale.
-    fn with_scale(&self, live: Arc<LiveScale>, amp: Option<MixedPrecision>) -> Self {
+    pub(crate) fn with_scale(&self, live: Arc<LiveScale>, amp: Option<MixedPrecision>) -> Self {
         let account = self.account(|account| account.clone());
         let mut copy = self.at(Place::new(&live, account));
         (copy.live, copy.amp, copy.ranks) = (live, amp, None);
         copy
-    }
-
-    /// A copy with a scale that it shares with nobody: what the scaler has come to.
-    #[doc(hidden)]
-    pub fn detached(&self) -> Self {
-        self.with_scale(Arc::new(self.live.detached()), None)
     }
 
     /// A copy with a scale of its own, for a thread to test gradients by.
@@ -176,66 +174,28 @@ impl Scaler {
         }
     }
 
-    /// Is waited for before an iteration ends, and not as the scaler that it was cloned from.
-    #[doc(hidden)]
-    pub fn join(&mut self) {
-        self.place = self.place.separate(&self.live, true);
-    }
-
-    /// Is no longer waited for before an iteration ends.
-    #[doc(hidden)]
-    pub fn leave(&mut self) {
-        self.place = self.place.separate(&self.live, false);
-    }
-
     /// The `MixedPrecision` whose loss scale this moves; none of a scaler that scales losses itself.
     pub fn precision(&self) -> Option<&MixedPrecision> {
         self.amp.as_ref()
     }
 
-    /// The scale, whoever applies it.
-    pub(crate) fn live(&self) -> &Arc<LiveScale> {
-        &self.live
-    }
-
-    pub(crate) fn place(&self) -> &Arc<Place> {
-        &self.place
-    }
-
-    /// The optimizer, among those that share the scale.
-    pub(crate) fn id(&self) -> OptimizerId {
-        self.place.id
-    }
-
     fn account<T>(&self, look: impl FnOnce(&mut Account) -> T) -> T {
-        self.live.account(self.id(), look)
+        self.live.account(self.place.id, look)
     }
 
     /// The steps of this optimizer alone, wherever clones of it step.
     pub(crate) fn followed(&self) -> Followed {
-        Followed::new(&self.live, Some(self.id().optimizer))
+        Followed::new(&self.live, Some(self.place.id.optimizer))
     }
 
     /// An iteration waits for its steps from now on. It `begins` to test gradients; an optimizer is waited for as soon as it is there.
     pub(crate) fn expect(&self, begins: bool) {
-        self.live.expect(self.id(), begins);
-    }
-
-    /// Enters a call that was to step, and has not.
-    #[doc(hidden)]
-    pub fn enter_call(&self, outcome: StepOutcome) {
-        self.enter(Call::of(outcome, None));
+        self.live.expect(self.place.id, begins);
     }
 
     /// Enters a call that was to step, and has not.
     pub(crate) fn enter(&self, call: Call) {
-        self.live.enter(self.id(), call, Some(Caller::here()));
-    }
-
-    /// Shows counters that were loaded, or that a `Learner` begins with. Optimizers that are gone count no longer, if no other is there.
-    #[doc(hidden)]
-    pub fn show_loaded(&self) {
-        self.live.show(self.id(), true);
+        self.live.enter(self.place.id, call, Some(Caller::here()));
     }
 
     /// Says whether a device can move the scale: nobody else does, nor wants to see the gradients.
@@ -243,7 +203,7 @@ impl Scaler {
         let is_unobserved = |amp: &MixedPrecision| amp.observer().is_none();
         self.is_enabled()
             && self.precision().is_some_and(is_unobserved)
-            && !self.live.is_shared(Some(self.id()))
+            && !self.live.is_shared(Some(self.place.id))
             && self.live.on_device().is_some()
     }
 
@@ -259,7 +219,7 @@ impl Scaler {
         self.live.restart_at(schedule);
         let restarted = self.live.regions().lock().restart();
         drop(restarted);
-        self.show_loaded();
+        self.live.show(self.place.id, true);
     }
 
     /// Says whether losses are scaled and gradients tested.
@@ -296,117 +256,8 @@ impl Scaler {
     }
 }
 
-/// Losses, and the test of their gradients.
+/// The test of gradients.
 impl Scaler {
-    /// The factor by which this scaler itself multiplies losses: 1 where scopes do it.
-    pub(crate) fn loss_factor(&self) -> f32 {
-        match self.amp {
-            Some(_) => 1.0,
-            None => self.loss_scale(),
-        }
-    }
-
-    /// Multiplies a loss, or a structure of losses, by the loss scale; by 1 if this is the scaler of a [`MixedPrecision`], whose scopes scale.
-    ///
-    /// Takes what [`CastFloat`] is implemented for: tensors, `Vec`, arrays, tuples and `Option` of them, and structures of your
-    /// own by [`cast_fields!`](crate::cast_fields).
-    ///
-    /// Tensors of any rank and float dtype. The product is taken in f32 and stays f32 for f16, bf16 and f32
-    /// losses, so that an f16 loss does not turn into infinity here; an f64 loss stays f64. Disabled: the
-    /// losses are returned as they are. Does not wait for the device.
-    ///
-    /// The way *back* through an f16 loss still passes an f16 gradient, which cannot hold 65536: reduce the loss
-    /// itself in f32 (cast the logits), or the first steps will overflow until the scale fits.
-    pub fn scale<T: CastFloat>(&self, loss: T) -> T {
-        self.multiply(loss, self.loss_factor())
-    }
-
-    fn multiply<T: CastFloat>(&self, loss: T, scale: f32) -> T {
-        if !self.is_enabled() {
-            return loss;
-        }
-        let scaled = multiply_losses(loss, scale);
-        self.watch.see();
-        if self.amp.is_none() {
-            SCALES_LOSSES.set(true);
-        }
-        scaled
-    }
-
-    /// Scales the loss, runs the backward pass and collects the gradients of `module`'s parameters.
-    ///
-    /// Does not wait for the device.
-    ///
-    /// # Panics
-    ///
-    /// If the loss was not computed with autodiff, as [`Tensor::backward`].
-    pub fn backward<const D: usize, M: Module>(
-        &self,
-        loss: Tensor<D>,
-        module: &M,
-    ) -> ScaledGradients {
-        self.backward_at(self.loss_factor(), loss, module)
-    }
-
-    /// Does what [`backward`](Self::backward) does, with another loss scale than the present one.
-    pub(crate) fn backward_at<const D: usize, M: Module>(
-        &self,
-        scale: f32,
-        loss: Tensor<D>,
-        module: &M,
-    ) -> ScaledGradients {
-        let grads = self.multiply(loss, scale).backward();
-        let params = GradientsParams::from_grads(grads, module);
-        ScaledGradients { params, scale }
-    }
-
-    /// The loss scale after gradients that were dropped are counted.
-    pub(crate) fn resolved_loss_factor(&self) -> f32 {
-        if self.amp.is_some() || !self.is_enabled() {
-            return self.loss_factor();
-        }
-        let mut joint = Joint::default();
-        for found in self.dropped.to_vec() {
-            joint.add(&found);
-        }
-        match joint.evidence() {
-            Some(seen) => self.schedule().adjust(seen).scale(),
-            None => self.loss_factor(),
-        }
-    }
-
-    /// Marks gradients of a loss that went through [`scale`](Self::scale) since the last `GradScaler::update` as scaled
-    /// by the present loss scale.
-    ///
-    /// ```
-    /// # use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
-    /// # use burn_amp::{GradScalerConfig, torch::GradScaler};
-    /// # let device = Device::flex().autodiff();
-    /// # let model = LinearConfig::new(4, 2).init(&device);
-    /// # let loss = model.forward(Tensor::<2>::ones([1, 4], &device)).mean();
-    /// let scaler = GradScaler::new(GradScalerConfig::new())?;
-    /// let grads = scaler.scale(loss).backward();
-    /// let grads = scaler.scaled(GradientsParams::from_grads(grads, &model))?;
-    /// assert_eq!(grads.loss_scale(), 65536.0);
-    /// # Ok::<(), burn_amp::AmpError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::LossNotScaled`] if neither this scaler nor a copy of it has scaled a loss since the last
-    /// `GradScaler::update`: the gradients of a plain loss are not scaled, and must not be divided. Never of the scaler of a
-    /// [`MixedPrecision`], whose scopes scale, and of a disabled one.
-    pub fn scaled(&self, grads: GradientsParams) -> Result<ScaledGradients, AmpError> {
-        let scales = self.is_enabled() && self.amp.is_none();
-        match scales && !self.watch.is_scaled() {
-            true => Err(AmpError::LossNotScaled),
-            false => Ok(ScaledGradients {
-                scale: self.loss_factor(),
-                params: grads,
-            }),
-        }
-    }
-
     /// Divides gradients by the loss scale, and tests them: see `GradScaler::unscale`. What was found counts where
     /// they are dropped, too.
     pub(crate) fn unscale<M: Module>(
@@ -652,12 +503,25 @@ impl Scaler {
         }
     }
 
+    /// Ends a step that is an iteration by itself: counts it, and moves the scale.
+    pub(crate) fn end_step(
+        &mut self,
+        found: &Finding,
+        status: Option<Arc<GradientStatus>>,
+    ) -> Result<StepOutcome, AmpError> {
+        self.look_at(found, status.as_deref());
+        if self.amp.is_none() {
+            self.watch.start();
+        }
+        (self.live).end(self.place.id, found, status, Caller::here())
+    }
+
     /// Notifies the observer of its `MixedPrecision` that a step is over.
     pub(crate) fn notify(&self, outcome: Option<StepOutcome>, error: Option<&AmpError>) {
         if let Some(observer) = self.amp.as_ref().and_then(MixedPrecision::observer) {
             let status = self.last_status();
             observer.stepped(Stepped {
-                optimizer: self.id().optimizer,
+                optimizer: self.place.id.optimizer,
                 is_iteration_open: self.live.is_in_iteration(),
                 outcome,
                 loss_scale: self.loss_scale(),

@@ -20,6 +20,15 @@ pub struct Update {
     pub factors: Factors,
 }
 
+/// The inputs of an update that an optimizer takes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Takes {
+    /// Set where the device can decide that a step is skipped.
+    pub decision: bool,
+    /// Set where it multiplies gradients as it updates, so that clipping by a norm is fused into the update.
+    pub factors: bool,
+}
+
 impl Update {
     /// An update that the host has decided.
     pub fn of(lr: ModuleLearningRate, factors: Factors) -> Self {

@@ -1,18 +1,17 @@
 //! Lines of the log, and warnings that reach a program without a logger too.
 
+use log::Level;
 use std::{io::Write, sync::Once};
 
-use crate::lock::is_quiet;
+use crate::lock::{is_quiet, unlocked};
 
 /// `log::log!`, when the thread holds no lock of this crate.
-#[doc(hidden)]
-#[macro_export]
 macro_rules! say {
     ($level:expr, $($message:tt)*) => {{
         let level = $level;
-        if level <= $crate::macros::log::max_level() {
+        if level <= log::max_level() {
             let text = format!($($message)*);
-            $crate::macros::unlocked(move || $crate::macros::log::log!(level, "{text}"));
+            crate::lock::unlocked(move || log::log!(level, "{text}"));
         }
     }};
 }
@@ -21,23 +20,25 @@ macro_rules! say {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! warn {
-    ($($message:tt)*) => {{
-        let text = format!($($message)*);
-        $crate::macros::to_standard_error(&text);
-        $crate::say!($crate::macros::log::Level::Warn, "{text}");
-    }};
+    ($($message:tt)*) => { $crate::macros::write_warning(format!($($message)*), module_path!()) };
 }
 
 macro_rules! info {
-    ($($message:tt)*) => { $crate::say!(log::Level::Info, $($message)*) };
+    ($($message:tt)*) => { say!(log::Level::Info, $($message)*) };
 }
 
 macro_rules! debug {
-    ($($message:tt)*) => { $crate::say!(log::Level::Debug, $($message)*) };
+    ($($message:tt)*) => { say!(log::Level::Debug, $($message)*) };
+}
+
+/// Writes a warning of a module to the log.
+pub fn write_warning(text: String, module: &'static str) {
+    to_standard_error(&text);
+    unlocked(move || log::log!(target: module, Level::Warn, "{text}"));
 }
 
 /// Writes the first warning of a process, if no logger is installed.
-pub fn to_standard_error(message: &str) {
+fn to_standard_error(message: &str) {
     static SAID: Once = Once::new();
     if log::max_level() == log::LevelFilter::Off && !is_quiet() {
         SAID.call_once(|| {

@@ -16,7 +16,7 @@ use self::draws::Draws;
 pub use self::input::CaptureInput;
 use self::input::{Kind, addresses_of, copied_to, kinds_of};
 use crate::PANICKED;
-use burn_amp_core::internal::fused::{InspectedStep, Rehearses, Stage};
+use burn_amp_core::internal::fused::{InspectedStep, Recorder, Rehearses, Stage};
 use burn_amp_core::internal::replaced;
 use burn_amp_core::{AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, StepError};
 
@@ -124,7 +124,7 @@ where
     /// [`AmpError::ForeignRecord`] if the optimizer's state was loaded and is of another model, [`AmpError::InvalidValue`] for a setting out of its range,
     /// and what is wrong with gradients that were dropped before.
     pub fn new(model: M, mut optim: ScaledOptimizer<O>, loss: F) -> Result<Self, AmpError> {
-        optim.refuses_capture(&model)?;
+        Recorder(&mut optim).refuses_capture(&model)?;
         let devices = model.devices();
         let device = match devices.as_slice() {
             [device] => Some(device.clone().inner()).filter(Graph::is_supported),
@@ -275,7 +275,7 @@ where
     fn forget(&mut self) {
         self.captured.clear();
         self.scale = None;
-        self.optim.end_recording();
+        Recorder(&mut self.optim).end_recording();
     }
 
     fn here(&self) -> &M {
@@ -307,7 +307,7 @@ where
         let (batch, inputs) = copied_to(Vec::new(), batch.clone());
         let scale = self.scale.take();
         let stage = Stage {
-            scale: self.optim.scale_on(device, scale)?,
+            scale: Recorder(&mut self.optim).scale_on(device, scale)?,
             rows: Vec::new(),
             clip: None,
         };
@@ -315,7 +315,10 @@ where
         let stage = self.warm_up(device, stage, lr, &batch)?;
         // Without the update first: what a recording that fails would have written cannot be read any more.
         let loss = &mut self.loss;
-        let (model, optim) = (self.model.as_ref().expect(PANICKED), &self.optim);
+        let (model, optim) = (
+            self.model.as_ref().expect(PANICKED),
+            Recorder(&mut self.optim),
+        );
         let found = prepared
             .record(|| optim.find(&stage.scale, lr, model, |model| loss(model, batch.clone())));
         let (graph, found) = found.map_err(|error| refused(host_values(&error)))?;
@@ -395,11 +398,11 @@ where
     ) -> Result<(Stage, InspectedStep, bool), AmpError> {
         let model = self.model.as_ref().expect(PANICKED);
         let loss = &mut self.loss;
-        let (found, grads) =
-            (self.optim).find(&stage.scale, lr, model, |model| loss(model, inputs.clone()))?;
+        let (found, grads) = Recorder(&mut self.optim)
+            .find(&stage.scale, lr, model, |model| loss(model, inputs.clone()))?;
         let model = self.model.take().expect(PANICKED);
         let (model, stage, stays) =
-            (self.optim).rehearse(what, stage, lr.clone(), model, &found, grads);
+            Recorder(&mut self.optim).rehearse(what, stage, lr.clone(), model, &found, grads);
         self.model = Some(model);
         Ok((stage, found, stays))
     }
@@ -426,10 +429,11 @@ where
             clip: captured.clip,
         };
         let model = self.model.as_ref().expect(PANICKED);
-        let stage = (self.optim).begin_replay(stage, &captured.recorded, lr, model, device);
+        let stage =
+            Recorder(&mut self.optim).begin_replay(stage, &captured.recorded, lr, model, device);
         let stage = stage.inspect_err(|_| self.captured.clear())?;
         if captured.stage_addresses != stage.addresses() {
-            self.optim.undo_step();
+            Recorder(&mut self.optim).undo_step();
             self.forget();
             return Err(refused(
                 "learning rate, time or loss scale were not sent to where the recorded step reads them. The next step is recorded anew",
@@ -440,12 +444,12 @@ where
         let replayed = unsafe { captured.graph.replay() };
         let loss = match replayed {
             Ok(()) => {
-                self.optim.end_replay(&captured.recorded);
+                Recorder(&mut self.optim).end_replay(&captured.recorded);
                 captured.replays += 1;
                 Ok(copied(captured.recorded.loss.clone()))
             }
             Err(error) => {
-                self.optim.undo_step();
+                Recorder(&mut self.optim).undo_step();
                 Err(refused(error))
             }
         };

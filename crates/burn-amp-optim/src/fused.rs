@@ -16,7 +16,7 @@ use std::marker::PhantomData;
 pub use self::pass::PASSES;
 use self::{rule::FusedConfig, single::Single};
 use burn_amp_core::internal::{
-    ParamTensors, Update, fused::ids_with_gradient, masters_of, replaced,
+    ParamTensors, Takes, Update, fused::ids_with_gradient, masters_of, replaced,
 };
 use burn_amp_core::{AmpError, ModuleOptim};
 
@@ -190,13 +190,12 @@ impl<C> ModuleOptim for Fused<C> {
         self.optim.as_ref().map(masters_of).unwrap_or_default()
     }
 
-    fn steps_on_device(&self) -> bool {
-        true
-    }
-
-    /// Its own clipping comes after that of others.
-    fn takes_factors(&self) -> bool {
-        (self.optim.as_ref()).is_ok_and(|optim| !optim.has_gradient_clipping())
+    fn takes(&self) -> Takes {
+        Takes {
+            decision: true,
+            // Its own clipping comes after that of others.
+            factors: (self.optim.as_ref()).is_ok_and(|optim| !optim.has_gradient_clipping()),
+        }
     }
 
     fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {

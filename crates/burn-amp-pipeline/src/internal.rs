@@ -1,4 +1,5 @@
 use burn::{module::Module, tensor::Device};
+use burn_amp_core::internal::learner::options as options_of;
 use burn_amp_core::internal::{ParamTensors, StepOptions};
 use burn_amp_core::{AmpError, ModuleOptim, ScaledOptimizer, Scaler};
 use std::mem::take;
@@ -50,7 +51,7 @@ pub fn scaler<O>(pipeline: &PipelinedOptimizer<O>) -> &Scaler {
 pub fn options<O: ModuleOptim + Send + 'static>(
     pipeline: &PipelinedOptimizer<O>,
 ) -> Option<StepOptions> {
-    (pipeline.ask(|update| update.optim.options.clone())).ok()
+    (pipeline.ask(|update| options_of(&mut update.optim).clone())).ok()
 }
 
 /// The module with the parameters that were received last; none before the first step.

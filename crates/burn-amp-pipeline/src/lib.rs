@@ -42,8 +42,13 @@ use burn::{
 };
 use std::{mem::take, path::Path};
 
-use burn_amp_core::internal::pipeline::{SentStep, TrainingSide, quietly, with_culprit};
-use burn_amp_core::internal::{Entries, ParamTensors, Parameter, StepGradients, is_half, or_panic};
+use burn_amp_core::internal::pipeline::{
+    SentStep, TrainingSide, check_scale, masters_in, quietly, refused_record, with_culprit,
+};
+use burn_amp_core::internal::{
+    Entries, ParamTensors, Parameter, StepGradients, detached, enter_call, is_half,
+    keep_statistics, or_panic,
+};
 use burn_amp_core::{
     AmpError, AmpRecord, ModuleOptim, ScaledGradients, ScaledOptimizer, Scaler, StepError,
     StepOutcome,
@@ -216,7 +221,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         module: M,
     ) -> Result<M, StepError<M>> {
         if self.sent == 0 {
-            self.side.scaler.enter_call(StepOutcome::NoGradients);
+            enter_call(&self.side.scaler, StepOutcome::NoGradients);
             return Ok(module);
         }
         self.call(lr.into(), module, None)
@@ -258,14 +263,14 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// Changing the copy changes nothing here: see [`set_loss_scale`](Self::set_loss_scale) and [`queue`](Self::queue).
     pub fn received_scaler(&self) -> Scaler {
-        self.side.scaler.detached()
+        detached(&self.side.scaler)
     }
 
     /// A copy of the scaler after all that was handed over: waits until that is done. Where the
     /// thread has ended, it is the received one.
     pub fn synchronized_scaler(&self) -> Scaler {
         let after = self.after_all();
-        after.map_or_else(|_| self.received_scaler(), |side| side.scaler.detached())
+        after.map_or_else(|_| self.received_scaler(), |side| detached(&side.scaler))
     }
 
     /// Sets the loss scale that follows the next update, in place of what its gradients would make of it: PyTorch's
@@ -276,7 +281,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// [`AmpError::InvalidValue`], as [`Scaler::set_loss_scale`], and [`AmpError::OptimizerThread`].
     pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
         let schedule = self.side.scaler.schedule();
-        schedule.with_scale("loss_scale", scale)?;
+        check_scale(schedule, scale)?;
         self.set(move |side| {
             side.next_scale = Some(scale);
             Ok(())
@@ -333,11 +338,11 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             self.ask(move |update| {
                 after.give_back(&mut update.optim);
                 let mut record = update.optim.to_record();
-                record.masters = update.masters_or(stored, of.as_ref());
+                *masters_in(&mut record) = update.masters_or(stored, of.as_ref());
                 record
             })
         });
-        record.unwrap_or_else(AmpRecord::refused)
+        record.unwrap_or_else(refused_record)
     }
 
     /// The parameters whose masters are not what the module of the program holds: it is behind, or they are in half precision.
@@ -356,7 +361,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// As [`ScaledOptimizer::load_record`]; the present state stays as it was. [`AmpError::OptimizerThread`].
     pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
-        let (masters, sent) = (take(&mut record.masters), record.window());
+        let (masters, sent) = (take(masters_in(&mut record)), record.window());
         let scaler = self.side.twin();
         let load = move |update: &mut Update<O>| {
             *update.optim.scaler_mut() = scaler;
@@ -422,7 +427,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             }
         }
         if self.sent == 0 {
-            self.side.scaler.begin_step(module, entries.buffers);
+            keep_statistics(&mut self.side.scaler, module, entries.buffers);
         }
         self.calls += 1;
         Ok(())
@@ -470,7 +475,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             false => self.sent + 1,
         };
         if !is_update {
-            self.side.scaler.enter_call(StepOutcome::Accumulated);
+            enter_call(&self.side.scaler, StepOutcome::Accumulated);
         }
         match self.synchronous {
             true => self.synchronize(module),

@@ -4,11 +4,11 @@ use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module
 use std::any::Any;
 
 use super::masters::{self, Trained, images_of, values_of};
-use burn_amp_core::internal::pipeline::{Made, make_step};
+use burn_amp_core::internal::pipeline::{Made, make_step, scaled_by};
 use burn_amp_core::internal::{
     ParamTensors, Parameter, StepGradients, distinct_parameters, widened,
 };
-use burn_amp_core::{AmpError, ModuleOptim, ScaledGradients, ScaledOptimizer, Scaler};
+use burn_amp_core::{AmpError, ModuleOptim, ScaledOptimizer, Scaler};
 
 /// The optimizer, and the masters that it steps.
 pub(super) struct Update<O> {
@@ -103,6 +103,6 @@ fn moved<M: Module>(grads: StepGradients, module: &M, host: &Device) -> StepGrad
     match scale == 1.0 {
         true => widened(grads, module).into(),
         // As narrow as they are: unscaling widens them.
-        false => ScaledGradients::new(grads, scale).into(),
+        false => scaled_by(grads, scale).into(),
     }
 }

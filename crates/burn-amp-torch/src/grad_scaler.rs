@@ -3,7 +3,9 @@ use burn::module::{Module, ParamId};
 use burn_amp_core::internal::torch::{
     Joint, check_accepted, failed, fill, into_tested, spares_scale, unscale,
 };
-use burn_amp_core::internal::{Entries, Followed, StepGradients, or_panic};
+use burn_amp_core::internal::{
+    Entries, Followed, StepGradients, enter_call, keep_statistics, or_panic, repair_statistics,
+};
 use burn_amp_core::{
     AccumulationWindow, AmpError, AmpRecord, GradScalerConfig, LossScale, MixedPrecision,
     ModuleOptim, ScaledGradients, Scaler, StepError, StepOutcome, UnscaledGradients,
@@ -187,12 +189,12 @@ impl GradScaler {
         // Gradients may have been changed since they were tested.
         let accepted = (optim.check_settings())
             .and_then(|()| Entries::find(module, Some(grads.params()), None, Some(lr)))
-            .map(|entries| self.begin_step(module, entries.buffers))
+            .map(|entries| keep_statistics(self, module, entries.buffers))
             .and_then(|()| self.check_update(grads, optimizer))
             .and_then(|()| check_accepted(optim, grads));
         let counted = self.count(grads, optimizer, accepted);
         let outcome = self.last_outcome();
-        self.leave_step(module, outcome, false);
+        repair_statistics(self, module, outcome, false);
         counted
     }
 
@@ -370,7 +372,7 @@ impl GradScaler {
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
         if window.is_empty() {
-            self.enter_call(StepOutcome::NoGradients);
+            enter_call(self, StepOutcome::NoGradients);
             return Ok(None);
         }
         fill(&mut self.scaler, window, None, module)

@@ -8,7 +8,9 @@ use std::{any::type_name, sync::Arc};
 use super::Scaled;
 use super::checkpoint::{self, Resumed};
 use super::steps::{Kind, Steps};
-use burn_amp_core::internal::learner::{OptimizerState, set_running};
+use burn_amp_core::internal::learner::{
+    OptimizerState, has_own_optimize, leave, set_running, show_loaded, take_apart,
+};
 use burn_amp_core::internal::{ParamTensors, Parameter, StepOptions, parameters};
 use burn_amp_core::{
     AmpError, BorderFault, Ema, MixedPrecision, ModuleOptim, ScaledOptimizer, Scaler,
@@ -52,8 +54,8 @@ pub(super) fn learner<M: LearnerModel>(
     }
     let model = model.apply_reparameterization(amp.clone());
     // Burn clones the model: only its forks, for workers, count as optimizers of their own.
-    scaler.leave();
-    scaler.show_loaded();
+    leave(&mut scaler);
+    show_loaded(&scaler);
     let resumed = Resumed {
         amp: amp.clone(),
         record: Arc::default(),
@@ -142,7 +144,7 @@ impl Parts {
         Ok(Self {
             kind: Kind {
                 mixed: optim.accepts(DType::F16, DType::F32),
-                fused: optim.steps_on_device(),
+                fused: optim.takes().decision,
                 thread: None,
             },
             optim: optim.try_into().map_err(Into::into)?,
@@ -154,20 +156,16 @@ impl Parts {
     }
 
     fn of_scaled<O: ModuleOptim + TryInto<ModuleOptimizer, Error: Into<AmpError>>>(
-        mut optim: ScaledOptimizer<O>,
+        optim: ScaledOptimizer<O>,
     ) -> Result<Self, AmpError> {
         optim.check_settings()?;
-        // Its counters are those of all its steps.
-        optim.resolve();
-        let scaler = Some(optim.scaler().clone());
-        let (options, has_own) = (optim.options.clone(), optim.own_optimize);
-        let loaded = optim.loaded.take();
-        let mut parts = Self::of(optim.into_inner())?;
-        parts.kind.fused &= !has_own;
+        let apart = take_apart(optim);
+        let mut parts = Self::of(apart.optim)?;
+        parts.kind.fused &= !apart.own_optimize;
         Ok(Self {
-            scaler,
-            options,
-            loaded,
+            scaler: Some(apart.scaler),
+            options: apart.options,
+            loaded: apart.loaded,
             ..parts
         })
     }
@@ -177,7 +175,7 @@ impl Parts {
         O: ModuleOptim + TryInto<ModuleOptimizer, Error: Into<AmpError>> + Send + 'static,
     {
         let pipeline = into_parts(optim)?;
-        if pipeline.optim.own_optimize {
+        if has_own_optimize(&pipeline.optim) {
             return Err(not_pipelined("with_own_optimize"));
         }
         let mut parts = Self::of_scaled(pipeline.optim)?;

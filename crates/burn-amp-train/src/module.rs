@@ -7,6 +7,7 @@ use burn::tensor::Device;
 use std::mem::take;
 
 use super::{Scaled, run};
+use burn_amp_core::internal::learner::resolve;
 
 impl<M: Module + 'static> Module for Scaled<M> {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
@@ -27,7 +28,7 @@ impl<M: Module + 'static> Module for Scaled<M> {
     fn fork(mut self, device: &Device) -> Self {
         // Steps in flight are those of the one that is forked. A thread stays one update behind.
         if self.steps.kind.thread.is_none() {
-            self.steps.shared.lock().optim.resolve();
+            resolve(&mut self.steps.shared.lock().optim);
             self.steps.update();
         }
         self.inner = self.inner.fork(device);

@@ -11,8 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
 use super::checkpoint::{self, Recorded, Resumed};
-use burn_amp_core::internal::learner::{self, Container};
-use burn_amp_core::internal::{ParamTensors, StepOptions, Update, locked, masters_of};
+use burn_amp_core::internal::learner::{self, Container, step_by};
+use burn_amp_core::internal::{ParamTensors, StepOptions, Takes, Update, locked, masters_of};
 use burn_amp_core::{
     AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, Scaler, StepError, records_of,
 };
@@ -54,12 +54,11 @@ impl ModuleOptim for Stepper {
         }
     }
 
-    fn steps_on_device(&self) -> bool {
-        self.kind.fused
-    }
-
-    fn takes_factors(&self) -> bool {
-        self.kind.fused && !self.optim.has_gradient_clipping()
+    fn takes(&self) -> Takes {
+        Takes {
+            decision: self.kind.fused,
+            factors: self.kind.fused && !self.optim.has_gradient_clipping(),
+        }
     }
 
     fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
@@ -120,7 +119,7 @@ impl Steps {
             kind: kind.clone(),
         };
         let state = State {
-            optim: ScaledOptimizer::from_parts(stepper, scaler.clone(), options.clone()),
+            optim: learner::put_together(stepper, scaler.clone(), options.clone()),
             thread: None,
             masters,
             is_ahead: false,
@@ -148,13 +147,13 @@ impl Steps {
         if self.shared.lock().thread.is_some() {
             return self;
         }
-        self.scaler.join();
+        learner::join(&mut self.scaler);
         self.detached()
     }
 
     /// Makes those of a copy for validation, which makes none and holds no thread.
     pub(super) fn for_validation(mut self) -> Self {
-        self.scaler.leave();
+        learner::leave(&mut self.scaler);
         let resumed = locked(&self.resumed.record).clone();
         if let Some(record) = resumed
             && let Err(error) = self.restore(Some(record))
@@ -204,20 +203,20 @@ impl Steps {
             true => stepper.update(update, model, grads),
             false => optimize(model, &mut stepper.optim, update.lr, grads),
         };
-        swap(optim, &mut state.optim.optimizer_in_flight().optim);
-        let step = || state.optim.try_step_by(lr, model, grads.into(), update);
+        swap(optim, &mut learner::inner(&mut state.optim).optim);
+        let step = || step_by(&mut state.optim, lr, model, grads.into(), update);
         let stepped = catch_unwind(AssertUnwindSafe(step));
         // After a panic of the model's own `optimize`, too.
-        swap(optim, &mut state.optim.optimizer_in_flight().optim);
+        swap(optim, &mut learner::inner(&mut state.optim).optim);
         stepped.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Takes over what is known of the steps.
     pub(super) fn update(&mut self) {
-        let State { optim, thread, .. } = &*self.shared.lock();
+        let State { optim, thread, .. } = &mut *self.shared.lock();
         let scaler = thread.as_ref().map(pipeline::scaler);
         let scaler = scaler.unwrap_or(optim.scaler()).clone();
-        (self.scaler, self.options) = (scaler, optim.options.clone());
+        (self.scaler, self.options) = (scaler, learner::options(optim).clone());
     }
 }
 
@@ -240,8 +239,11 @@ impl State {
             return Ok(());
         };
         let optim = own.clone();
-        let (scaler, options) = (self.optim.scaler().clone(), self.optim.options.clone());
-        let optim = ScaledOptimizer::from_parts(Stepper { optim, kind }, scaler, options);
+        let (scaler, options) = (
+            self.optim.scaler().clone(),
+            learner::options(&mut self.optim).clone(),
+        );
+        let optim = learner::put_together(Stepper { optim, kind }, scaler, options);
         let parts = pipeline::Parts {
             optim,
             masters: take(&mut self.masters),
@@ -262,7 +264,7 @@ impl State {
             Some(thread) => {
                 let model = thread.synchronize(model);
                 if let Some(options) = pipeline::options(thread) {
-                    self.optim.options = options;
+                    *learner::options(&mut self.optim) = options;
                 }
                 model
             }
@@ -280,8 +282,7 @@ impl State {
     fn record(&mut self) -> AmpRecord {
         self.was_recorded = true;
         let Some(thread) = &mut self.thread else {
-            self.optim.resolve();
-            return self.optim.options.record_with(self.optim.scaler());
+            return learner::record(&mut self.optim);
         };
         let mut record = thread.to_record();
         self.stored_optimizer = learner::take_optimizer(&mut record);

@@ -23,12 +23,6 @@ pub struct ScaledGradients {
 }
 
 impl ScaledGradients {
-    /// Gradients of a loss that was multiplied by a factor.
-    #[doc(hidden)]
-    pub fn new(params: GradientsParams, scale: f32) -> Self {
-        Self { params, scale }
-    }
-
     /// The loss scale that these gradients carry.
     pub fn loss_scale(&self) -> f32 {
         self.scale

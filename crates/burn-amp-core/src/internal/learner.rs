@@ -2,11 +2,12 @@
 
 use std::mem::take;
 
-use crate::{AmpError, AmpRecord, Scaler, border::MixedPrecision};
+use crate::{AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, Scaler, border::MixedPrecision};
 pub use crate::{
     border::mixed_precision::{is_unused, set_running, state_of},
     border::scope::in_model,
     gradients::{by_device, placeholders},
+    optimizer::step_by,
     record::{Container, OptimizerState, SECTION, read, write},
 };
 use crate::{step::options::StepOptions, values::ParamTensors};
@@ -42,6 +43,84 @@ pub fn restore(
             f64::from(scaler.loss_scale())
         );
     }
-    scaler.show_loaded();
+    show_loaded(scaler);
     Ok(masters)
+}
+
+/// The parts of an optimizer that a `Learner` is given.
+pub struct Parts<O> {
+    /// The optimizer inside.
+    pub optim: O,
+    /// The scaler, with the counters of all steps.
+    pub scaler: Scaler,
+    /// The additions to a step.
+    pub options: StepOptions,
+    /// A state that was loaded, and compared with no model yet.
+    pub loaded: Option<OptimizerState>,
+    /// Set where the model's own `TrainStep::optimize` is to be called.
+    pub own_optimize: bool,
+}
+
+/// Takes an optimizer apart. Waits for the steps in flight.
+pub fn take_apart<O: ModuleOptim>(mut optim: ScaledOptimizer<O>) -> Parts<O> {
+    optim.resolve();
+    Parts {
+        scaler: optim.scaler.clone(),
+        options: optim.options.clone(),
+        loaded: optim.loaded.take(),
+        own_optimize: optim.own_optimize,
+        optim: optim.into_inner(),
+    }
+}
+
+/// Makes an optimizer of a scaler that counts on, and of the additions to its steps.
+pub fn put_together<O: ModuleOptim>(
+    optim: O,
+    scaler: Scaler,
+    options: StepOptions,
+) -> ScaledOptimizer<O> {
+    let mut optim = ScaledOptimizer::new(optim, scaler);
+    optim.options = options;
+    optim
+}
+
+/// Says whether the model's own `TrainStep::optimize` is to be called.
+pub fn has_own_optimize<O>(optim: &ScaledOptimizer<O>) -> bool {
+    optim.own_optimize
+}
+
+/// The additions to the steps of an optimizer.
+pub fn options<O>(optim: &mut ScaledOptimizer<O>) -> &mut StepOptions {
+    &mut optim.options
+}
+
+/// The inner optimizer, while steps are in flight.
+pub fn inner<O>(optim: &mut ScaledOptimizer<O>) -> &mut O {
+    &mut optim.optim
+}
+
+/// Waits for the steps in flight. From here on the host moves the scale.
+pub fn resolve<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>) {
+    optim.resolve();
+}
+
+/// The record of an optimizer, without the state of the one inside. Waits for the steps in flight.
+pub fn record<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>) -> AmpRecord {
+    optim.resolve();
+    optim.options.record_with(&optim.scaler)
+}
+
+/// An iteration waits for this scaler from now on, and not as for the one that it was cloned from.
+pub fn join(scaler: &mut Scaler) {
+    scaler.place = scaler.place.separate(&scaler.live, true);
+}
+
+/// An iteration waits for this scaler no longer.
+pub fn leave(scaler: &mut Scaler) {
+    scaler.place = scaler.place.separate(&scaler.live, false);
+}
+
+/// Shows counters that were loaded, or that a `Learner` begins with. Optimizers that are gone count no longer, if no other is there.
+pub fn show_loaded(scaler: &Scaler) {
+    scaler.live.show(scaler.place.id, true);
 }

@@ -27,7 +27,7 @@ type Stepped = Vec<(ParamId, Device)>;
 #[derive(Debug, Default)]
 pub(super) struct Flight {
     /// The run that they belong to, and what it steps.
-    run: Option<(Arc<Run>, Stepped)>,
+    pub(super) run: Option<(Arc<Run>, Stepped)>,
     /// The scale that has them.
     live: Option<Arc<LiveScale>>,
 }
@@ -107,25 +107,15 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Resolves all steps in flight. The next call returns what was wrong. From here on the host moves the scale.
-    #[doc(hidden)]
-    pub fn resolve(&mut self) {
-        self.scaler.live().resolve(true);
-        self.end_run();
-    }
-
-    /// The device has refused the last step of the run: it counts as skipped, and the next one begins a run.
-    #[doc(hidden)]
-    pub fn undo_step(&mut self) {
-        if let Some((run, _)) = &self.flight.run {
-            run.add_skip(run.next_number());
-        }
+    pub(crate) fn resolve(&mut self) {
+        self.scaler.live.resolve(true);
         self.end_run();
     }
 
     /// Ends the run: the host moves the scale from here on.
-    fn end_run(&mut self) {
+    pub(super) fn end_run(&mut self) {
         if self.flight.run.take().is_some() {
-            self.scaler.live().set_device_step(None);
+            self.scaler.live.set_device_step(None);
         }
     }
 
@@ -140,15 +130,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Returns, once, the error of a step that was in flight.
     pub(super) fn take_error(&self) -> Result<(), AmpError> {
-        let live = self.scaler.live();
-        let error = live.account(self.scaler.id(), |account| account.error.take());
+        let live = &self.scaler.live;
+        let error = live.account(self.scaler.place.id, |account| account.error.take());
         error.map_or(Ok(()), Err)
-    }
-
-    /// The inner optimizer, while steps are in flight.
-    #[doc(hidden)]
-    pub fn optimizer_in_flight(&mut self) -> &mut O {
-        &mut self.optim
     }
 
     /// Adds a step in flight.
@@ -164,11 +148,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             clip: self.options.clip.clone(),
             number: run.next_number(),
             run,
-            place: self.scaler.place().clone(),
+            place: self.scaler.place.clone(),
             caller: Caller::here(),
             resolution,
         };
-        self.scaler.live().push(Box::new(step));
+        self.scaler.live.push(Box::new(step));
     }
 
     /// Begins a step without waiting; none if the host has to decide it: all steps before are known then.
@@ -178,7 +162,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: &M,
         grads: &StepGradients,
     ) -> Result<Option<Start>, AmpError> {
-        self.scaler.live().resolve(false);
+        self.scaler.live.resolve(false);
         if let Err(error) = self.take_error() {
             // The host's scale has not moved with the device's.
             self.resolve();
@@ -210,7 +194,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.options.loss = None;
         self.options.clip.limit(&mut grads, &inspected.entries);
         let next = Arc::new(inspected.advance(&device_step));
-        (self.scaler.live()).set_device_step(Some(next.clone()));
+        (self.scaler.live).set_device_step(Some(next.clone()));
         let how = Update::decided_by(&next, lr);
         let module = update(&mut self.optim, how, module, grads);
         let (masters, resolution) = (|| self.optim.masters(), Resolution::default());
@@ -236,7 +220,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let options = &self.options;
         let waits = [
             (
-                !self.optim.steps_on_device(),
+                !self.optim.takes().decision,
                 "the optimizer is not a fused one (`FusedSgd`, `FusedAdam`, `FusedAdamW`), and takes its learning rate from the host",
             ),
             (
@@ -252,7 +236,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 "it accumulates micro-batches (`with_accumulation`)",
             ),
             (
-                !options.clip.0.is_empty() && !self.optim.takes_factors(),
+                !options.clip.0.is_empty() && !self.optim.takes().factors,
                 "gradients are clipped twice: by `with_clipping` and by the optimizer",
             ),
             (
@@ -279,7 +263,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: &M,
         grads: &GradientsParams,
     ) -> Option<Start> {
-        let live = self.scaler.live().clone();
+        let live = self.scaler.live.clone();
         let mut has_islands = false;
         let found = self.find_gradients(lr, module, grads, |ids| {
             let events = live.events.of_last_passes(live.tested(), ids);
@@ -382,20 +366,20 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             run.as_ref()
                 .is_some_and(|run| Arc::ptr_eq(run, &device_step.run))
         };
-        if let Some(device_step) = self.scaler.live().device_step().filter(goes_on) {
+        if let Some(device_step) = self.scaler.live.device_step().filter(goes_on) {
             return Some(device_step);
         }
-        self.scaler.live().resolve(true);
-        let id = self.scaler.id();
-        if (self.scaler.live()).account(id, |account| account.error.is_some()) {
+        self.scaler.live.resolve(true);
+        let id = self.scaler.place.id;
+        if (self.scaler.live).account(id, |account| account.error.is_some()) {
             return None;
         }
-        let scale = self.scaler.live().on_device()?.upload(&entries[0].device);
+        let scale = self.scaler.live.on_device()?.upload(&entries[0].device);
         let mut device_step = self.scaler.device_step_at(scale);
         let table = self.options.clip.table(entries);
         device_step.clip = table.map(|table| (table, Status::default()));
         let run = device_step.run.clone();
-        (self.flight).begin(run, entries, self.scaler.live());
+        (self.flight).begin(run, entries, &self.scaler.live);
         Some(Arc::new(device_step))
     }
 }

@@ -13,7 +13,7 @@ use crate::scale::{
     in_flight::Resolution,
     loss_scale::StepOutcome,
 };
-use crate::scaler::{Failed, Inspected, Scaler};
+use crate::scaler::{Failed, Inspected, Scaler, keep_statistics, repair_statistics};
 use crate::step::hook::show_applied;
 use crate::values::{distinct_parameters, optimizer_dtype, parameters};
 use crate::{
@@ -123,7 +123,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let sums = window.map(|window| &window.state.sums);
         let mut entries = Entries::find(module, params, sums, Some(lr))?;
         if grads.is_none() && window.is_none_or(AccumulationWindow::is_empty) {
-            self.scaler.enter_call(StepOutcome::NoGradients);
+            let call = Call::of(StepOutcome::NoGradients, None);
+            self.scaler.enter(call);
             return Ok(Decided::without_step(StepOutcome::NoGradients));
         }
         let losses = window.map(|window| window.state.losses.and(self.options.loss));
@@ -132,7 +133,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let has_buffers = !entries.buffers.is_empty();
         if has_buffers {
             let buffers = std::mem::take(&mut entries.buffers);
-            self.scaler.begin_step(module, buffers);
+            keep_statistics(&mut self.scaler, module, buffers);
         }
         let decided = self.test(module, grads, entries, loss, end);
         let of_decided = |decided: &Decided| Some(decided.outcome);
@@ -147,7 +148,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             self.options.loss = None;
         }
         if has_buffers {
-            self.scaler.leave_step(module, outcome, tests_micro_batches);
+            repair_statistics(&mut self.scaler, module, outcome, tests_micro_batches);
         }
         decided
     }
@@ -190,7 +191,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         };
         let mut factors = Factors::new();
         if rejected.is_none() && (factor < 1.0 || !options.clip.0.is_empty()) {
-            let later = self.optim.takes_factors();
+            let later = self.optim.takes().factors;
             (grads, factors) = grads.clip_by(&options.clip, factor, later)?;
         }
         let (outcome, grads) = self.end(grads, rejected, end)?;

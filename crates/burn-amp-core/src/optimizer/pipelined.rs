@@ -88,13 +88,13 @@ impl TrainingSide {
 
     /// The scaler itself, for a thread that loads a record while this one waits.
     pub fn twin(&self) -> Scaler {
-        self.scaler.at(self.scaler.place().clone())
+        self.scaler.at(self.scaler.place.clone())
     }
 
     /// Refuses gradients while several optimizers move the scale.
     pub fn check(&mut self, grads: Option<&StepGradients>) -> Result<(), AmpError> {
         let scaler = &mut self.scaler;
-        if scaler.live().is_shared(None) {
+        if scaler.live.is_shared(None) {
             return Err(AmpError::refused(
                 "optim",
                 "one of several optimizers of a `MixedPrecision`",
@@ -116,7 +116,7 @@ impl TrainingSide {
     /// Takes up what the pass has left whose gradients are sent.
     pub fn take_pass(&mut self) {
         self.scaler.check_scopes();
-        self.scaler.live().move_to_window(&mut self.window, &[]);
+        self.scaler.live.move_to_window(&mut self.window, &[]);
         // Measured now: the gradients themselves are not kept.
         let events = take(&mut self.window).into_iter();
         self.window = events
@@ -127,10 +127,10 @@ impl TrainingSide {
     /// Begins a step with all that was taken up since the last one.
     pub fn begin_step(&mut self) -> SentStep {
         let Self { scaler, window, .. } = self;
-        scaler.live().note_test();
+        scaler.live.note_test();
         // Passes before a flush explain nothing, here as elsewhere.
-        drop(scaler.live().events.take());
-        let regions = scaler.live().regions().lock().take_passes();
+        drop(scaler.live.events.take());
+        let regions = scaler.live.regions().lock().take_passes();
         SentStep {
             events: take(window),
             regions,
@@ -145,7 +145,7 @@ impl TrainingSide {
         made: &Result<Made, AmpError>,
     ) {
         let outcome = made.as_ref().ok().map(|made| made.outcome);
-        let overflows = self.scaler.live().overflows();
+        let overflows = self.scaler.live.overflows();
         (self.scaler.buffers).after_step(module, outcome, false, is_behind, overflows);
     }
 
@@ -167,14 +167,14 @@ impl TrainingSide {
             return self.end_step(step, found);
         }
         let call = made.as_ref().map(|made| Call::of(made.outcome, None));
-        let (live, id) = (self.scaler.live(), self.scaler.id());
+        let (live, id) = (&self.scaler.live, self.scaler.place.id);
         live.enter(id, call.unwrap_or_default(), caller);
         made.as_ref().map(drop).map_err(AmpError::clone)
     }
 
     /// Ends a step by what was found in its gradients. It is explained by what its own passes have left: others are under way.
     fn end_step(&mut self, sent: SentStep, found: &Found) -> Result<(), AmpError> {
-        let live = self.scaler.live().clone();
+        let live = self.scaler.live.clone();
         let since = live.regions().lock().take_passes();
         live.regions().lock().join_passes(sent.regions);
         let before = live.schedule();
@@ -192,7 +192,7 @@ impl TrainingSide {
         if let Some(scale) = self.next_scale.take_if(is_update) {
             // In the place of what the update has reached: PyTorch's `update(new_scale)`.
             live.set_schedule(before.with_scale("loss_scale", scale)?);
-            live.account(self.scaler.id(), |account| account.end_row());
+            live.account(self.scaler.place.id, |account| account.end_row());
         }
         ended.map(drop)
     }

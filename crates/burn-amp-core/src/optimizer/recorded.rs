@@ -57,17 +57,19 @@ impl InspectedStep {
     }
 }
 
-#[doc(hidden)]
-impl<O: ModuleOptim> ScaledOptimizer<O> {
+/// The host's side of steps that a device captures.
+pub struct Recorder<'a, O>(pub &'a mut ScaledOptimizer<O>);
+
+impl<O: ModuleOptim> Recorder<'_, O> {
     /// Refuses an optimizer of which no step can be captured.
     pub fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
-        self.check_settings()?;
-        if let Some(loaded) = &self.loaded {
+        self.0.check_settings()?;
+        if let Some(loaded) = &self.0.loaded {
             loaded.check(parameters(module))?;
-            self.loaded = None;
+            self.0.loaded = None;
         }
-        self.resolve_dropped()?;
-        self.can_record()
+        self.0.resolve_dropped()?;
+        self.0.can_record()
     }
 
     /// The loss scale as it is, on a device: in the place of another, if there is one.
@@ -76,8 +78,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         device: &Device,
         place: Option<DeviceScale>,
     ) -> Result<DeviceScale, AmpError> {
-        self.can_record()?;
-        let state = self.scaler.live().on_device();
+        self.0.can_record()?;
+        let state = self.0.scaler.live.on_device();
         let state = state.ok_or_else(|| refused("its loss scale is the host's"))?;
         let sent = state.upload(device);
         Ok(match place {
@@ -88,7 +90,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Scopes take the scale from the host again, after a recording that has failed.
     pub fn end_recording(&self) {
-        self.scaler.live().set_device_step(None);
+        self.0.scaler.live.set_device_step(None);
     }
 
     /// Computes a loss and its gradients, at the scale on the device, and looks at them there.
@@ -100,14 +102,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         loss: impl FnOnce(&M) -> Tensor<1>,
     ) -> Result<(InspectedStep, GradientsParams), AmpError> {
         let begin = next_number();
-        let device_step = self.scaler.device_step_at(scale.clone());
-        let live = self.scaler.live();
+        let device_step = self.0.scaler.device_step_at(scale.clone());
+        let live = &self.0.scaler.live;
         live.set_device_step(Some(Arc::new(device_step)));
         let loss = loss(module);
         let mut grads = GradientsParams::from_grads(loss.clone().backward(), module);
         live.set_device_step(None);
         let events = live.events.take_if(|event| event.number > begin);
-        let (entries, events, pass) = self.find_gradients(lr, module, &grads, |_| events)?;
+        let (entries, events, pass) = self.0.find_gradients(lr, module, &grads, |_| events)?;
         let inspected = Inspected {
             entries,
             events: events
@@ -116,7 +118,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 .collect(),
             status: inspect(pass)?,
         };
-        self.options.clip.limit(&mut grads, &inspected.entries);
+        self.0.options.clip.limit(&mut grads, &inspected.entries);
         let loss = loss.inner();
         Ok((InspectedStep { inspected, loss }, grads))
     }
@@ -133,7 +135,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ) -> (M, Stage, bool) {
         let rehearsal = Rehearsal::new(what, stage.rows);
         let clip = stage.clip.or_else(|| match what {
-            Rehearses::Run => self.options.clip.table(&inspected.entries),
+            Rehearses::Run => self.0.options.clip.table(&inspected.entries),
             _ => None,
         });
         let clips = clip.clone().map(|table| (table, inspected.status.clone()));
@@ -141,7 +143,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let next = (inspected.advance(&DeviceStep::new(stage.scale.clone(), Weak::new()))).scale;
         let device_step = Arc::new(DeviceStep::recorded(next, clips, Arc::default(), rehearsal));
         let update = Update::decided_by(&device_step, lr);
-        let module = self.optim.update(update, module, grads);
+        let module = self.0.optim.update(update, module, grads);
         let (next, rows, stays) = DeviceStep::end(device_step);
         let before = stage.scale.address();
         let scale = stage.scale.become_of(next);
@@ -165,7 +167,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 stage.scale = self.scale_on(device, Some(stage.scale))?;
                 let run = Arc::<Run>::default();
                 let entries = &recorded.inspected.entries;
-                (self.flight).begin(run.clone(), entries, self.scaler.live());
+                (self.0.flight).begin(run.clone(), entries, &self.0.scaler.live);
                 run
             }
         };
@@ -177,23 +179,31 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let grads = placeholders(stepped.filter(|parameter| ids.contains(&parameter.id)));
         // Untracked: a parameter that is tracked anew leaves a node behind, which only a backward pass frees.
         let update = Update::decided_by(&device_step, lr);
-        self.optim.update(update, module.clone().no_grad(), grads);
+        self.0.optim.update(update, module.clone().no_grad(), grads);
         let (scale, rows, _) = DeviceStep::end(device_step);
         Ok(Stage { scale, rows, clip })
     }
 
     /// The run that a replay goes on with; none if a new one begins.
     fn replay_run(&mut self, recorded: &InspectedStep) -> Result<Option<Arc<Run>>, AmpError> {
-        self.scaler.live().resolve(false);
-        self.take_error()?;
-        self.resolve_dropped()?;
-        self.can_record()?;
-        let run = self.flight.run_of(&recorded.inspected.entries);
+        self.0.scaler.live.resolve(false);
+        self.0.take_error()?;
+        self.0.resolve_dropped()?;
+        self.0.can_record()?;
+        let run = self.0.flight.run_of(&recorded.inspected.entries);
         if run.is_none() {
-            self.scaler.live().resolve(true);
-            self.take_error()?;
+            self.0.scaler.live.resolve(true);
+            self.0.take_error()?;
         }
         Ok(run)
+    }
+
+    /// The device has refused the last step of the run: it counts as skipped, and the next one begins a run.
+    pub fn undo_step(&mut self) {
+        if let Some((run, _)) = &self.0.flight.run {
+            run.add_skip(run.next_number());
+        }
+        self.0.end_run();
     }
 
     /// Does the host's part after a replay: the step is pending.
@@ -203,7 +213,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         if inspected.events.is_empty() {
             inspected.status = inspected.status.copied();
         }
-        self.push(inspected, Resolution::default());
+        self.0.push(inspected, Resolution::default());
     }
 }
 

@@ -318,8 +318,7 @@ impl LossScale {
     }
 
     /// The same state with another scale; trackers stay, as in PyTorch's `update(new_scale)`. A warm-up goes on.
-    #[doc(hidden)]
-    pub fn with_scale(mut self, field: &'static str, scale: f64) -> Result<Self, AmpError> {
+    pub(crate) fn with_scale(mut self, field: &'static str, scale: f64) -> Result<Self, AmpError> {
         self.state.scale = match self.config.dynamic {
             true => self.config.checked_in_range(field, scale)?,
             false => checked_scale(field, scale)?,

@@ -36,7 +36,8 @@ impl Scaler {
                 outcome = StepOutcome::Dropped;
             }
             // As the test of a step, and its update.
-            let counted = (self.live).count_alone(self.id(), Purpose::MicroBatch, &grads.finding);
+            let counted =
+                (self.live).count_alone(self.place.id, Purpose::MicroBatch, &grads.finding);
             if let Err(error) = counted {
                 self.enter(Call::of(outcome, status));
                 let outcome = Some(outcome);

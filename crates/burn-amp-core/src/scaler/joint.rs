@@ -49,7 +49,7 @@ impl Joint {
         found: &Finding,
     ) -> Result<(), AmpError> {
         let is_first = self.seen != Some(Evidence::Overflow);
-        let counted = (scaler.live).count(scaler.id(), purpose, found, is_first);
+        let counted = (scaler.live).count(scaler.place.id, purpose, found, is_first);
         match &counted {
             Ok(()) => self.add(found),
             Err(_) if found.spares_scale() => {}
@@ -72,7 +72,7 @@ impl Joint {
         grads.count(&scaler.dropped);
         let caller = is_call.then(Caller::here);
         if let Err(error) = accepted {
-            (scaler.live).enter(scaler.id(), Call::default(), caller);
+            (scaler.live).enter(scaler.place.id, Call::default(), caller);
             return Err(error);
         }
         let status = grads.known_status();
@@ -84,7 +84,7 @@ impl Joint {
             status,
             is_step: true,
         };
-        (scaler.live).enter(scaler.id(), call, caller);
+        (scaler.live).enter(scaler.place.id, call, caller);
         self.steps += 1;
         counted?;
         if self.outcome != Some(StepOutcome::Skipped) {
@@ -136,7 +136,7 @@ impl Joint {
     /// Moves the scale by what was shown, if it was something.
     pub(super) fn advance(&self, scaler: &Scaler) {
         if let Some(seen) = self.seen {
-            (scaler.live).advance(scaler.id(), seen, Purpose::Step, &self.overflows);
+            (scaler.live).advance(scaler.place.id, seen, Purpose::Step, &self.overflows);
         }
     }
 
@@ -161,7 +161,7 @@ impl Joint {
                 }
             }
         }
-        scaler.live.enter_end(scaler.id(), ended.steps);
+        scaler.live.enter_end(scaler.place.id, ended.steps);
         let error = counted.as_ref().err();
         if outcome.is_some() || error.is_some() {
             scaler.notify(outcome, error);

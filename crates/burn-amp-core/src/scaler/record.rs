@@ -9,7 +9,7 @@ use crate::error::{AmpError, short};
 use crate::scale::loss_scale::{Evidence, LossScale, Measures, StepOutcome};
 use crate::{
     scale::finding::Dropped, scale::live_scale::LiveScale, scale::regions::RegionState,
-    scale::step_counters::StepCounters, scaler::loss_watch::LossWatch,
+    scale::step_counters::StepCounters, scaler::losses::LossWatch,
 };
 
 /// The state of a scaler, as it is stored.
@@ -168,7 +168,7 @@ impl Scaler {
     pub(crate) fn restore(&mut self, state: &ScalerState, origin: &str) -> Result<(), AmpError> {
         state.resume(&self.live, origin)?;
         self.restore_counters(state);
-        self.show_loaded();
+        self.live.show(self.place.id, true);
         Ok(())
     }
 

@@ -40,7 +40,7 @@ impl Scaler {
     pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
         self.change(|schedule| schedule.with_scale("loss_scale", scale))?;
         self.account(|account| account.end_row());
-        self.live.show(self.id(), false);
+        self.live.show(self.place.id, false);
         Ok(())
     }
 

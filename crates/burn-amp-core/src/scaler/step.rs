@@ -1,11 +1,9 @@
 //! Steps that are iterations by themselves: those of a [`ScaledOptimizer`](crate::ScaledOptimizer).
 
 use burn::module::Module;
-use std::sync::Arc;
 
 use super::{Joint, Scaler};
-use crate::scale::{finding::Finding, journal::Caller};
-use crate::scale::{loss_scale::StepOutcome, status::GradientStatus};
+use crate::scale::loss_scale::StepOutcome;
 use crate::{error::AmpError, gradients::StepGradients, values::Parameter};
 
 /// The failure of a call.
@@ -26,41 +24,6 @@ impl From<AmpError> for Failed {
 }
 
 impl Scaler {
-    /// Ends a step that is an iteration by itself: counts it, and moves the scale.
-    pub(crate) fn end_step(
-        &mut self,
-        found: &Finding,
-        status: Option<Arc<GradientStatus>>,
-    ) -> Result<StepOutcome, AmpError> {
-        self.look_at(found, status.as_deref());
-        if self.amp.is_none() {
-            self.watch.start();
-        }
-        (self.live).end(self.id(), found, status, Caller::here())
-    }
-
-    /// Begins a step, or a micro-batch, of a module in which these values are not trained.
-    #[doc(hidden)]
-    pub fn begin_step<M: Module>(&mut self, module: &M, found: Vec<Parameter>) {
-        let found = match self.is_enabled() {
-            true => found,
-            false => Vec::new(),
-        };
-        self.buffers.before_step(module, found);
-    }
-
-    /// Ends it. Waits for the device only where something was skipped.
-    #[doc(hidden)]
-    pub fn leave_step<M: Module>(
-        &mut self,
-        module: &M,
-        outcome: Option<StepOutcome>,
-        accepts_micro_batches: bool,
-    ) {
-        let overflows = self.live.overflows();
-        (self.buffers).after_step(module, outcome, accepts_micro_batches, false, overflows);
-    }
-
     /// Counts gradients that were unscaled and dropped: as one iteration.
     pub(crate) fn resolve_dropped(&mut self) -> Result<(), AmpError> {
         if self.dropped.is_empty() {
@@ -74,7 +37,7 @@ impl Scaler {
         if counted.is_err() || joint.evidence().is_some() {
             self.watch.start();
         }
-        self.live.show(self.id(), false);
+        self.live.show(self.place.id, false);
         counted
     }
 
@@ -92,4 +55,24 @@ impl Scaler {
         }
         thrown
     }
+}
+
+/// Keeps the running statistics of a module, before a step or a micro-batch: the values in it that are not trained.
+pub fn keep_statistics<M: Module>(scaler: &mut Scaler, module: &M, found: Vec<Parameter>) {
+    let found = match scaler.is_enabled() {
+        true => found,
+        false => Vec::new(),
+    };
+    scaler.buffers.before_step(module, found);
+}
+
+/// Repairs the statistics after it. Waits for the device only where something was skipped.
+pub fn repair_statistics<M: Module>(
+    scaler: &mut Scaler,
+    module: &M,
+    outcome: Option<StepOutcome>,
+    accepts_micro_batches: bool,
+) {
+    let overflows = scaler.live.overflows();
+    (scaler.buffers).after_step(module, outcome, accepts_micro_batches, false, overflows);
 }

@@ -49,11 +49,11 @@ impl StepOptions {
     }
 
     /// The state of a scaler, and of what is kept here.
-    pub fn record_with(&self, scaler: &Scaler) -> AmpRecord {
+    pub(crate) fn record_with(&self, scaler: &Scaler) -> AmpRecord {
         let mut record = scaler.to_record();
         let open = self.window.as_ref().filter(|window| !window.is_empty());
         if let (Some(window), Some(state)) = (open, &mut record.scaler) {
-            state.regions = scaler.live().regions_with(&window.state.events);
+            state.regions = scaler.live.regions_with(&window.state.events);
         }
         record.window = open.map(|window| window.state.clone());
         record.hooks = self.hooks.states().collect();

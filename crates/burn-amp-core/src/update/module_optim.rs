@@ -1,7 +1,9 @@
 use burn::optim::{GradientsParams, OptimizerRecord};
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, tensor::DType};
 
-use crate::{error::AmpError, gradients::entries::Entry, update::Update, values::ParamTensors};
+use crate::{
+    error::AmpError, gradients::entries::Entry, update::Takes, update::Update, values::ParamTensors,
+};
 
 /// An optimizer of whole modules: what [`ScaledOptimizer`](crate::ScaledOptimizer) wraps and
 /// `GradScaler::step` calls.
@@ -100,20 +102,13 @@ pub trait ModuleOptim {
         ParamTensors::default()
     }
 
-    /// Tells whether the device can decide that a step is skipped.
+    /// The inputs that [`update`](Self::update) takes beside a learning rate. By default none.
     #[doc(hidden)]
-    fn steps_on_device(&self) -> bool {
-        false
+    fn takes(&self) -> Takes {
+        Takes::default()
     }
 
-    /// Tells whether it multiplies gradients as it updates, so that clipping by a norm is fused into the update.
-    #[doc(hidden)]
-    fn takes_factors(&self) -> bool {
-        false
-    }
-
-    /// Makes the step of an optimizer that takes more than a learning rate: a decision of the device where it
-    /// [`steps_on_device`](Self::steps_on_device), factors where it [`takes_factors`](Self::takes_factors).
+    /// Makes the step of an optimizer that [`takes`](Self::takes) more than a learning rate.
     #[doc(hidden)]
     fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
         self.step(update.lr, module, grads)
@@ -180,12 +175,8 @@ impl<O: ModuleOptim> ModuleOptim for &mut O {
         (**self).masters()
     }
 
-    fn steps_on_device(&self) -> bool {
-        (**self).steps_on_device()
-    }
-
-    fn takes_factors(&self) -> bool {
-        (**self).takes_factors()
+    fn takes(&self) -> Takes {
+        (**self).takes()
     }
 
     fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {

@@ -63,8 +63,7 @@ pub(super) fn addresses_of(tensors: &[BridgeTensor]) -> Vec<Option<BufferAddress
     note = "a number would stay as it was when the step was recorded: pass it as a tensor"
 )]
 pub trait CaptureInput: Clone {
-    /// Shows its tensors, and takes what comes back in their places.
-    #[doc(hidden)]
+    /// Shows its tensors to a captured step, and takes what comes back in their places.
     fn walked(self, walk: &mut Walk) -> Self;
 }
 

@@ -1,4 +1,4 @@
-//! Steps that are iterations by themselves: those of a [`ScaledOptimizer`](crate::ScaledOptimizer).
+//! Gradients that are discarded or dropped, and running statistics beside a step: of a [`ScaledOptimizer`](crate::ScaledOptimizer) and a `GradScaler`.
 
 use burn::module::Module;
 

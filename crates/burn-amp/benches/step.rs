@@ -1,10 +1,11 @@
 //! What the step of Adam costs, the gradients given: Burn's, ours in one pass, and the same bytes moved with nothing else done. Then the same
-//! with the test of the gradients and the loss scale: with a wait in each step, and without. At last whole training steps of two small networks, made
-//! one by one, and captured.
+//! with the test of the gradients and the loss scale: with a wait in each step, and without. Of many small tensors also with a global norm, which
+//! nobody waits for. At last whole training steps of two small networks, made one by one, and captured.
 //!
 //! ```sh
-//! cargo bench -p burn-amp --bench step               # Flex; 12 GB of memory
-//! cargo bench -p burn-amp --bench step -- --quick    # GPT-2 at a third of its width
+//! cargo bench -p burn-amp --bench step                  # Flex; 12 GB of memory
+//! cargo bench -p burn-amp --bench step -- --quick       # GPT-2 at a third of its width
+//! cargo bench -p burn-amp --bench step -- --only small  # the sets with this in their names: at most 6 GB of memory
 //! BURN_DEVICE=wgpu cargo bench -p burn-amp --bench step --features wgpu
 //! ```
 //!
@@ -17,7 +18,9 @@ use burn::module::{Module, Param};
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use burn_amp::optim::{FusedAdam, ModuleOptim};
-use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer, torch::MasterWeights};
+use burn_amp::{
+    GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer, torch::MasterWeights,
+};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::{fs, path::PathBuf, time::Instant};
@@ -28,6 +31,8 @@ mod whole;
 /// Values of the copy that a thread takes at a time.
 const CHUNK: usize = 1 << 15;
 const LR: f64 = 1e-4;
+/// Below the norm of all gradients here.
+const CLIP: GradientClip = GradientClip::GlobalNorm(1.0);
 /// Seconds for a set of parameters; rounds that are needed go on.
 const LIMIT: u64 = 60;
 const NEEDED: usize = 13;
@@ -103,6 +108,19 @@ fn digits() -> Vec<Vec<usize>> {
     shapes
 }
 
+/// As those of adapters and of experts: of 32 tensors, 24 have 4,096 values, 4 have 8 K, 2 have 16 K, one has 32 K and one 64 K. That is 8 K on
+/// average, so that all ways over 10,000 of them fit into 6 GB.
+fn small(count: usize) -> Vec<Vec<usize>> {
+    let rows = |index: usize| match index % 32 {
+        31 => 1024,
+        15 => 512,
+        7 | 23 => 256,
+        3 | 11 | 19 | 27 => 128,
+        _ => 64,
+    };
+    (0..count).map(|index| vec![rows(index), 64]).collect()
+}
+
 type Step = Box<dyn FnMut(Net, GradientsParams) -> Net>;
 
 /// An optimizer, and the network that it steps.
@@ -156,7 +174,10 @@ fn f16() -> MixedPrecision {
 
 /// The step of an optimizer behind the loss scale, which is known when it returns, or later.
 fn scaled<O: ModuleOptim + 'static>(optim: O, waits: bool) -> Step {
-    let mut optim = ScaledOptimizer::new(optim, &f16());
+    timed(ScaledOptimizer::new(optim, &f16()), waits)
+}
+
+fn timed<O: ModuleOptim + 'static>(mut optim: ScaledOptimizer<O>, waits: bool) -> Step {
     Box::new(move |net, grads| {
         let net = optim.step(LR, net, grads);
         if waits {
@@ -166,7 +187,8 @@ fn scaled<O: ModuleOptim + 'static>(optim: O, waits: bool) -> Step {
     })
 }
 
-fn ways(shapes: &[Vec<usize>], dtype: FloatDType, device: &Device) -> Vec<Way> {
+/// The ways to step with tensors of these shapes. Of `small` ones, those that do not wait, with a global norm too.
+fn ways(shapes: &[Vec<usize>], dtype: FloatDType, small: bool, device: &Device) -> Vec<Way> {
     let way = |name, step| Way {
         name,
         net: Some(Net::new(shapes, dtype, device)),
@@ -189,7 +211,13 @@ fn ways(shapes: &[Vec<usize>], dtype: FloatDType, device: &Device) -> Vec<Way> {
     let mut fused = new();
     let fused: Step = Box::new(move |net, grads| fused.step(LR, net, grads));
     let mut ways = vec![way(burn.0, burn.1), way("`FusedAdam`", fused)];
-    if dtype == FloatDType::F32 {
+    if small {
+        let clipped = ScaledOptimizer::new(new(), &f16()).with_clipping(CLIP);
+        ways.extend([
+            way("scaled `FusedAdam`", scaled(new(), false)),
+            way("scaled `FusedAdam`, global norm", timed(clipped, false)),
+        ]);
+    } else if dtype == FloatDType::F32 {
         let burn = scaled(AdamConfig::new().init(), true);
         ways.extend([
             way("scaled `Adam`", burn),
@@ -244,8 +272,11 @@ impl File {
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let quick = arguments.iter().any(|argument| argument == "--quick");
-    let option = arguments.iter().position(|argument| argument == "--json");
-    let path = option.and_then(|at| arguments.get(at + 1));
+    let option = |name: &str| {
+        let at = arguments.iter().position(|argument| argument == name)?;
+        arguments.get(at + 1)
+    };
+    let (path, only) = (option("--json"), option("--only"));
     let (width, rounds) = if quick { (256, 23) } else { (768, NEEDED) };
     let device = Device::default();
     let host = format!("{device:?}").contains("Flex");
@@ -257,19 +288,24 @@ fn main() {
     println!("{device:?}; milliseconds a step\n");
     println!("| parameters | way | step | / Burn's | / copy |");
     println!("|---|---|--:|--:|--:|");
+    let (f32, bf16) = (FloatDType::F32, FloatDType::BF16);
     for (name, shapes, dtype, rounds) in [
-        ("digits", digits(), FloatDType::F32, 3000),
-        ("GPT-2", gpt2(width), FloatDType::F32, rounds),
-        ("GPT-2", gpt2(width), FloatDType::BF16, rounds),
+        ("digits", digits(), f32, 3000),
+        ("GPT-2", gpt2(width), f32, rounds),
+        ("GPT-2", gpt2(width), bf16, rounds),
+        ("small", small(1000), f32, 100),
+        ("small", small(10_000), f32, NEEDED),
     ] {
-        if !device.supports_dtype(DType::from(dtype)) {
+        let named = format!("{name}, {} {dtype:?}", shapes.len());
+        let is_asked = only.is_none_or(|only| named.contains(only));
+        if !is_asked || !device.supports_dtype(DType::from(dtype)) {
             continue;
         }
         let gradients = Net::new(&shapes, dtype, &device);
         let values = gradients.num_params();
         let copied = host && dtype == FloatDType::F32;
         let mut copy = copied.then(|| Copy(std::array::from_fn(|_| vec![1.0; values])));
-        let mut ways = ways(&shapes, dtype, &device);
+        let mut ways = ways(&shapes, dtype, name == "small", &device);
         let mut names: Vec<&str> = ways.iter().map(|way| way.name).collect();
         names.extend(copied.then_some("copy"));
         let mut times = vec![Vec::new(); names.len()];
@@ -308,5 +344,7 @@ fn main() {
             });
         }
     }
-    whole::tables(quick, &device, &mut file);
+    if only.is_none() {
+        whole::tables(quick, &device, &mut file);
+    }
 }

@@ -39,11 +39,14 @@ pub enum NormClip {
     },
 }
 
-/// Words of a gradient in a table: what its norm is that of, and the bits of the threshold.
-pub(crate) const WORDS: usize = 2;
+/// Words of a gradient in a table: whose norm counts, and the bits of the threshold.
+///
+/// Behind those of all gradients stand the members of the groups, one group after another, in as many words as there are gradients; and then
+/// where each group ends among them.
+const WORDS: usize = 2;
 
-/// The gradient's own norm; what is above is that of a group.
-pub(crate) const OWN: u32 = 1;
+/// The gradient's own norm. 0 is nobody's, and what is above counts through the groups of a table.
+const OWN: u32 = 1;
 
 /// What `torch.nn.utils.clip_grad_norm_` adds to the norm.
 const EPSILON: f32 = 1e-6;
@@ -55,18 +58,34 @@ const HALF: u32 = TOP / 2;
 /// What the exponent of a norm, a product of two floats, is above that of the same number as a float.
 const SHIFT: u32 = 127;
 
-impl NormClip {
-    fn words(self) -> [u32; WORDS] {
-        let (kind, threshold) = match self {
-            Self::Own(threshold) => (OWN, threshold),
-            Self::Joint { group, threshold } => (OWN + 1 + u32::from(group), threshold),
-            Self::Not => (0, f32::INFINITY),
+/// The words of a table.
+fn words(clips: &[NormClip]) -> Vec<u32> {
+    let (mut table, mut numbers) = (Vec::new(), HashMap::new());
+    let mut members: Vec<Vec<u32>> = Vec::new();
+    for (gradient, clip) in (0..).zip(clips) {
+        let (kind, threshold) = match *clip {
+            NormClip::Own(threshold) => (OWN, threshold),
+            NormClip::Joint { group, threshold } => {
+                let number = *numbers.entry(group).or_insert(members.len());
+                members.resize(members.len().max(number + 1), Vec::new());
+                members[number].push(gradient);
+                (OWN + 1 + number as u32, threshold)
+            }
+            NormClip::Not => (0, f32::INFINITY),
         };
-        match threshold.is_finite() {
-            true => [kind, threshold.max(f32::MIN_POSITIVE).to_bits()],
-            false => [0, 0],
-        }
+        let kind = if threshold.is_finite() { kind } else { 0 };
+        table.extend([kind, threshold.max(f32::MIN_POSITIVE).to_bits()]);
     }
+    let mut end = 0;
+    let ends = members.iter().map(|own| {
+        end += own.len() as u32;
+        end
+    });
+    let ends: Vec<u32> = ends.collect();
+    table.extend(members.into_iter().flatten());
+    table.resize((WORDS + 1) * clips.len(), 0);
+    table.extend(ends);
+    table
 }
 
 /// How the gradients of a list are clipped, on the device: uploaded once for many steps.
@@ -77,8 +96,9 @@ impl ClipTable {
     /// Of each gradient, in the order of the list that is measured: at most 65,536, so that the sum of the squares is in 64 bits. Does not
     /// wait for the device.
     pub fn upload(clips: &[NormClip], device: &Device) -> Self {
-        let words = clips.iter().flat_map(|clip| clip.words());
-        Self(upload(words, [clips.len() * WORDS], device))
+        let words = words(clips);
+        let length = [words.len()];
+        Self(upload(words, length, device))
     }
 
     /// Where its words are: see [`BufferAddress`].
@@ -90,20 +110,28 @@ impl ClipTable {
 /// What gradients with these norms are multiplied by: the very factors that a device finds in
 /// [`DeviceScale::decide`](crate::DeviceScale::decide).
 pub fn clip_factors(clips: &[NormClip], norms: &[f64]) -> Vec<f32> {
-    let words: Vec<u32> = clips.iter().flat_map(|clip| clip.words()).collect();
-    factors(&words, norms)
+    factors(&words(clips), norms)
 }
 
 /// As [`clip_factors`], by the words of a table.
 pub(crate) fn factors(table: &[u32], norms: &[f64]) -> Vec<f32> {
     let rows: Vec<u32> = norms.iter().flat_map(|norm| row_of(*norm)).collect();
-    let own = table.as_chunks::<WORDS>().0.iter().zip(rows.chunks(FIELDS));
-    let mut known = HashMap::new();
-    let factor = |(gradient, (entry, row)): (usize, (&[u32; WORDS], &[u32]))| match entry[0] {
-        0 | OWN => clip_factor(entry, row, 0),
-        group => *(known.entry(group)).or_insert_with(|| clip_factor(table, &rows, gradient)),
+    let joint = |group| {
+        let (begin, end) = members(table, norms.len(), group);
+        let norms = || (table[begin..end].iter()).map(|row| norm_of(&rows, *row as usize));
+        let largest = norms().map(|(exponent, _)| exponent).max().unwrap_or(0);
+        let mut sum = [0; 3];
+        norms().for_each(|norm| add_square(&mut sum, 0, norm, largest));
+        joint_factor(table, begin, largest, &sum).to_bits()
     };
-    own.enumerate().map(factor).collect()
+    let joint: Vec<u32> = (0..groups(table.len(), norms.len())).map(joint).collect();
+    let factor = |gradient| factor_of(table, &rows, &joint, gradient);
+    (0..norms.len()).map(factor).collect()
+}
+
+/// The groups of a table of so many words.
+pub(crate) fn groups(words: usize, gradients: usize) -> usize {
+    words - (WORDS + 1) * gradients
 }
 
 /// The words of a norm's row, to the nearest: what a kernel has found in f32 is exact. Norms below 2^-252 are 0.
@@ -119,53 +147,72 @@ fn row_of(norm: f64) -> [u32; FIELDS] {
     row
 }
 
-/// What a gradient is multiplied by: of the table, and of the words of all gradients' rows. One for the host and for CubeCL's kernels.
+/// What a gradient is multiplied by: of the table, of the words of all gradients' rows, and of the bits of the groups' factors. As what follows,
+/// one for the host and for CubeCL's kernels.
 #[cfg_attr(feature = "cubecl", cube)]
-pub(crate) fn clip_factor(table: &[u32], rows: &[u32], gradient: usize) -> f32 {
+pub(crate) fn factor_of(table: &[u32], rows: &[u32], joint: &[u32], gradient: usize) -> f32 {
     let kind = table[gradient * WORDS];
     let mut factor = 1.0f32;
-    if kind > 0u32 {
-        let mut exponent = 0u32;
-        for row in 0..table.len() / WORDS {
-            if belongs(table, row, kind, gradient) {
-                let (own, _mantissa) = norm_of(rows, row);
-                exponent = exponent.max(own);
-            }
-        }
-        // The sum of the squares, in units of the largest exponent and words of 24 bits.
-        let mut high = 0u32;
-        let mut middle = 0u32;
-        let mut low = 0u32;
-        for row in 0..table.len() / WORDS {
-            if belongs(table, row, kind, gradient) {
-                let (own, mantissa) = norm_of(rows, row);
-                let shift = (exponent - own).min(25u32);
-                let value = (mantissa + ((1u32 << shift) >> 1u32)) >> shift;
-                let upper = value >> 12u32;
-                let lower = value % 4096u32;
-                let cross = 2u32 * upper * lower;
-                low += lower * lower + ((cross % 4096u32) << 12u32);
-                middle += upper * upper + (cross >> 12u32) + (low >> 24u32);
-                high += middle >> 24u32;
-                low %= TOP;
-                middle %= TOP;
-            }
-        }
-        let (pairs, mut root) = root_of(high, middle, low);
-        exponent += pairs;
-        // Where the sum is not the norm itself.
-        if kind > OWN && exponent < SHIFT + 138u32 {
-            let mut norm = 0.0f32;
-            if exponent > SHIFT {
-                norm = f32::from_bits(((exponent - SHIFT) << 23u32) | (root % HALF));
-            }
-            let bits = (norm + EPSILON).to_bits();
-            exponent = (bits >> 23u32) + SHIFT;
-            root = bits % HALF + HALF;
-        }
-        factor = quotient(table[gradient * WORDS + 1], exponent, root);
+    if kind > OWN {
+        factor = f32::from_bits(joint[(kind - OWN - 1u32) as usize]);
+    } else if kind == OWN {
+        let (exponent, mantissa) = norm_of(rows, gradient);
+        factor = quotient(table[gradient * WORDS + 1], exponent, mantissa);
     }
     factor
+}
+
+/// Where the members of a group begin and end in the table.
+#[cfg_attr(feature = "cubecl", cube)]
+pub(crate) fn members(table: &[u32], gradients: usize, group: usize) -> (usize, usize) {
+    let first = gradients * WORDS;
+    let ends = gradients * (WORDS + 1);
+    let mut begin = first;
+    if group > 0 {
+        begin = first + table[ends + group - 1] as usize;
+    }
+    (begin, first + table[ends + group] as usize)
+}
+
+/// Adds the square of a norm, in units of the largest exponent, to the three words of 24 bits from `at` on.
+#[cfg_attr(feature = "cubecl", cube)]
+pub(crate) fn add_square(sums: &mut [u32], at: usize, norm: (u32, u32), largest: u32) {
+    let (exponent, mantissa) = norm;
+    let shift = (largest - exponent).min(25u32);
+    let value = (mantissa + ((1u32 << shift) >> 1u32)) >> shift;
+    let upper = value >> 12u32;
+    let lower = value % 4096u32;
+    let cross = 2u32 * upper * lower;
+    let middle = upper * upper + (cross >> 12u32);
+    let low = lower * lower + ((cross % 4096u32) << 12u32);
+    add_words(sums, at, (0u32, middle, low));
+}
+
+/// Adds the words of a sum, the highest first.
+#[cfg_attr(feature = "cubecl", cube)]
+pub(crate) fn add_words(sums: &mut [u32], at: usize, words: (u32, u32, u32)) {
+    let low = sums[at + 2] + words.2;
+    let middle = sums[at + 1] + words.1 + (low >> 24u32);
+    sums[at] += words.0 + (middle >> 24u32);
+    sums[at + 1] = middle % TOP;
+    sums[at + 2] = low % TOP;
+}
+
+/// The factor of a group whose members begin here in the table: of the first three words, the sum of the squares.
+#[cfg_attr(feature = "cubecl", cube)]
+pub(crate) fn joint_factor(table: &[u32], begin: usize, largest: u32, sum: &[u32]) -> f32 {
+    let (pairs, mut root) = root_of(sum[0], sum[1], sum[2]);
+    let mut exponent = largest + pairs;
+    if exponent < SHIFT + 138u32 {
+        let mut norm = 0.0f32;
+        if exponent > SHIFT {
+            norm = f32::from_bits(((exponent - SHIFT) << 23u32) | (root % HALF));
+        }
+        let bits = (norm + EPSILON).to_bits();
+        exponent = (bits >> 23u32) + SHIFT;
+        root = bits % HALF + HALF;
+    }
+    quotient(table[table[begin] as usize * WORDS + 1], exponent, root)
 }
 
 /// The first 24 bits of the root of a number of three words, found bit by bit, and how many bits follow them.
@@ -192,15 +239,9 @@ fn root_of(high: u32, middle: u32, low: u32) -> (u32, u32) {
     (pairs, root)
 }
 
-/// Whether a gradient's norm is a part of the one that counts.
-#[cfg_attr(feature = "cubecl", cube)]
-fn belongs(table: &[u32], row: usize, kind: u32, gradient: usize) -> bool {
-    table[row * WORDS] == kind && (kind > OWN || row == gradient)
-}
-
 /// Exponent and mantissa of a norm, which is the product of a power of two and a float; zeros if the norm is.
 #[cfg_attr(feature = "cubecl", cube)]
-fn norm_of(rows: &[u32], row: usize) -> (u32, u32) {
+pub(crate) fn norm_of(rows: &[u32], row: usize) -> (u32, u32) {
     let bits = rows[row * FIELDS + 10];
     let mut exponent = bits >> 23u32;
     let mut mantissa = 0u32;

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use burn::{backend::cubecl::dtype_to_storage_type, tensor::DType};
 use burn_amp_kernels::kernel::pass::{Form, Mode, loads, measure};
-use burn_amp_kernels::kernel::schedule::{advance, decide};
-use burn_amp_kernels::kernel::{finish, histogram, update};
+use burn_amp_kernels::kernel::schedule::{advance, decide, join};
+use burn_amp_kernels::kernel::{finish, histogram, schedule, update};
 use burn_amp_kernels::{UpdateRule, kernel::elementwise::weigh};
 use cubecl::ir::{DeviceIdentity, HardwareProperties, MemoryDeviceProperties};
 use cubecl::{CubeKernel, ir::features::Features, prelude::*, profile::TimingMethod};
@@ -84,6 +84,8 @@ pub(crate) enum Kernel {
         rule: UpdateRule,
         clipped: bool,
     },
+    /// The factors of groups that are clipped by one norm.
+    Join,
     FinishStatus,
     FinishHistogram,
 }
@@ -196,7 +198,7 @@ impl Shape {
             };
             add(Kernel::Update { rule }, (input, output), tensors, width);
         }
-        let mut others = vec![Kernel::FinishStatus, Kernel::FinishHistogram];
+        let mut others = vec![Kernel::Join, Kernel::FinishStatus, Kernel::FinishHistogram];
         others.extend([0, 1, 2].map(|border| Kernel::Advance { border }));
         for clipped in [false, true] {
             others.extend([SGD, ADAM, ADAMW].map(|rule| Kernel::Decide { rule, clipped }));
@@ -250,9 +252,8 @@ impl Shape {
                 (loads, stores, 0)
             }
             Kernel::Advance { border } => {
-                // Four counts of what is not finite; the largest magnitude at the border.
-                let rows = 4 * (1 + border) + border.min(1);
-                (vec![floats(rows)], vec![], 0)
+                // Four counts of what is not finite, and the largest magnitude.
+                (vec![floats(5 * (1 + border))], vec![], 0)
             }
             Kernel::Decide { rule, clipped } => {
                 // Both betas; Adam's epsilon; the scale.
@@ -261,6 +262,7 @@ impl Shape {
                 let stores = 3 + 2 * usize::from(rule != SGD) + usize::from(clipped);
                 (vec![floats(loads)], vec![floats(stores)], 0)
             }
+            Kernel::Join => (vec![], vec![floats(1)], 0),
             Kernel::FinishStatus => (vec![], vec![floats(FIELDS)], 0),
             Kernel::FinishHistogram => (vec![], vec![floats(2)], 0),
         };
@@ -325,12 +327,16 @@ impl Shape {
                 )
             }
             Kernel::Advance { border } => kernel!(
-                advance::Advance, 1;
-                buffer(), buffer(), buffers(border), buffer(), ()
+                advance::Advance, schedule::UNITS;
+                buffer(), buffer(), buffers(border), buffer(), (), schedule::UNITS
             ),
             Kernel::Decide { rule, clipped } => kernel!(
                 decide::Decide, finish::UNITS;
-                buffer(), buffer(), buffers(2 * usize::from(clipped)), buffer(), rule
+                buffer(), buffer(), buffers(3 * usize::from(clipped)), buffer(), rule
+            ),
+            Kernel::Join => kernel!(
+                join::Join, schedule::UNITS;
+                buffer(), buffer(), buffer(), schedule::UNITS
             ),
             Kernel::FinishStatus => kernel!(
                 finish::finish_status::FinishStatus, finish::UNITS;

@@ -3,9 +3,12 @@
 use cubecl::prelude::*;
 
 use crate::step::{ROW, UNDECIDED, column};
-use crate::{UpdateRule, clip::clip_factor, rule, status::FIELDS};
+use crate::{UpdateRule, clip, rule, status::FIELDS};
 
-/// Counts a step with gradients of these rows, and moves the scale: one unit. `border` has nothing, or the rows of what came to the border, and
+/// Units of a cube.
+pub const UNITS: u32 = 256;
+
+/// Counts a step with gradients of these rows, and moves the scale: one cube. `border` has nothing, or the rows of what came to the border, and
 /// then maybe those of what left it again; `largest` over the scale overflows there.
 #[cube(launch_unchecked)]
 #[allow(clippy::manual_memcpy, clippy::len_zero)] // what CubeCL has
@@ -15,33 +18,109 @@ pub fn advance(
     border: &Sequence<Box<[f32]>>,
     next: &mut [u32],
     largest: f32,
+    #[comptime] units: u32,
 ) {
-    let mut skipped = false.runtime();
-    let mut is_zero = true.runtime();
-    for row in 0..rows.len() / FIELDS {
-        skipped = skipped || rule::is_bad(rows, row);
-        is_zero = is_zero && rule::is_zero(rows, row);
-    }
+    let verdict = verdict(rows, units);
     let mut spares = false.runtime();
     if comptime!(border.len() > 0) {
         let mut given = true.runtime();
         if comptime!(border.len() > 1) {
-            given = false;
-            for row in 0..border[1].len() / FIELDS {
-                given = given || rule::is_bad(&border[1], row);
-            }
+            given = self::verdict(&border[1], units) >= BAD;
         }
         spares = rule::spares(&border[0], given, state, largest);
     }
-    for at in 0..state.len() {
-        next[at] = state[at];
+    if UNIT_POS == 0u32 {
+        for at in 0..state.len() {
+            next[at] = state[at];
+        }
+        rule::advance(state, next, verdict >= BAD, verdict == 0u32, spares);
     }
-    rule::advance(state, next, skipped, is_zero, spares);
+}
+
+/// What is found where a value is not finite; less is 1 where one is not zero.
+const BAD: u32 = 2;
+
+/// The worst that any of these rows says, to all units of the cube.
+#[cube]
+fn verdict(rows: &[f32], #[comptime] units: u32) -> u32 {
+    let mut worst = 0u32;
+    let mut row = UNIT_POS as usize;
+    while row < rows.len() / FIELDS {
+        if rule::is_bad(rows, row) {
+            worst = BAD;
+        } else if !rule::is_zero(rows, row) {
+            worst = max(worst, 1u32);
+        }
+        row += units as usize;
+    }
+    largest_of(worst, units)
+}
+
+/// The largest number that a unit of the cube has, to all of them.
+#[cube]
+fn largest_of(own: u32, #[comptime] units: u32) -> u32 {
+    let mut all = Shared::<[u32]>::new_slice(comptime!(units as usize));
+    let unit = UNIT_POS as usize;
+    all[unit] = own;
+    sync_cube();
+    let mut distance = comptime!(units / 2).runtime();
+    while distance > 0u32 {
+        if UNIT_POS < distance {
+            all[unit] = max(all[unit], all[unit + distance as usize]);
+        }
+        sync_cube();
+        distance /= 2u32;
+    }
+    all[0]
+}
+
+/// The factors of groups of gradients that are clipped by one norm: a cube for each group.
+#[cube(launch_unchecked)]
+pub fn join(table: &[u32], rows: &[u32], factors: &mut [f32], #[comptime] units: u32) {
+    let unit = UNIT_POS as usize;
+    let own = 3 * unit;
+    let mut group = CUBE_POS;
+    while group < factors.len() {
+        let (begin, end) = clip::members(table, rows.len() / FIELDS, group);
+        let mut largest = 0u32;
+        let mut at = begin + unit;
+        while at < end {
+            let (exponent, _mantissa) = clip::norm_of(rows, table[at] as usize);
+            largest = max(largest, exponent);
+            at += units as usize;
+        }
+        let largest = largest_of(largest, units);
+        let mut sums = Shared::<[u32]>::new_slice(comptime!(3 * units as usize));
+        for word in 0..3 {
+            sums[own + word] = 0u32;
+        }
+        at = begin + unit;
+        while at < end {
+            let norm = clip::norm_of(rows, table[at] as usize);
+            clip::add_square(&mut sums, own, norm, largest);
+            at += units as usize;
+        }
+        sync_cube();
+        let mut distance = comptime!(units / 2).runtime();
+        while distance > 0u32 {
+            if UNIT_POS < distance {
+                let other = own + 3 * distance as usize;
+                let words = (sums[other], sums[other + 1], sums[other + 2]);
+                clip::add_words(&mut sums, own, words);
+            }
+            sync_cube();
+            distance /= 2u32;
+        }
+        if UNIT_POS == 0u32 {
+            factors[group] = clip::joint_factor(table, begin, largest, &sums);
+        }
+        group += CUBE_COUNT;
+    }
 }
 
 /// Decides rows of an update, a unit for each.
 ///
-/// `clip` has nothing, or a table of how gradients are clipped and the rows of their status.
+/// `clip` has nothing, or a table of how gradients are clipped, the rows of their status, and the factors of the groups.
 #[cube(launch_unchecked)]
 #[allow(clippy::manual_memcpy, clippy::len_zero)]
 pub fn decide(
@@ -59,7 +138,7 @@ pub fn decide(
         rule::decide(rows, to, state, undecided[from + ROW], rule.runtime());
         if comptime!(clip.len() > 0) {
             let gradient = undecided[from + ROW + 1] as usize;
-            rows[to + column::SCALE] *= clip_factor(&clip[0], &clip[1], gradient);
+            rows[to + column::SCALE] *= clip::factor_of(&clip[0], &clip[1], &clip[2], gradient);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::kernel::observe::{BIG, ROW};
 use crate::kernel::pass::{self, Form, Mode};
 use crate::kernel::{elementwise, finish, histogram, schedule, update};
 use crate::ops::{Scale, Scaling, Weights, product_dtype};
-use crate::{UpdateRule, backends::compose, rule::WORDS, status::FIELDS, step};
+use crate::{UpdateRule, backends::compose, clip, rule::WORDS, status::FIELDS, step};
 
 /// Cubes that a launch has in one dimension: what WebGPU grants.
 const MAX_COUNT: usize = 65_535;
@@ -111,31 +111,64 @@ fn finish(batch: &Batch, partials: &CubeTensor) -> CubeTensor {
 /// The state of a loss scale after a step.
 pub(super) fn advance(both: [CubeTensor; 2], border: Vec<CubeTensor>, largest: f32) -> CubeTensor {
     let next = floats(&both[0], [WORDS]);
+    let units = units(&next.client, schedule::UNITS);
     let [state, rows] = both.map(CubeTensor::into_buffer_arg);
     // SAFETY: both states have `WORDS` words; of the rows, whole ones are read.
     unsafe {
         schedule::advance::launch_unchecked(
             &next.client,
             cubes(1),
-            CubeDim::new_1d(1),
+            CubeDim::new_1d(units),
             state,
             rows,
             args(border),
             arg(&next),
             largest,
+            units,
         );
     }
     next
 }
 
+/// The factors of the groups of a table, by the rows of the gradients.
+fn joint_factors(table: &CubeTensor, rows: &CubeTensor) -> CubeTensor {
+    let gradients = rows.meta.num_elements() / FIELDS;
+    let groups = clip::groups(table.meta.num_elements(), gradients);
+    let factors = floats(rows, [groups.max(1)]);
+    let units = units(&rows.client, schedule::UNITS);
+    if groups == 0 {
+        return factors;
+    }
+    // SAFETY: the table says where each group's members are, and each of these has a row.
+    unsafe {
+        schedule::join::launch_unchecked(
+            &rows.client,
+            cubes(groups.min(MAX_COUNT)),
+            CubeDim::new_1d(units),
+            arg(table),
+            arg(rows),
+            arg(&factors),
+            units,
+        );
+    }
+    factors
+}
+
 /// Rows of an update, decided by the state of a loss scale.
-pub(super) fn decide(both: [CubeTensor; 2], clip: Vec<CubeTensor>, rule: UpdateRule) -> CubeTensor {
+pub(super) fn decide(
+    both: [CubeTensor; 2],
+    mut clip: Vec<CubeTensor>,
+    rule: UpdateRule,
+) -> CubeTensor {
+    if let [table, rows] = &clip[..] {
+        clip.push(joint_factors(table, rows));
+    }
     let parameters = both[0].meta.num_elements() / step::UNDECIDED;
     let rows = floats(&both[1], [parameters, step::ROW]);
     let units = units(&rows.client, finish::UNITS);
     let [undecided, state] = both.map(CubeTensor::into_buffer_arg);
     // SAFETY: there are a row, a time and a gradient for each parameter; units beyond neither read nor write. The state has `WORDS` words.
-    // Table and status have an entry for each gradient.
+    // Table and status have an entry for each gradient, and each group has a factor.
     unsafe {
         schedule::decide::launch_unchecked(
             &rows.client,

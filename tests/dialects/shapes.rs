@@ -86,7 +86,10 @@ pub(crate) enum Kernel {
     },
     /// The factors of groups that are clipped by one norm.
     Join,
-    FinishStatus,
+    FinishStatus {
+        /// Units of a tensor.
+        units: u32,
+    },
     FinishHistogram,
 }
 
@@ -116,6 +119,9 @@ impl fmt::Display for Shape {
             Kernel::Decide { rule, clipped } => {
                 let name = format!("decide_{}", name(rule));
                 (name, clipped.then_some("clipped"))
+            }
+            Kernel::FinishStatus { units } => {
+                ("finishstatus".into(), (units == 1).then_some("few"))
             }
             other => (format!("{other:?}"), None),
         };
@@ -198,7 +204,8 @@ impl Shape {
             };
             add(Kernel::Update { rule }, (input, output), tensors, width);
         }
-        let mut others = vec![Kernel::Join, Kernel::FinishStatus, Kernel::FinishHistogram];
+        let mut others = vec![Kernel::Join, Kernel::FinishHistogram];
+        others.extend([1, finish::UNITS].map(|units| Kernel::FinishStatus { units }));
         others.extend([0, 1, 2].map(|border| Kernel::Advance { border }));
         for clipped in [false, true] {
             others.extend([SGD, ADAM, ADAMW].map(|rule| Kernel::Decide { rule, clipped }));
@@ -263,7 +270,7 @@ impl Shape {
                 (vec![floats(loads)], vec![floats(stores)], 0)
             }
             Kernel::Join => (vec![], vec![floats(1)], 0),
-            Kernel::FinishStatus => (vec![], vec![floats(FIELDS)], 0),
+            Kernel::FinishStatus { .. } => (vec![], vec![floats(FIELDS)], 0),
             Kernel::FinishHistogram => (vec![], vec![floats(2)], 0),
         };
         Facts {
@@ -338,9 +345,9 @@ impl Shape {
                 join::Join, schedule::UNITS;
                 buffer(), buffer(), buffer(), schedule::UNITS
             ),
-            Kernel::FinishStatus => kernel!(
+            Kernel::FinishStatus { units } => kernel!(
                 finish::finish_status::FinishStatus, finish::UNITS;
-                buffer(), buffer(), buffer(), (), (), finish::UNITS
+                buffer(), buffer(), buffer(), (), (), units
             ),
             Kernel::FinishHistogram => kernel!(
                 histogram::finish_histogram::FinishHistogram, histogram::UNITS;

@@ -8,11 +8,14 @@ use crate::status::{COUNT_BASE, FIELDS};
 /// Units of a cube.
 pub const UNITS: u32 = 64;
 
+/// Rows of a tensor that one unit adds up as fast as a cube would.
+pub const FEW: usize = 16;
+
 /// Bits of a count that are left out of its high part: below 2^44 values and 2^20 rows, neither these nor the high parts wrap when they are added up.
 pub const LOW: u32 = 12;
 
-/// One cube for each tensor, from the tensor at place `first` on. Its first row and how many it has are words of the
-/// table, from word `from` on.
+/// So many units for each tensor, a cube or one, from the tensor at place `first` on. Its first row and how many it has are words of the table,
+/// from word `from` on.
 #[cube(launch_unchecked)]
 pub fn finish_status(
     partials: &[u32],
@@ -22,12 +25,19 @@ pub fn finish_status(
     first: u32,
     #[comptime] units: u32,
 ) {
-    let tensor = CUBE_POS + first as usize;
+    let tensor = ABSOLUTE_POS / units as usize + first as usize;
+    let unit = ABSOLUTE_POS as u32 % units;
+    // A cube's last units may have none; those of a whole cube wait for one another, and have.
+    if comptime!(units == 1) {
+        if tensor >= status.len() / FIELDS {
+            terminate!();
+        }
+    }
     let entry = from as usize + 2 * tensor;
     let end = table[entry] + table[entry + 1];
     let mut measures = Measures::new();
     let mut high = Measures::new();
-    let mut row = table[entry] + UNIT_POS;
+    let mut row = table[entry] + unit;
     while row < end {
         let one = Measures::read(partials, row as usize * ROW);
         measures.add(&one);
@@ -39,7 +49,7 @@ pub fn finish_status(
     }
     reduce(&mut measures, units, 1u32);
     reduce(&mut high, units, 1u32);
-    if UNIT_POS == 0u32 {
+    if unit == 0u32 {
         let at = tensor * FIELDS;
         put_count(status, at, measures.above, high.above);
         put_count(status, at + 2, measures.before, high.before);

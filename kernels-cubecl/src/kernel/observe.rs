@@ -116,45 +116,58 @@ pub fn observe(measures: &mut Measures, scaled: f32, value: f32, edge: u32) {
     measures.medium += select(big || small, 0.0f32, square);
 }
 
-/// Adds up what the units of a cube have measured, by planes of so many units where the device has them. The sum is that
-/// of the plane's units then, and else of the cube's; it is whole in the first unit. `units` is a power of two.
+/// Adds up what the units of a cube have measured: those of each plane, where the device has planes of so many, and then the planes. The sum is
+/// whole in the first unit. `units` and `plane` are powers of two.
 #[cube]
+#[allow(clippy::manual_is_multiple_of)]
 pub fn reduce(measures: &mut Measures, #[comptime] units: u32, #[comptime] plane: u32) {
     if comptime!(plane > 1) {
-        let steps = comptime!(plane.ilog2());
-        #[unroll]
-        for step in 0..steps {
-            let mask = comptime!(1u32 << step);
-            measures.max = max(measures.max, plane_shuffle_xor(measures.max, mask));
-            measures.zeros += plane_shuffle_xor(measures.zeros, mask);
-            measures.medium += plane_shuffle_xor(measures.medium, mask);
+        reduce_plane(measures, plane);
+    }
+    let planes = comptime!(units / plane);
+    if comptime!(planes > 1) {
+        let mut all = Shared::<[u32]>::new_slice(comptime!(ROW * planes as usize));
+        // The first unit of each plane has that plane's sum.
+        let leads = UNIT_POS % plane == 0u32;
+        let own = UNIT_POS / plane;
+        let mut distance = comptime!(planes / 2).runtime();
+        if leads {
+            measures.write(&mut all, own as usize * ROW);
         }
-        // Most have found nothing special.
-        let counts = measures.above | measures.before | measures.after;
-        if plane_any(counts != 0u32 || measures.small + measures.big > 0.0f32) {
-            #[unroll]
-            for step in 0..steps {
-                let mask = comptime!(1u32 << step);
-                measures.above += plane_shuffle_xor(measures.above, mask);
-                measures.before += plane_shuffle_xor(measures.before, mask);
-                measures.after += plane_shuffle_xor(measures.after, mask);
-                measures.small += plane_shuffle_xor(measures.small, mask);
-                measures.big += plane_shuffle_xor(measures.big, mask);
-            }
-        }
-    } else {
-        let mut all = Shared::<[u32]>::new_slice(comptime!(ROW * units as usize));
-        let unit = UNIT_POS as usize;
-        let mut distance = comptime!(units / 2).runtime();
-        measures.write(&mut all, unit * ROW);
         sync_cube();
         while distance > 0u32 {
-            if UNIT_POS < distance {
-                measures.add(&Measures::read(&all, (unit + distance as usize) * ROW));
-                measures.write(&mut all, unit * ROW);
+            if leads && own < distance {
+                measures.add(&Measures::read(&all, (own + distance) as usize * ROW));
+                measures.write(&mut all, own as usize * ROW);
             }
             sync_cube();
             distance /= 2u32;
+        }
+    }
+}
+
+/// Adds up what the units of a plane have measured, in all of them.
+#[cube]
+fn reduce_plane(measures: &mut Measures, #[comptime] plane: u32) {
+    let steps = comptime!(plane.ilog2());
+    #[unroll]
+    for step in 0..steps {
+        let mask = comptime!(1u32 << step);
+        measures.max = max(measures.max, plane_shuffle_xor(measures.max, mask));
+        measures.zeros += plane_shuffle_xor(measures.zeros, mask);
+        measures.medium += plane_shuffle_xor(measures.medium, mask);
+    }
+    // Most have found nothing special.
+    let counts = measures.above | measures.before | measures.after;
+    if plane_any(counts != 0u32 || measures.small + measures.big > 0.0f32) {
+        #[unroll]
+        for step in 0..steps {
+            let mask = comptime!(1u32 << step);
+            measures.above += plane_shuffle_xor(measures.above, mask);
+            measures.before += plane_shuffle_xor(measures.before, mask);
+            measures.after += plane_shuffle_xor(measures.after, mask);
+            measures.small += plane_shuffle_xor(measures.small, mask);
+            measures.big += plane_shuffle_xor(measures.big, mask);
         }
     }
 }

@@ -40,11 +40,6 @@ fn register(input: ElemType, vector: usize) -> (ElemType, usize) {
     }
 }
 
-/// Rows of partial results that a cube of so many units writes, by planes of so many.
-pub const fn rows(units: u32, plane: u32) -> u32 {
-    if plane > 1 { units / plane } else { 1 }
-}
-
 /// Vectors that a unit loads before it looks at the first of them: as many as leave an NVIDIA multiprocessor the registers for half of its units.
 pub fn loads(mode: Mode, vector: usize) -> u32 {
     match mode {
@@ -96,7 +91,7 @@ pub fn measure<I: Float, O: Float, N: Size>(
         if begin >= share.length {
             break;
         }
-        let row = share.row + (chunk - share.start) * comptime!(rows(form.units, form.plane));
+        let row = share.row + chunk - share.start;
         let mut measures = Measures::new();
         // All chunks of this tensor that are the cube's own.
         while begin < share.length {
@@ -111,6 +106,13 @@ pub fn measure<I: Float, O: Float, N: Size>(
                 }
                 let mut raw = Array::<Vector<H, M>>::new(comptime!(loads as usize));
                 load(&*tensors, tensor, &places, &mut raw, loads, 0usize, count);
+                let mut out = Array::<Vector<O, N>>::new(comptime!(loads as usize));
+                #[unroll]
+                for i in 0..loads {
+                    let before = Vector::<I, N>::reinterpret(raw[i as usize]);
+                    out[i as usize] = product(before, multiplier, mode);
+                }
+                // Products that are none are zeros, whatever the factor is, and taken back before they are counted.
                 if comptime!(form.padded) {
                     #[unroll]
                     for i in 0..loads {
@@ -118,16 +120,9 @@ pub fn measure<I: Float, O: Float, N: Size>(
                         if column + comptime!(width as u32) > share.columns
                             && position + i * units < end
                         {
-                            let mut vector = Vector::<I, N>::reinterpret(raw[i as usize]);
-                            blank(
-                                &mut vector,
-                                column,
-                                share.columns,
-                                &mut measures,
-                                table,
-                                edge,
-                            );
-                            raw[i as usize] = Vector::reinterpret(vector);
+                            let mut vector = out[i as usize];
+                            blank(&mut vector, column, share.columns, &mut measures);
+                            out[i as usize] = vector;
                         }
                     }
                 }
@@ -135,16 +130,10 @@ pub fn measure<I: Float, O: Float, N: Size>(
                     #[unroll]
                     for i in 0..loads {
                         if position + i * units >= end {
-                            raw[i as usize] = Vector::new(H::from_int(0));
-                            uncount(&mut measures, table, edge, comptime!(width as u32));
+                            out[i as usize] = Vector::new(O::from_int(0));
+                            measures.zeros -= comptime!(width as u32);
                         }
                     }
-                }
-                let mut out = Array::<Vector<O, N>>::new(comptime!(loads as usize));
-                #[unroll]
-                for i in 0..loads {
-                    let before = Vector::<I, N>::reinterpret(raw[i as usize]);
-                    out[i as usize] = product(before, multiplier, mode);
                 }
                 let mut largest = 0u32;
                 let mut squares = 0.0f32;
@@ -180,8 +169,13 @@ pub fn measure<I: Float, O: Float, N: Size>(
                     }
                     #[unroll]
                     for i in 0..loads {
-                        let before = Vector::<I, N>::reinterpret(raw[i as usize]);
-                        look_again::<I, O, N>(&mut measures, before, again, bits, mode);
+                        if position + i * units < end {
+                            let before = Vector::<I, N>::reinterpret(raw[i as usize]);
+                            let column =
+                                (places[i as usize] % share.pitch) * comptime!(width as u32);
+                            let left = share.columns - min(column, share.columns);
+                            look_again::<I, O, N>(&mut measures, before, again, bits, left, form);
+                        }
                     }
                 } else {
                     measures.max = max(measures.max, largest);
@@ -199,51 +193,52 @@ pub fn measure<I: Float, O: Float, N: Size>(
             begin += (CUBE_COUNT as u32) << shift;
         }
         chunk = share.start + (begin >> shift);
-        publish(&mut measures, partials, row, form);
+        reduce(&mut measures, units, comptime!(form.plane));
+        if UNIT_POS == 0u32 {
+            measures.write(partials, row as usize * ROW);
+        }
     }
 }
 
 /// Of a vector that begins at `column`, makes zeros that are not counted of what is behind the row's end.
 #[cube]
-fn blank<I: Float, N: Size>(
-    vector: &mut Vector<I, N>,
+fn blank<O: Float, N: Size>(
+    vector: &mut Vector<O, N>,
     column: u32,
     columns: u32,
     measures: &mut Measures,
-    table: &[u32],
-    edge: usize,
 ) {
     #[unroll]
     for lane in 0..N::value() {
         if column + comptime!(lane as u32) >= columns {
-            vector.insert(lane, I::from_int(0));
-            uncount(measures, table, edge, 1u32);
+            vector.insert(lane, O::from_int(0));
+            measures.zeros -= 1u32;
         }
     }
 }
 
-/// Takes back zeros before they are counted, also as values above an edge of zero.
-#[cube]
-fn uncount(measures: &mut Measures, table: &[u32], edge: usize, #[comptime] zeros: u32) {
-    measures.zeros -= zeros;
-    measures.above -= select(table[edge] == 0u32, zeros, 0u32);
-}
-
-/// Looks at the values of a vector one by one.
+/// Looks at the values of a vector one by one: at the first `left` where rows are padded, or at all.
 #[cube]
 fn look_again<I: Float, O: Float, N: Size>(
     measures: &mut Measures,
     before: Vector<I, N>,
     multiplier: f32,
     edge: u32,
-    #[comptime] mode: Mode,
+    left: u32,
+    #[comptime] form: Form,
 ) {
-    let after = product::<I, O, N>(before, multiplier, mode);
+    let after = product::<I, O, N>(before, multiplier, comptime!(form.mode));
     let before = Vector::<f32, N>::cast_from(before);
     let after = Vector::<f32, N>::cast_from(after);
     #[unroll]
     for lane in 0..N::value() {
-        observe(measures, before.extract(lane), after.extract(lane), edge);
+        if comptime!(form.padded) {
+            if comptime!(lane as u32) < left {
+                observe(measures, before.extract(lane), after.extract(lane), edge);
+            }
+        } else {
+            observe(measures, before.extract(lane), after.extract(lane), edge);
+        }
     }
 }
 
@@ -258,18 +253,5 @@ fn product<I: Float, O: Float, N: Size>(
         Vector::cast_from(wide)
     } else {
         Vector::cast_from(wide * Vector::new(multiplier))
-    }
-}
-
-/// Writes a row for each plane, or for the cube.
-#[cube]
-#[allow(clippy::manual_is_multiple_of)]
-fn publish(measures: &mut Measures, partials: &mut [u32], row: u32, #[comptime] form: Form) {
-    reduce(measures, comptime!(form.units), comptime!(form.plane));
-    let planes = comptime!(rows(form.units, form.plane));
-    let width = comptime!(form.units / planes);
-    if UNIT_POS % width == 0u32 {
-        let at = ((row + UNIT_POS / width) * comptime!(ROW as u32)) as usize;
-        measures.write(partials, at);
     }
 }

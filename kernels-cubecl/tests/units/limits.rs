@@ -49,10 +49,19 @@ fn run(
     keep_dtype: bool,
     limits: &Limits,
 ) -> (Vec<Vec<f32>>, Vec<TensorStatus>) {
+    multiplied(0.5, tensors, keep_dtype, limits)
+}
+
+fn multiplied(
+    factor: f32,
+    tensors: Vec<CubeTensor>,
+    keep_dtype: bool,
+    limits: &Limits,
+) -> (Vec<Vec<f32>>, Vec<TensorStatus>) {
     let count = |tensor: &CubeTensor| tensor.meta.num_elements() as u64;
     let elements: Vec<u64> = tensors.iter().map(count).collect();
-    let half = upload(vec![0.5], false, &tensors[0].device);
-    let results = pass(limits, tensors, Some((half, keep_dtype)), 4.0);
+    let factor = upload(vec![factor], false, &tensors[0].device);
+    let results = pass(limits, tensors, Some((factor, keep_dtype)), 4.0);
     let mut products: Vec<Vec<f32>> = results.into_iter().map(read).collect();
     let status = products.pop().unwrap().into_iter().map(f64::from);
     (products, decode(&elements, status))
@@ -210,6 +219,11 @@ fn padded_rows_are_taken_as_they_lie() {
             assert_rows(&found, &want, &what);
             drop(other);
         }
+        // Not even by a factor that makes something of nothing.
+        let (_, found) = multiplied(f32::INFINITY, vec![tensor()], true, &limits);
+        let all = dense.len() as u64;
+        let counts = (found[0].non_finite, found[0].zeros, found[0].above);
+        assert_eq!(counts, (all, 0, all), "{shape:?} {pitch}");
     }
 }
 

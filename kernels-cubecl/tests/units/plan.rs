@@ -29,20 +29,20 @@ fn with_bindings(bindings: usize) -> Limits {
 
 /// Tensors of these sizes, with so many buffers each.
 fn extents(sizes: &[usize], buffers: usize) -> Vec<Extent> {
-    let extent = |span: &usize| Extent {
-        dtypes: vec!["f32"; buffers],
-        run: Run {
+    let extent = |span: &usize| {
+        let run = Run {
             span: *span,
             vector: if span.is_multiple_of(4) { 4 } else { 1 },
             padding: None,
-        },
+        };
+        Extent::new(run, vec![DType::F32; buffers].into_iter())
     };
     sizes.iter().map(extent).collect()
 }
 
 /// Every value is in one part, launches are as large as they may be and no larger, no numbers leave their words, no rows overlap.
 fn check(limits: &Limits, extents: &[Extent]) -> Plan {
-    let plan = Plan::new(extents, limits, 8, 0);
+    let plan = Plan::new(extents, limits, true, 0);
     let mut values = vec![0; extents.len()];
     let mut rows = Vec::new();
     for launch in &plan.launches {
@@ -51,7 +51,7 @@ fn check(limits: &Limits, extents: &[Extent]) -> Plan {
         assert!(total <= MAX_VALUES && parts.len() <= slots);
         assert!(parts.len() == 1 || total <= limits.max_shared);
         // Kernels are compiled for a few numbers of tensors.
-        let most = limits.tensors(extents[0].dtypes.len());
+        let most = limits.tensors(extents[0].buffers as usize);
         assert!([1, 4, most].contains(&slots) && slots <= most, "{slots}");
         assert!((1..=limits.cubes()).contains(&launch.cubes));
         let mut start = 0;
@@ -64,7 +64,7 @@ fn check(limits: &Limits, extents: &[Extent]) -> Plan {
             let chunks = (entry[1] as usize).div_ceil(1 << launch.shift);
             assert_eq!(entry[0] as usize, start);
             start += chunks;
-            rows.push((entry[2] as usize, 8 * chunks.min(launch.cubes)));
+            rows.push((entry[2] as usize, chunks.min(launch.cubes)));
         }
     }
     for both in plan.launches.windows(2) {
@@ -75,7 +75,7 @@ fn check(limits: &Limits, extents: &[Extent]) -> Plan {
         let together = first.parts.iter().chain(&second.parts[..1]);
         let values: usize = together.map(|part| part.values).sum();
         let fits = values <= limits.max_values.min(limits.max_shared);
-        let is_full = first.parts.len() == limits.tensors(extents[0].dtypes.len());
+        let is_full = first.parts.len() == limits.tensors(extents[0].buffers as usize);
         assert!(is_full || !fits || kind(first) != kind(second));
     }
     let spans: Vec<usize> = extents.iter().map(|extent| extent.run.span).collect();
@@ -133,7 +133,7 @@ fn in_software_chunks_are_small() {
 /// Adam's, where CUDA has bindings for all: gradient, parameter and two states each. The row of a parameter is its own.
 #[test]
 fn a_step_over_gpt2_is_six_launches_of_cubes_that_do_not_spill() {
-    let plan = Plan::new(&extents(&[768; 148], 4), &with_bindings(1024), 0, 0);
+    let plan = Plan::new(&extents(&[768; 148], 4), &with_bindings(1024), false, 0);
     assert_eq!(plan.launches.len(), 6);
     // CUDA's compilers keep the addresses of all buffers in registers, of which 65,536 are a cube's.
     let cubes = [4, 6].map(|buffers| update::units(plan.launches[0].slots * buffers));

@@ -1,13 +1,13 @@
 //! Tensors as kernels read them, in batches that share launches.
 
 use burn::tensor::{DType, Shape};
-use burn_cubecl::{CubeDevice, kernel::into_contiguous, tensor::CubeTensor};
-use burn_std::{Strides, id::StreamId, is_dense};
+use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use burn_std::{Strides, is_dense};
 use cubecl::zspace::striding::try_check_pitched_row_major_strides;
 use cubecl::{prelude::*, server::Handle};
-use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 
+use super::kept::{Kept, Key, Planned, SPARE};
 use super::plan::{Extent, Launch, Limits, MAX_VALUES, Plan, Run};
 
 /// Bits that a unit loads at once, on every GPU.
@@ -106,26 +106,36 @@ fn vector(tensor: &CubeTensor, length: usize) -> usize {
     1 << (length | start | 1 << most.ilog2()).trailing_zeros()
 }
 
-/// Whether nobody else holds the memory, nor will read it: what Burn's `to_data` returns is read when it is looked at.
-///
-/// Launches that are still queued hold memory in the same way. They have let go when the queue is done, which is waited for then;
-/// not for the device. CubeCL's runtime for CPUs lets go when the work is done: there a gradient that was just made is taken for one
-/// that was read.
-///
-/// What is recorded holds memory for good, and runs in its place.
-pub(super) fn may_overwrite(tensor: &CubeTensor) -> bool {
-    let is_bound = || tensor.handle.memory.is_bound();
-    if !tensor.can_mut() {
-        return false;
+/// Finds out which tensors of a list may be overwritten, and waits for CubeCL's queue once at most.
+#[derive(Default)]
+pub(super) struct Owner {
+    /// The queue was waited for.
+    waited: bool,
+}
+
+impl Owner {
+    /// Whether nobody else holds the memory, nor will read it: what Burn's `to_data` returns is read when it is looked at.
+    ///
+    /// Launches that are still queued hold memory in the same way. They have let go when the queue is done, which is waited for then;
+    /// not for the device. CubeCL's runtime for CPUs lets go when the work is done: there a gradient that was just made is taken for one
+    /// that was read.
+    ///
+    /// What is recorded holds memory for good, and runs in its place.
+    pub(super) fn may_overwrite(&mut self, tensor: &CubeTensor) -> bool {
+        let is_bound = || tensor.handle.memory.is_bound();
+        if !tensor.can_mut() {
+            return false;
+        }
+        if tensor.client.is_capturing() {
+            return true;
+        }
+        if is_bound() && !self.waited {
+            // What it finds is reported again where the results are read.
+            let _ = tensor.client.check([]);
+            self.waited = true;
+        }
+        !is_bound()
     }
-    if tensor.client.is_capturing() {
-        return true;
-    }
-    if is_bound() {
-        // What it finds is reported again where the results are read.
-        let _ = tensor.client.check([]);
-    }
-    !is_bound()
 }
 
 /// A tensor, and all that is read and written beside it: of one length, and in vectors of one width.
@@ -134,17 +144,39 @@ pub(super) type Item = Vec<Laid>;
 /// Items, and the launches over all of them.
 pub(super) struct Batch {
     pub(super) items: Vec<Item>,
-    pub(super) plan: Plan,
-    table: Handle,
+    planned: Arc<Planned>,
+    spares: Vec<Handle>,
 }
 
 impl Batch {
-    /// Of a list that is not empty; `rows` and `edge` are as for a [`Plan`].
-    pub(super) fn new(items: Vec<Item>, limits: &Limits, rows: usize, edge: u32) -> Self {
-        let extents: Vec<_> = items.iter().map(extent).collect();
-        let plan = Plan::new(&extents, limits, rows, edge);
-        let table = table(&items[0][0].tensor, &plan.table);
-        Self { items, plan, table }
+    /// Of a list that is not empty; `measures` and `edge` are as for a [`Plan`].
+    pub(super) fn new(items: Vec<Item>, limits: &Limits, measures: bool, edge: u32) -> Self {
+        let extents = items.iter().map(extent).collect();
+        let key = Key {
+            extents,
+            limits: *limits,
+            measures,
+            edge,
+        };
+        let missing = |launch: &Launch| {
+            let missing = launch.slots - launch.parts.len();
+            missing * items[launch.parts[0].tensor].len()
+        };
+        let (planned, spares) = Kept::of(&items[0][0].tensor, |kept, client| {
+            let planned = kept.planned(key, client);
+            let most = planned.plan.launches.iter().map(missing).max();
+            let spares = kept.spares(most.unwrap_or(0), client);
+            (planned, spares)
+        });
+        Self {
+            items,
+            planned,
+            spares,
+        }
+    }
+
+    pub(super) fn plan(&self) -> &Plan {
+        &self.planned.plan
     }
 
     /// A tensor on the device of all.
@@ -158,52 +190,31 @@ impl Batch {
     }
 
     /// What a launch takes of its items at this place of each: as many bindings as its kernel is compiled for. Those that no item needs are
-    /// small buffers of their own.
+    /// small buffers that nobody reads or writes, each bound once in a launch.
     pub(super) fn args(&self, launch: &Launch, place: usize) -> impl Iterator<Item = BufferArg> {
         let parts = launch.parts.iter();
         let args =
             parts.map(move |part| self.items[part.tensor][place].part(part.first, part.values));
-        let spares = launch.parts.len()..launch.slots;
-        let spares = spares.map(move |_| arg(&floats(self.like(), [64])));
-        args.chain(spares)
+        let missing = launch.slots - launch.parts.len();
+        let spares = &self.spares[place * missing..][..missing];
+        // SAFETY: it has as many bytes.
+        let spare =
+            |spare: &Handle| unsafe { BufferArg::from_raw_parts(spare.clone(), SPARE / 16) };
+        args.chain(spares.iter().map(spare))
     }
 
     /// The table of all launches.
     pub(super) fn table(&self) -> BufferArg {
         // SAFETY: the length is that of the buffer.
-        unsafe { BufferArg::from_raw_parts(self.table.clone(), self.plan.table.len()) }
+        unsafe {
+            BufferArg::from_raw_parts(self.planned.table.clone(), self.planned.plan.table.len())
+        }
     }
 }
 
 /// What a plan has to know of an item.
 fn extent(item: &Item) -> Extent {
-    let dtypes = item.iter().map(|laid| laid.tensor.dtype.name());
-    let (dtypes, run) = (dtypes.collect(), item[0].run);
-    Extent { dtypes, run }
-}
-
-/// A plan's table on the device: from step to step the same, so it is sent once.
-fn table(like: &CubeTensor, table: &[u32]) -> Handle {
-    type Sent = (CubeDevice, StreamId, Vec<u32>, Handle);
-    /// Those that were used last, the latest at the end.
-    static SENT: Mutex<VecDeque<Sent>> = Mutex::new(VecDeque::new());
-    /// The passes of a few models, or of one in a few ways.
-    const MAX_SENT: usize = 32;
-
-    let stream = StreamId::current();
-    let mut sent = SENT.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_it = |sent: &Sent| sent.0 == like.device && sent.1 == stream && sent.2 == table;
-    let found = sent.iter().position(is_it).and_then(|at| sent.remove(at));
-    let found = found.unwrap_or_else(|| {
-        let handle = like.client.create_from_slice(u32::as_bytes(table));
-        (like.device.clone(), stream, table.to_vec(), handle)
-    });
-    let handle = found.3.clone();
-    sent.push_back(found);
-    if sent.len() > MAX_SENT {
-        sent.pop_front();
-    }
-    handle
+    Extent::new(item[0].run, item.iter().map(|laid| laid.tensor.dtype))
 }
 
 /// New floats, or other words, on the device of a tensor.

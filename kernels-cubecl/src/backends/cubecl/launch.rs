@@ -5,7 +5,7 @@ use burn::tensor::{DType, FloatDType};
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::{prelude::*, std::tensor::into_contiguous as copied};
 
-use super::batch::{Batch, Item, Laid, arg, args, cubes, floats, may_overwrite};
+use super::batch::{Batch, Item, Laid, Owner, arg, args, cubes, floats};
 use super::plan::{Launch, Limits, units};
 use crate::kernel::observe::{BIG, ROW};
 use crate::kernel::pass::{self, Form, Mode};
@@ -17,12 +17,12 @@ use crate::{UpdateRule, backends::compose, clip, rule::WORDS, status::FIELDS, st
 const MAX_COUNT: usize = 65_535;
 
 /// A tensor, and behind it its product, where that is not written in place.
-fn item(tensor: CubeTensor, factor: &Scaling<CubeTensor>) -> Item {
+fn item(tensor: CubeTensor, factor: &Scaling<CubeTensor>, owner: &mut Owner) -> Item {
     let laid = Laid::padded(tensor);
     let dtype = laid.tensor.dtype;
     let product = factor.as_ref().and_then(|(_, keep_dtype)| {
         let made = product_dtype(dtype, *keep_dtype);
-        (made != dtype || !may_overwrite(&laid.tensor)).then(|| laid.product(made))
+        (made != dtype || !owner.may_overwrite(&laid.tensor)).then(|| laid.product(made))
     });
     [laid].into_iter().chain(product).collect()
 }
@@ -34,12 +34,13 @@ pub(super) fn pass(
     factor: Scaling<CubeTensor>,
     edge: f32,
 ) -> Vec<CubeTensor> {
-    let items = tensors.into_iter().map(|one| item(one, &factor));
-    let planes = pass::rows(limits.units, limits.plane);
-    let batch = Batch::new(items.collect(), limits, planes as usize, edge.to_bits());
-    let partials = floats(batch.like(), [batch.plan.rows.max(1) * ROW]);
+    let mut owner = Owner::default();
+    let items = tensors.into_iter();
+    let items = items.map(|one| item(one, &factor, &mut owner));
+    let batch = Batch::new(items.collect(), limits, true, edge.to_bits());
+    let partials = floats(batch.like(), [batch.plan().rows.max(1) * ROW]);
     let factor = factor.map(|(factor, _)| factor);
-    for launch in &batch.plan.launches {
+    for launch in &batch.plan().launches {
         let item = batch.item(launch);
         let input = item[0].tensor.dtype;
         let (mode, output) = match (&factor, item.get(1)) {
@@ -86,20 +87,25 @@ pub(super) fn pass(
 /// The status, of what all launches have found.
 fn finish(batch: &Batch, partials: &CubeTensor) -> CubeTensor {
     let (client, count) = (&partials.client, batch.items.len());
-    let units = units(client, finish::UNITS);
+    let dim = units(client, finish::UNITS);
+    let units = match batch.plan().most_rows <= finish::FEW {
+        true => 1,
+        false => dim,
+    };
+    let each = (dim / units) as usize;
     let status = floats(partials, [count * FIELDS]);
-    for first in (0..count).step_by(MAX_COUNT) {
+    for first in (0..count).step_by(MAX_COUNT * each) {
         // SAFETY: the table says which rows of `partials` a tensor has, and all were written; `status` has `FIELDS`
-        // floats for each tensor; every tensor has a cube.
+        // floats for each tensor; every tensor has its units, and units beyond end at once.
         unsafe {
             finish::finish_status::launch_unchecked(
                 client,
-                cubes((count - first).min(MAX_COUNT)),
-                CubeDim::new_1d(units),
+                cubes((count - first).div_ceil(each).min(MAX_COUNT)),
+                CubeDim::new_1d(dim),
                 arg(partials),
                 arg(&status),
                 batch.table(),
-                batch.plan.last,
+                batch.plan().last,
                 first as u32,
                 units,
             );
@@ -188,13 +194,18 @@ pub(super) fn decide(
 pub(super) fn histogram(tensors: Vec<CubeTensor>) -> CubeTensor {
     let limits = Limits::of(&tensors[0].client);
     let items = tensors.into_iter().map(|tensor| vec![Laid::dense(tensor)]);
-    let batch = Batch::new(items.collect(), &limits, 1, 0);
+    let batch = Batch::new(items.collect(), &limits, true, 0);
     let units = units(&batch.like().client, histogram::UNITS);
     let bins = histogram::BINS as usize;
-    let count: usize = batch.plan.launches.iter().map(|launch| launch.cubes).sum();
+    let count: usize = batch
+        .plan()
+        .launches
+        .iter()
+        .map(|launch| launch.cubes)
+        .sum();
     let rows = floats(batch.like(), [count.max(1) * bins]);
     let mut row = 0;
-    for launch in &batch.plan.launches {
+    for launch in &batch.plan().launches {
         // SAFETY: runs of tensors are exact, and the table says how long they are; units beyond read nothing. There is
         // a row for each cube.
         unsafe {
@@ -247,13 +258,15 @@ pub(super) fn update(
         units: units(&rows.client, update::UNITS),
         ..*limits
     };
-    let items = parameters.into_iter().map(own_item);
-    let batch = Batch::new(items.collect(), &limits, 0, 0);
+    let mut owner = Owner::default();
+    let items = parameters.into_iter();
+    let items = items.map(|own| own_item(own, &mut owner));
+    let batch = Batch::new(items.collect(), &limits, false, 0);
     let rows = match rows.meta.strides()[1] {
         1 => rows,
-        _ => contiguous(rows, false),
+        _ => contiguous(rows, None),
     };
-    for launch in &batch.plan.launches {
+    for launch in &batch.plan().launches {
         launch_step(&batch, launch, &rows, rule, limits.units);
     }
     let written = (batch.items.into_iter()).flat_map(|item| item.into_iter().skip(1));
@@ -292,8 +305,8 @@ fn launch_step(batch: &Batch, launch: &Launch, rows: &CubeTensor, rule: UpdateRu
 }
 
 /// Gradient, parameter, master if there is one, and states: in vectors of 16 bytes of f32, or of what divides all of them.
-fn own_item(own: Vec<CubeTensor>) -> Item {
-    let laid = |(at, tensor)| Laid::dense(contiguous(tensor, at > 0));
+fn own_item(own: Vec<CubeTensor>, owner: &mut Owner) -> Item {
+    let laid = |(at, tensor)| Laid::dense(contiguous(tensor, (at > 0).then_some(&mut *owner)));
     let mut item: Item = own.into_iter().enumerate().map(laid).collect();
     let vectors = item.iter().map(|laid| laid.run.vector);
     let vector = vectors.min().unwrap_or(1);
@@ -301,12 +314,14 @@ fn own_item(own: Vec<CubeTensor>) -> Item {
     item
 }
 
-/// The tensor itself, or a copy of it if its values do not lie in the order of its dimensions, or if it will be written and may not be.
+/// The tensor itself, or a copy of it if its values do not lie in the order of its dimensions, or if it will be written and its
+/// `owner` says no.
 ///
 /// A copy of what is held takes another launch, and the memory that a new tensor would take.
-fn contiguous(tensor: CubeTensor, written: bool) -> CubeTensor {
+fn contiguous(tensor: CubeTensor, owner: Option<&mut Owner>) -> CubeTensor {
     let empty = tensor.meta.num_elements() == 0;
-    if empty || tensor.is_contiguous() && (!written || may_overwrite(&tensor)) {
+    let stays = || owner.is_none_or(|owner| owner.may_overwrite(&tensor));
+    if empty || tensor.is_contiguous() && stays() {
         return tensor;
     }
     let (client, device, dtype) = (tensor.client.clone(), tensor.device.clone(), tensor.dtype);
@@ -341,7 +356,7 @@ pub(super) fn blend(
     let [mut target, mut source] = both;
     let vector = target.run.vector.min(source.run.vector);
     (target.run.vector, source.run.vector) = (vector, vector);
-    let sum = (!may_overwrite(&target.tensor)).then(|| target.product(DType::F32));
+    let sum = (!Owner::default().may_overwrite(&target.tensor)).then(|| target.product(DType::F32));
     let kept = (keep, found_inf);
     weigh(&source, Some(&target), sum.as_ref(), (add, None), kept);
     sum.unwrap_or(target).tensor

@@ -1,6 +1,7 @@
 //! CubeCL: groups of tensors of one kind, a launch for each group, and one for the last reduction.
 
 mod batch;
+mod kept;
 mod launch;
 mod plan;
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Tensors of one kind share launches. A tensor that is larger than a launch may be is cut into parts with a launch each.
 //! The host writes a table that tells cubes their share, see `kernel/share.rs`, and one copy of it goes to the device.
 
+use burn::tensor::DType;
 use cubecl::{client::Client, ir::features::Plane};
 
 use crate::kernel::share::ENTRY;
@@ -33,7 +34,7 @@ const CUBES: usize = 8;
 const CHUNKS: usize = 2;
 
 /// What a device allows.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Limits {
     /// Buffers of a launch's tensors and products.
     pub(super) buffers: usize,
@@ -102,7 +103,7 @@ fn is_software(client: &Client) -> bool {
 }
 
 /// The values of a tensor, as they lie.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Run {
     /// Values, with the padding between them.
     pub(super) span: usize,
@@ -113,18 +114,43 @@ pub(super) struct Run {
 }
 
 /// What a plan has to know of a tensor.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Extent {
-    /// Of its buffer, and of those beside it: its product's, or those of an optimizer's state.
-    pub(super) dtypes: Vec<&'static str>,
+    /// Its buffer, and those beside it: its product's, or those of an optimizer's state.
+    pub(super) buffers: u32,
+    /// The float dtypes of these, four bits each.
+    pub(super) dtypes: u32,
     pub(super) run: Run,
 }
 
 impl Extent {
+    /// Of a run, in buffers of these dtypes.
+    pub(super) fn new(run: Run, dtypes: impl Iterator<Item = DType>) -> Self {
+        let none = Self {
+            buffers: 0,
+            dtypes: 0,
+            run,
+        };
+        dtypes.fold(none, |extent, dtype| Self {
+            buffers: extent.buffers + 1,
+            dtypes: extent.dtypes << 4 | number(dtype),
+            run,
+        })
+    }
+
     /// Tensors of one kind share a launch: of the same dtypes and width of vectors, and all padded or none.
-    fn kind(&self) -> impl Ord {
+    fn kind(&self) -> impl Ord + use<> {
         let run = self.run;
-        (&self.dtypes, run.vector, run.padding.is_some())
+        (self.buffers, self.dtypes, run.vector, run.padding.is_some())
+    }
+}
+
+/// What a plan calls a dtype that there are kernels for.
+fn number(dtype: DType) -> u32 {
+    match dtype {
+        DType::BF16 => 1,
+        DType::F16 => 2,
+        _ => 3,
     }
 }
 
@@ -158,12 +184,14 @@ pub(super) struct Plan {
     pub(super) last: u32,
     /// Rows of partial results.
     pub(super) rows: usize,
+    /// The most rows of a tensor.
+    pub(super) most_rows: usize,
 }
 
 impl Plan {
-    /// `rows` are those that a cube writes of a tensor; values from `edge` on, in bits, are counted. Without any, the row of a
+    /// If it `measures`, each cube writes a row of each of its tensors, and values from `edge` on, in bits, are counted. If not, the row of a
     /// tensor is its number.
-    pub(super) fn new(extents: &[Extent], limits: &Limits, rows: usize, edge: u32) -> Self {
+    pub(super) fn new(extents: &[Extent], limits: &Limits, measures: bool, edge: u32) -> Self {
         let launch = |parts| Launch::new(parts, extents, limits);
         let mut launches: Vec<Launch> = groups(extents, limits).into_iter().map(launch).collect();
         let (mut table, mut total) = (Vec::new(), 0);
@@ -175,10 +203,10 @@ impl Plan {
             for part in &launch.parts {
                 let (vector, chunks) = (launch.vector, launch.chunks(part));
                 let (pitch, columns) = extents[part.tensor].run.padding.unwrap_or((vector, 0));
-                let row = if rows == 0 { part.tensor } else { total };
+                let row = if measures { total } else { part.tensor };
                 let entry = [chunk, part.values / vector, row, pitch / vector, columns];
                 table.extend::<[u32; ENTRY]>(entry.map(word));
-                let written = rows * chunks.min(launch.cubes);
+                let written = usize::from(measures) * chunks.min(launch.cubes);
                 let [first, count] = &mut rows_of[part.tensor];
                 *first = total - *count;
                 *count += written;
@@ -191,12 +219,14 @@ impl Plan {
             table.push(edge);
         }
         let last = word(table.len());
+        let most_rows = rows_of.iter().map(|[_, count]| *count).max();
         table.extend(rows_of.into_iter().flatten().map(word));
         Self {
             launches,
             table,
             last,
             rows: total,
+            most_rows: most_rows.unwrap_or(0),
         }
     }
 }
@@ -204,7 +234,7 @@ impl Plan {
 impl Launch {
     fn new(parts: Vec<Part>, extents: &[Extent], limits: &Limits) -> Self {
         let extent = &extents[parts[0].tensor];
-        let most = limits.tensors(extent.dtypes.len());
+        let most = limits.tensors(extent.buffers as usize);
         let slots = SLOTS.into_iter().find(|slots| parts.len() <= *slots);
         let total: usize = parts.iter().map(|part| part.values).sum();
         let chunk = total.div_ceil(CHUNKS * limits.multiprocessors);
@@ -251,7 +281,7 @@ fn groups(extents: &[Extent], limits: &Limits) -> Vec<Vec<Part>> {
     for part in parts {
         let extent = &extents[part.tensor];
         let fits = groups.last().is_some_and(|group| {
-            group.len() < limits.tensors(extent.dtypes.len())
+            group.len() < limits.tensors(extent.buffers as usize)
                 && extents[group[0].tensor].kind() == extent.kind()
                 && values + part.values <= limits.max_values.min(limits.max_shared)
         });

@@ -294,7 +294,7 @@ fn main() {
         ("GPT-2", gpt2(width), f32, rounds),
         ("GPT-2", gpt2(width), bf16, rounds),
         ("small", small(1000), f32, 100),
-        ("small", small(10_000), f32, NEEDED),
+        ("small", small(10_000), f32, if host { NEEDED } else { 6 }),
     ] {
         let named = format!("{name}, {} {dtype:?}", shapes.len());
         let is_asked = only.is_none_or(|only| named.contains(only));

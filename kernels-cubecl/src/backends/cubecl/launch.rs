@@ -35,8 +35,7 @@ pub(super) fn pass(
     edge: f32,
 ) -> Vec<CubeTensor> {
     let mut owner = Owner::default();
-    let items = tensors.into_iter();
-    let items = items.map(|one| item(one, &factor, &mut owner));
+    let items = (tensors.into_iter()).map(|one| item(one, &factor, &mut owner));
     let batch = Batch::new(items.collect(), limits, true, edge.to_bits());
     let partials = floats(batch.like(), [batch.plan().rows.max(1) * ROW]);
     let factor = factor.map(|(factor, _)| factor);
@@ -259,8 +258,7 @@ pub(super) fn update(
         ..*limits
     };
     let mut owner = Owner::default();
-    let items = parameters.into_iter();
-    let items = items.map(|own| own_item(own, &mut owner));
+    let items = (parameters.into_iter()).map(|own| own_item(own, &mut owner));
     let batch = Batch::new(items.collect(), &limits, false, 0);
     let rows = match rows.meta.strides()[1] {
         1 => rows,

@@ -1,11 +1,13 @@
 use burn::tensor::{Tensor, TensorData};
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 
+use crate::backends::is_cube;
 use crate::status::{FIELDS, decode};
-use crate::{EventStatus, Status, TensorStatus, UnreadEvent, backends::is_cube, panic_message};
+use crate::{EventStatus, ServerError, Status, TensorStatus, UnreadEvent, panic_message};
 
 /// A status on its way to the host, where nobody waits for it.
 ///
@@ -13,13 +15,21 @@ use crate::{EventStatus, Status, TensorStatus, UnreadEvent, backends::is_cube, p
 #[derive(Debug)]
 pub struct Reading {
     events: Vec<UnreadEvent>,
-    /// The rows of each event, and then of the list; or the message of the panic that reading them ended in.
+    /// The rows of each event, and then of the list.
     rows: Arc<Later>,
 }
 
-type Rows = Vec<Vec<TensorStatus>>;
+type Rows = Result<Vec<Vec<TensorStatus>>, Failure>;
 /// Rows that are read by whoever looks at them first.
-type Later = LazyLock<Result<Rows, String>, Box<dyn FnOnce() -> Result<Rows, String> + Send>>;
+type Later = LazyLock<Rows, Box<dyn FnOnce() -> Rows + Send>>;
+
+/// The way in which reading has failed.
+#[derive(Debug)]
+enum Failure {
+    /// In Burn, with this message.
+    Device(String),
+    Server(ServerError),
+}
 
 impl Status {
     /// Reads the status, a row for each tensor, in the order of the list.
@@ -56,19 +66,30 @@ impl Reading {
         let elsewhere = !waits && rows.any(|rows| is_cube(&rows.into_dispatch()));
         // Launched here, in the order of this thread's work; what is left is the copy.
         let read = AssertUnwindSafe(rows_later(statuses));
-        let read = move || catch_unwind(read).map_err(|panic| panic_message(&*panic).to_string());
+        let panicked = |panic: Box<dyn Any + Send>| {
+            let message = panic_message(&*panic).to_string();
+            Err(Failure::Device(message))
+        };
+        let read = move || catch_unwind(read).unwrap_or_else(panicked);
         let rows = Arc::new(Later::new(Box::new(read)));
         let reading = Self { events, rows };
         match elsewhere {
             true => read_elsewhere(reading.rows.clone()),
-            false => _ = reading.rows(),
+            false => _ = LazyLock::force(&reading.rows),
         }
         reading
     }
 
-    fn rows(&self) -> &Rows {
-        let rows = (**self.rows).as_ref();
-        rows.unwrap_or_else(|error| panic!("{error}"))
+    /// Waits for the findings, if they are not there.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError`] if the device is a remote one, and its server is gone.
+    pub fn check(&self) -> Result<(), ServerError> {
+        match &**self.rows {
+            Err(Failure::Server(error)) => Err(error.clone()),
+            _ => Ok(()),
+        }
     }
 
     /// Returns true if it is there. Does not wait.
@@ -83,7 +104,11 @@ impl Reading {
     ///
     /// If the device has failed.
     pub fn wait(&self, scale: f64) -> (Vec<TensorStatus>, Vec<Option<EventStatus>>) {
-        let rows = self.rows();
+        let rows = match &**self.rows {
+            Ok(rows) => rows,
+            Err(Failure::Device(message)) => panic!("{message}"),
+            Err(Failure::Server(error)) => panic!("{error}"),
+        };
         let events = self.events.iter().zip(rows);
         let events = events.map(|(event, rows)| event.status(rows, scale));
         (rows.last().cloned().unwrap_or_default(), events.collect())
@@ -116,13 +141,20 @@ fn rows_later(statuses: Vec<Status>) -> impl FnOnce() -> Rows + Send {
         true => vec![Tensor::cat(tensors, 0)],
         false => tensors,
     };
-    let data: Vec<TensorData> = tensors.into_iter().map(Tensor::into_data).collect();
+    let device = tensors.first().map(Tensor::device);
+    let data = tensors.into_iter().map(Tensor::try_into_data);
+    let data: Result<Vec<TensorData>, _> = data.collect();
     move || {
+        let data = data.map_err(|error| {
+            let message = error.to_string();
+            let server = device.and_then(|device| ServerError::gone(&device, &message));
+            server.map_or(Failure::Device(message), Failure::Server)
+        })?;
         let mut fields = data.iter().flat_map(TensorData::iter);
         let mut rows = |elements: &Vec<u64>| {
             let own = fields.by_ref().take(elements.len() * FIELDS);
             decode(elements, own)
         };
-        elements.iter().map(&mut rows).collect()
+        Ok(elements.iter().map(&mut rows).collect())
     }
 }

@@ -1,8 +1,9 @@
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Backend, DTypeUsage, Dispatch, DispatchTensor, TensorMetadata};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::backends::{compose, has_kernels, is_cube};
+use crate::remote::stores;
 use crate::{AmpOps, Histogram, Job, Status, TensorList, TensorVec, UnsupportedDType};
 
 /// Multiplies every tensor by `inverse` and measures the products, in one pass.
@@ -122,8 +123,7 @@ pub(crate) fn run_list(
             other == device || Device::new(other.clone()) == home,
             "the tensors of a list are on one device, not on {home:?} and {other:?}"
         );
-        let is_stored = || Dispatch::dtype_usage(&device, dtype).contains(DTypeUsage::Storage);
-        if !dtype.is_float() || !is_stored() {
+        if !dtype.is_float() || !stores(&home, dtype) {
             return Err(UnsupportedDType::new(&home, dtype));
         }
     }

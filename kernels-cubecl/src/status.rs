@@ -1,6 +1,6 @@
 use burn::{backend::DispatchTensor, tensor::Tensor};
 
-use crate::backends::is_flex;
+use crate::{backends::is_flex, remote::is_remote};
 
 /// Floats of one tensor's row.
 pub(crate) const FIELDS: usize = 11;
@@ -116,8 +116,14 @@ impl Status {
 }
 
 /// Returns true if nobody has to wait to look at a tensor: on Flex.
-pub fn is_known_now<const D: usize>(tensor: &Tensor<D>) -> bool {
+pub(crate) fn is_known_now<const D: usize>(tensor: &Tensor<D>) -> bool {
     is_flex(&tensor.clone().into_dispatch())
+}
+
+/// Returns true if a tensor that is kept on its way costs no launch: on Flex, and on remote devices. Elsewhere it would be one more, beside the operations
+/// that Fusion makes one kernel of.
+pub fn is_kept_for_nothing<const D: usize>(tensor: &Tensor<D>) -> bool {
+    is_known_now(tensor) || is_remote(&tensor.device())
 }
 
 /// A copy that shares no memory with the tensor.

@@ -43,7 +43,9 @@ impl Watch {
 /// Returns true if a watch of gradients is called on a device: on those whose measures can be read.
 pub fn can_watch(device: &Device) -> bool {
     let name = Dispatch::name(device.clone().inner().as_dispatch());
-    ["flex", "cubecl"].iter().any(|known| name.contains(known))
+    ["flex", "cubecl", "remote"]
+        .iter()
+        .any(|known| name.contains(known))
 }
 
 impl std::fmt::Debug for Watch {

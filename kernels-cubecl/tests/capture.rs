@@ -119,6 +119,9 @@ fn every_operation_can_be_captured() {
     let expected: [&[f32]; 5] = [&row, &[3.0, 0.0, -4.0], &[3.0], &[12.5], &[512.0]];
     assert_eq!(values, expected.map(TensorData::from));
     let ours = "inspect histogram unscale unscale blend mul_cast";
-    let ours: Vec<_> = ours.split(' ').map(|name| format!("amp::{name}")).collect();
+    let ours: Vec<_> = ours
+        .split(' ')
+        .map(|name| format!("amp-{}::{name}", env!("CARGO_PKG_VERSION")))
+        .collect();
     assert_eq!(names, ours);
 }

@@ -1,5 +1,5 @@
 use burn::tensor::DType;
-use burn_amp_kernels::UnsupportedDType;
+use burn_amp_kernels::{ServerError, UnsupportedDType};
 use std::convert::Infallible;
 use thiserror::Error;
 
@@ -350,6 +350,10 @@ pub enum AmpError {
     /// A device cannot compute in a dtype. WGSL has no bf16, and f16 only where the device has the feature `shader-f16`.
     #[error(transparent)]
     UnsupportedDType(#[from] UnsupportedDType),
+
+    /// The server of a remote device does not know this crate's operations, or does not answer. The message says how to start one that does.
+    #[error(transparent)]
+    RemoteServer(#[from] ServerError),
 
     /// A device does not refuse two dtypes in one operation, so that mistakes which are an error elsewhere train there, on garbage.
     #[error(

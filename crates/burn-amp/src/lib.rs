@@ -26,6 +26,7 @@
 //! - `torch`: PyTorch's `GradScaler`, and parameters in half precision.
 //! - `mpi`: training in several processes, over MPI.
 //! - `report`: why a run fails.
+//! - `remote-server`: the command `burn-amp serve`, which lends this machine's devices to programs on others.
 
 pub mod gradients;
 pub mod schedule;

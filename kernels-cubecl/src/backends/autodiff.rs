@@ -135,13 +135,15 @@ impl<B: Backend + AmpOps> State<B> {
     }
 }
 
-/// A backend's floats as Burn's own tensor. All backends of the extension are here.
+/// A backend's floats as Burn's own tensor. All backends of the extension are here but captured graphs, which nobody reads.
 fn dispatched<B: Backend>(rows: FloatTensor<B>) -> Option<Tensor<1>> {
     let (rows, found): (&dyn Any, _) = (&rows, None);
     #[cfg(feature = "flex")]
     let found = found.or_else(|| downcast(rows).map(Tensor::from_primitive::<backend::Flex>));
     #[cfg(feature = "cubecl")]
     let found = found.or_else(|| downcast(rows).map(Tensor::from_primitive::<backend::Cube>));
+    #[cfg(feature = "remote")]
+    let found = found.or_else(|| downcast(rows).map(Tensor::from_primitive::<backend::Remote>));
     found
 }
 

@@ -8,20 +8,27 @@ use crate::ops::{AmpOps, Job, TensorVec, product_dtype};
 use crate::step::{ROW, UNDECIDED};
 use crate::{UpdateRule, histogram::BINS, status::FIELDS};
 
+/// The name of an operation. With this version: a server of another one may mean something else, and does not know it.
+macro_rules! name {
+    ($job:literal) => {
+        concat!("amp-", env!("CARGO_PKG_VERSION"), "::", $job)
+    };
+}
+
 impl Job {
     /// How it is queued: its name and its numbers.
     pub(super) fn encoded(self) -> (&'static str, [f64; 2]) {
         match self {
             Self::Unscale { keep_dtype, edge } => {
-                ("amp::unscale", [keep_dtype.into(), edge.into()])
+                (name!("unscale"), [keep_dtype.into(), edge.into()])
             }
-            Self::Inspect { edge } => ("amp::inspect", [0.0, edge.into()]),
-            Self::Histogram => ("amp::histogram", [0.0; 2]),
-            Self::Blend { keep, add } => ("amp::blend", [keep, add]),
-            Self::MulCast { factor, .. } => ("amp::mul_cast", [factor, 0.0]),
-            Self::Update { rule } => ("amp::update", [rule.number().into(), 0.0]),
-            Self::Advance { largest } => ("amp::advance", [largest.into(), 0.0]),
-            Self::Decide { rule } => ("amp::decide", [rule.number().into(), 0.0]),
+            Self::Inspect { edge } => (name!("inspect"), [0.0, edge.into()]),
+            Self::Histogram => (name!("histogram"), [0.0; 2]),
+            Self::Blend { keep, add } => (name!("blend"), [keep, add]),
+            Self::MulCast { factor, .. } => (name!("mul_cast"), [factor, 0.0]),
+            Self::Update { rule } => (name!("update"), [rule.number().into(), 0.0]),
+            Self::Advance { largest } => (name!("advance"), [largest.into(), 0.0]),
+            Self::Decide { rule } => (name!("decide"), [rule.number().into(), 0.0]),
         }
     }
 
@@ -51,9 +58,9 @@ impl Job {
         jobs.into_iter().find(|job| job.encoded().0 == desc.id)
     }
 
-    /// The shapes and dtypes of what it gives.
-    fn outputs(self, inputs: &[TensorIr]) -> Vec<(Shape, DType)> {
-        let flat = |length: usize| (Shape::from([length]), DType::F32);
+    /// The shapes and dtypes of what it gives, if a status is in the dtype `rows`.
+    fn outputs(self, inputs: &[TensorIr], rows: DType) -> Vec<(Shape, DType)> {
+        let status = |tensors: usize| (Shape::from([tensors * FIELDS]), rows);
         let like = |tensor: &TensorIr| (tensor.shape.clone(), tensor.dtype);
         let first = &inputs[0];
         match self {
@@ -61,11 +68,11 @@ impl Job {
                 let tensors = &inputs[..inputs.len() - 1];
                 let dtype = |tensor: &TensorIr| product_dtype(tensor.dtype, keep_dtype);
                 let product = |tensor: &TensorIr| (tensor.shape.clone(), dtype(tensor));
-                let rows = flat(tensors.len() * FIELDS);
-                tensors.iter().map(product).chain([rows]).collect()
+                let status = status(tensors.len());
+                tensors.iter().map(product).chain([status]).collect()
             }
-            Self::Inspect { .. } => vec![flat(inputs.len() * FIELDS)],
-            Self::Histogram => vec![flat(2 * BINS)],
+            Self::Inspect { .. } => vec![status(inputs.len())],
+            Self::Histogram => vec![(Shape::from([2 * BINS]), DType::F32)],
             Self::Blend { .. } | Self::Advance { .. } => vec![like(first)],
             Self::MulCast { dtype, .. } => vec![(first.shape.clone(), dtype.into())],
             Self::Update { rule } => {
@@ -81,11 +88,16 @@ impl Job {
     }
 }
 
-/// Notes a job, with ids for its outputs that `new_id` gives.
-pub(super) fn describe(job: Job, inputs: &[TensorIr], new_id: impl Fn() -> TensorId) -> CustomOpIr {
+/// Notes a job, with ids for its outputs that `new_id` gives, for a device that has a status in the dtype `rows`.
+pub(super) fn describe(
+    job: Job,
+    inputs: &[TensorIr],
+    rows: DType,
+    new_id: impl Fn() -> TensorId,
+) -> CustomOpIr {
     let (name, numbers) = job.encoded();
     let output = |(shape, dtype)| TensorIr::uninit(new_id(), shape, dtype);
-    let outputs: Vec<TensorIr> = job.outputs(inputs).into_iter().map(output).collect();
+    let outputs: Vec<TensorIr> = job.outputs(inputs, rows).into_iter().map(output).collect();
     let scalars = numbers.map(ScalarIr::Float).to_vec();
     CustomOpIr::with_scalars(name, inputs, &outputs, scalars)
 }
@@ -99,7 +111,7 @@ pub(super) fn execute<B: BackendIr + AmpOps>(
     let inputs = (desc.inputs.iter()).map(|ir| handles.get_float_tensor::<B>(ir));
     let outputs = B::amp_run(TensorVec(inputs.collect()), job);
     for (ir, tensor) in desc.outputs.iter().zip(outputs.0) {
-        // Flex has a status in f64.
+        // Flex has a status in f64, which a captured graph takes in f32.
         handles.register_float_tensor::<B>(&ir.id, cast::<B>(tensor, ir.dtype));
     }
 }

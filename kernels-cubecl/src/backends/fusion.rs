@@ -9,6 +9,7 @@ use super::compose::by_burn;
 use super::custom::{describe, execute};
 #[cfg(feature = "cubecl")]
 use crate::BufferAddress;
+use crate::remote::rows_on;
 use crate::{AmpOps, CastOps, Job, TensorVec};
 
 impl<B: FusionBackend + CastOps> CastOps for Fusion<B> {}
@@ -21,7 +22,8 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
             return TensorVec(by_burn::<Self>().run(tensors.0, job));
         }
         let inputs: Vec<_> = tensors.0.into_iter().map(|t| t.into_ir()).collect();
-        let desc = describe(job, &inputs, || client.create_empty_handle());
+        let rows = rows_on(client.device());
+        let desc = describe(job, &inputs, rows, || client.create_empty_handle());
         let ir = OperationIr::Custom(desc.clone());
         let work = OperationFn(move |handles: &mut _| {
             execute::<B>(handles, &desc);

@@ -41,6 +41,8 @@ pub(crate) use compose::compose;
 pub use flex::release_memory;
 #[cfg(feature = "router")]
 pub use router::register_amp_ops;
+#[cfg(feature = "remote-server")]
+pub use router::remote_server;
 
 /// Whether there are kernels for a tensor. Backends beside those of the extension would panic in it.
 pub(crate) fn has_kernels(tensor: &DispatchTensor) -> bool {

@@ -1,6 +1,6 @@
 use burn::module::Module;
 use burn::tensor::{DType, Device, FloatDType};
-use burn_amp_kernels::{UnsupportedDType, refuses_two_dtypes};
+use burn_amp_kernels::{UnsupportedDType, check_server, refuses_two_dtypes};
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -225,7 +225,8 @@ impl MixedPrecision {
 
     /// Checks that a device can compute in this dtype: WGSL has no bf16, and f16 on devices with `shader-f16`. And that Burn refuses two dtypes in one
     /// operation there, on which the messages of [`autocast`](Self::autocast) rest: a device of CubeCL's without fusion is asked, by a sum of two values, once in
-    /// a process for each dtype. Does not wait for the device.
+    /// a process for each dtype. The server of a remote device is asked, once in a process, whether it knows burn-amp's operations. Does not wait for other
+    /// devices.
     ///
     /// Call it before [`attach`](Self::attach) or [`prepare`](Self::prepare), which panic where this returns an error.
     ///
@@ -240,13 +241,15 @@ impl MixedPrecision {
     /// # Errors
     ///
     /// [`AmpError::UnsupportedDType`], which names the device and the dtypes that it has. [`AmpError::UncheckedDTypes`] if it does not refuse two dtypes,
-    /// unless [`allow_unchecked_dtypes`](Self::allow_unchecked_dtypes) was called.
+    /// unless [`allow_unchecked_dtypes`](Self::allow_unchecked_dtypes) was called. [`AmpError::RemoteServer`] if the server of a remote device lacks
+    /// burn-amp's operations, or does not answer within half a minute.
     pub fn check_device(&self, device: &Device) -> Result<(), AmpError> {
         self.check_device_in(self.shared.dtype, device)
     }
 
     /// Checks a device as [`check_device`](Self::check_device), for another dtype.
     fn check_device_in(&self, dtype: FloatDType, device: &Device) -> Result<(), AmpError> {
+        check_server(device)?;
         let half = DType::from(dtype);
         if !device.supports_dtype(half) {
             return Err(UnsupportedDType::new(device, half).into());

@@ -373,8 +373,8 @@ impl OpenScope {
         self.cross(&self.side, to, tensor, watch)
     }
 
-    /// Lets a tensor out for a part in f32, which comes back. Elsewhere than on Flex its gradient is not kept: that would be one more launch, beside the
-    /// operations that Fusion makes one kernel of.
+    /// Lets a tensor out for a part in f32, which comes back. On GPUs its gradient is not kept: that would be one more launch, beside the operations that
+    /// Fusion makes one kernel of.
     pub(super) fn widen(&self, tensor: AnyTensor) -> AnyTensor {
         if !self.side.holds(tensor.dtype()) {
             return tensor.cast(FloatDType::F32);
@@ -382,7 +382,7 @@ impl OpenScope {
         // A tensor that is carried out of the part has the scale.
         let notes = self.notes.clone();
         let returned = move || locked(&notes).awaits_gradients = false;
-        let watch = match tensor.is_known_now() && self.is_step {
+        let watch = match tensor.is_kept_for_nothing() && self.is_step {
             true => {
                 let amp = self.amp.clone();
                 let place = EventPlace::Return(self.number, self.region.clone());

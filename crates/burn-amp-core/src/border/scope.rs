@@ -520,7 +520,7 @@ impl Region {
                 let output = forward(cast_each(input, |tensor| outer.widen(tensor)));
                 // As for those that come in: see `widen`.
                 cast_each(output, |tensor| {
-                    let keeps = tensor.is_known_now();
+                    let keeps = tensor.is_kept_for_nothing();
                     outer.take_captured(tensor, keeps)
                 })
             }

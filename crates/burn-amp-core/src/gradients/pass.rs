@@ -4,10 +4,11 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use burn_amp_kernels::{
     EventStatus, ExponentHistogram, Histogram, Reading, Status, TensorList, TensorStatus,
-    UnreadEvent, UnsupportedDType,
+    UnreadEvent, check_server,
 };
 use std::{iter::zip, mem::take};
 
+use crate::error::AmpError;
 use crate::gradients::{Entry, GradientStatus};
 use crate::values::{AnyTensor, Parameter, with_rank};
 
@@ -99,8 +100,9 @@ impl Pass {
     }
 
     /// Multiplies all gradients by `inverse`, and measures the products. Does not wait.
-    pub(super) fn unscale(&mut self, inverse: f32) -> Result<(), UnsupportedDType> {
+    pub(super) fn unscale(&mut self, inverse: f32) -> Result<(), AmpError> {
         for group in &mut self.groups {
+            check_server(&group.device)?;
             let factor = Tensor::from_data([inverse], (&group.device, DType::F32));
             let list = take(&mut group.list);
             (group.list, group.status) = match group.keep_dtype {
@@ -112,18 +114,16 @@ impl Pass {
     }
 
     /// Measures all gradients, and reads the measures, as [`read`](Self::read).
-    pub(crate) fn inspect(
-        mut self,
-        events: Vec<UnreadEvent>,
-    ) -> Result<Measured, UnsupportedDType> {
+    pub(crate) fn inspect(mut self, events: Vec<UnreadEvent>) -> Result<Measured, AmpError> {
         for group in &mut self.groups {
+            check_server(&group.device)?;
             group.status = burn_amp_kernels::inspect(take(&mut group.list))?;
         }
-        Ok(self.read(events))
+        self.read(events)
     }
 
     /// Reads the measures, by position, and the border events in the same transfer. Waits for each device, for one transfer.
-    pub(super) fn read(&mut self, mut events: Vec<UnreadEvent>) -> Measured {
+    pub(super) fn read(&mut self, mut events: Vec<UnreadEvent>) -> Result<Measured, AmpError> {
         if self.groups.len() > 1 {
             self.start();
         }
@@ -134,6 +134,7 @@ impl Pass {
             READS.set(READS.get() + 1);
             // With those of the first device.
             let reading = Reading::now(take(&mut group.status), take(&mut events));
+            reading.check()?;
             let (rows, first) = reading.wait(1.0);
             event_statuses.extend(first);
             for (position, status) in zip(&group.positions, rows) {
@@ -142,7 +143,7 @@ impl Pass {
         }
         // Nothing was measured.
         event_statuses.extend(events.into_iter().map(UnreadEvent::read));
-        (statuses, event_statuses)
+        Ok((statuses, event_statuses))
     }
 
     /// Takes the gradients out, each with its position.
@@ -158,9 +159,10 @@ impl Pass {
     }
 
     /// Counts the values of all gradients by exponent. Waits for each device, for one transfer.
-    pub(crate) fn histogram(mut self) -> Result<ExponentHistogram, UnsupportedDType> {
+    pub(crate) fn histogram(mut self) -> Result<ExponentHistogram, AmpError> {
         let mut counts = Vec::new();
         for group in &mut self.groups {
+            check_server(&group.device)?;
             counts.push(burn_amp_kernels::histogram(take(&mut group.list))?);
         }
         self.start();
@@ -180,7 +182,7 @@ impl Pass {
 }
 
 /// Picks the parameters that are not finite. Waits for each device once.
-pub(super) fn not_finite(mut found: Vec<Parameter>) -> Result<Vec<Parameter>, UnsupportedDType> {
+pub(super) fn not_finite(mut found: Vec<Parameter>) -> Result<Vec<Parameter>, AmpError> {
     let values = found.iter().map(|found| found.value.clone()).collect();
     let (statuses, _) = Pass::over(values).inspect(Vec::new())?;
     let mut statuses = statuses.into_iter();

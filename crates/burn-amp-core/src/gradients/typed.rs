@@ -2,7 +2,7 @@
 
 use burn::module::{ModuleMapper, Param, ParamId};
 use burn::{optim::GradientsParams, tensor::DType, tensor::Tensor};
-use burn_amp_kernels::{TensorStatus, UnsupportedDType};
+use burn_amp_kernels::TensorStatus;
 use std::sync::{Arc, OnceLock};
 use std::{collections::HashMap, mem::take, ops::Add};
 
@@ -226,11 +226,7 @@ impl UnscaledGradients {
     ///
     /// The pass reads and writes what a multiplication of each does, in a few launches. It is taken where a norm that was measured
     /// asks for it: measuring first and unscaling by both factors would read all gradients twice where the norm asks for nothing.
-    pub(super) fn scale(
-        &mut self,
-        positions: &[usize],
-        factor: f32,
-    ) -> Result<(), UnsupportedDType> {
+    pub(super) fn scale(&mut self, positions: &[usize], factor: f32) -> Result<(), AmpError> {
         self.forget_measures();
         let mut pass = Pass::new(None, self.entries.len());
         for at in positions {

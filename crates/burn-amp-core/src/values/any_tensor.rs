@@ -1,7 +1,7 @@
 //! Float tensors whose rank is known at run time: parameters, gradients, sums, averages.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_amp_kernels::{Factor, TensorList, Watch, copied, is_known_now, watched_cast};
+use burn_amp_kernels::{Factor, TensorList, Watch, copied, is_kept_for_nothing, watched_cast};
 use std::ops::Deref;
 
 use crate::values::{is_half, with_rank};
@@ -59,9 +59,9 @@ impl AnyTensor {
         Tensor::from_bridge(self.0.into_bridge())
     }
 
-    /// True if nobody has to wait to look at it.
-    pub(crate) fn is_known_now(&self) -> bool {
-        is_known_now(&self.0)
+    /// True if a handle to it costs no launch.
+    pub(crate) fn is_kept_for_nothing(&self) -> bool {
+        is_kept_for_nothing(&self.0)
     }
 
     /// Changes each value by itself; the shape stays.

@@ -1,6 +1,6 @@
 use burn::tensor::{DType, Tensor};
 
-use crate::{Job, backends::has_kernels, run::run};
+use crate::{Elementwise, Job, device::has_kernels, run::run};
 
 /// `keep * target + add * source`, element by element, in one pass: a running sum (`keep` 1), a moving average.
 ///
@@ -60,6 +60,7 @@ pub fn blend_unless<const D: usize>(
     let found_inf = found_inf.into();
     let found_inf = found_inf.map(|found| found.inner().into_dispatch());
     let tensors = tensors.into_iter().chain(found_inf);
-    let mut sum = run(has_kernels, tensors, Job::Blend { keep, add });
+    let blend = Elementwise::Blend { keep, add };
+    let mut sum = run(has_kernels, tensors, Job::Elementwise(blend));
     Tensor::from_dispatch(sum.remove(0))
 }

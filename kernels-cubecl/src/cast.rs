@@ -1,7 +1,7 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use crate::{CastOps, TensorVec, Watch, backends::has_kernels, ops::Scale};
+use crate::{CastOps, TensorVec, Watch, device::has_kernels, job::Scale};
 
 /// Casts a tensor to `dtype`; the backward pass multiplies its gradient by `factor`.
 ///

@@ -31,9 +31,11 @@ mod backends;
 mod blend;
 mod cast;
 mod clip;
+mod device;
 mod error;
 mod graph;
 mod histogram;
+mod job;
 #[cfg(all(feature = "cubecl", not(feature = "dialects")))]
 mod kernel;
 /// Internal: for the tests of what CubeCL's compilers make of the kernels.
@@ -65,8 +67,9 @@ pub use clip::{ClipTable, NormClip, clip_factors};
 pub use error::UnsupportedDType;
 pub use graph::{Graph, Preparation, panic_message};
 pub use histogram::{ExponentHistogram, Histogram};
+pub use job::{Elementwise, Job};
 pub use list::TensorList;
-pub use ops::{AmpOps, BufferAddress, CastOps, Job, TensorVec};
+pub use ops::{AmpOps, BufferAddress, CastOps, TensorVec};
 pub use reading::Reading;
 pub use remote::{ServerError, ServerFault, check_server};
 pub use rule::ScaleState;

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 
-use crate::backends::is_cube;
+use crate::device::is_cube;
 use crate::status::{FIELDS, decode};
 use crate::{EventStatus, ServerError, Status, TensorStatus, UnreadEvent, panic_message};
 

@@ -2,7 +2,8 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-use crate::backends::{compose, has_kernels, is_cube};
+use crate::backends::compose;
+use crate::device::{has_kernels, is_cube};
 use crate::remote::stores;
 use crate::{AmpOps, Histogram, Job, Status, TensorList, TensorVec, UnsupportedDType};
 

@@ -18,11 +18,11 @@
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor};
 
-use crate::ops::{BufferAddress, Job, first};
+use crate::ops::{BufferAddress, first};
 use crate::rule::{self, ScaleState, WORDS, word};
 use crate::step::{UNDECIDED, UpdateRow, UpdateRule};
 use crate::words::{upload, words_of};
-use crate::{ClipTable, Status, UnreadEvent, backends::has_kernels};
+use crate::{ClipTable, Job, Status, UnreadEvent, device::has_kernels};
 
 impl ScaleState {
     /// Sends the state to a device. Does not wait for it.

@@ -1,6 +1,6 @@
 use burn::{backend::DispatchTensor, tensor::Tensor};
 
-use crate::{backends::is_flex, remote::is_remote};
+use crate::{device::is_flex, remote::is_remote};
 
 /// Floats of one tensor's row.
 pub(crate) const FIELDS: usize = 11;

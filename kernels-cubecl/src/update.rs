@@ -1,7 +1,7 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Tensor};
 
-use crate::backends::has_kernels;
+use crate::device::has_kernels;
 use crate::{Job, TensorList, UnsupportedDType, UpdateRow, UpdateRule};
 use crate::{run::run_list, step::ROW, words::upload};
 

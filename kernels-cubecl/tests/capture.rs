@@ -8,7 +8,7 @@ use burn::backend::{Capture, Dispatch, Flex};
 use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_amp_kernels::{
-    AmpOps, Job, TensorList, TensorVec, blend, histogram, register_amp_ops, unscale,
+    AmpOps, Elementwise, Job, TensorList, TensorVec, blend, histogram, register_amp_ops, unscale,
     unscale_in_dtype,
 };
 use burn_router::{CustomOpRegistry, TensorInterpreter};
@@ -108,7 +108,11 @@ fn every_operation_can_be_captured() {
         let sum = blend(Tensor::from_floats([1.0], device), half, 0.5, 2.0);
         // What the backward pass of a scaled cast does is one operation there.
         let (dtype, factor) = (FloatDType::F16, 1024.0);
-        let cast = run([0.5], Job::MulCast { dtype, factor }, device);
+        let cast = run(
+            [0.5],
+            Job::Elementwise(Elementwise::MulCast { dtype, factor }),
+            device,
+        );
         assert_eq!(cast.dtype(), DType::F16);
         let cast = cast.cast(FloatDType::F32);
         let outputs = [rows, products.get(0), kept, sum, cast];

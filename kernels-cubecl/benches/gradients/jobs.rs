@@ -7,8 +7,8 @@ use burn::{
     tensor::{DType, Device, FloatDType, Tensor, TensorData, bf16, f16},
 };
 use burn_amp_kernels::{
-    AmpOps, Job, TensorList, TensorVec, UpdateRow, UpdateRule, histogram, inspect, unscale,
-    unscale_in_dtype, update,
+    AmpOps, Elementwise, Job, TensorList, TensorVec, UpdateRow, UpdateRule, histogram, inspect,
+    unscale, unscale_in_dtype, update,
 };
 use rayon::prelude::*;
 
@@ -355,7 +355,7 @@ impl<'a> Gradients<'a> {
                 products.push(match composed {
                     true => tensor.cast(FloatDType::F32).mul_scalar(factor).cast(to),
                     false => {
-                        let job = Job::MulCast { dtype: to, factor };
+                        let job = Job::Elementwise(Elementwise::MulCast { dtype: to, factor });
                         let mut made = Dispatch::amp_run(TensorVec(vec![tensor.into_dispatch()]), job);
                         Tensor::<D>::from_dispatch(made.0.remove(0))
                     }

@@ -9,7 +9,8 @@ use std::any::Any;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::ops::{AmpOps, CastOps, Job, TensorVec, first};
+use crate::job::{Elementwise, Job};
+use crate::ops::{AmpOps, CastOps, TensorVec, first};
 use crate::status::Status;
 use crate::watch::{Callback, Cast, PassedGradient, UnreadEvent, Watch};
 
@@ -131,7 +132,8 @@ impl<B: Backend + AmpOps> State<B> {
             return grad;
         }
         let tensors = [grad].into_iter().chain(self.scale);
-        first::<B>(tensors, Job::MulCast { dtype, factor })
+        let product = Elementwise::MulCast { dtype, factor };
+        first::<B>(tensors, Job::Elementwise(product))
     }
 }
 

@@ -6,7 +6,7 @@ use burn::backend::{
 };
 use burn::tensor::{Bool, DType, FloatDType, Int, IntDType, Shape, Tensor};
 
-use crate::ops::{Kernels, Scale, Scaling, Weights, product_dtype};
+use crate::job::{Elementwise, Scale, Scaling, Weights, product_dtype};
 use crate::status::{COUNT_BASE, FIELDS};
 use crate::{ExponentHistogram, Job, histogram::BINS};
 
@@ -14,28 +14,28 @@ use crate::{ExponentHistogram, Job, histogram::BINS};
 ///
 /// # Panics
 ///
-/// In Burn, if the device has not the dtype of a tensor.
-pub(crate) fn compose(tensors: Vec<DispatchTensor>, job: Job) -> Vec<DispatchTensor> {
-    let composed = Kernels {
-        pass,
-        histogram,
-        ..by_burn::<Dispatch>()
-    };
-    composed.run(tensors, job)
+/// In Burn, if the device has not the dtype of a tensor. Of jobs that there are only kernels for.
+pub(crate) fn compose(mut tensors: Vec<DispatchTensor>, job: Job) -> Vec<DispatchTensor> {
+    match job {
+        Job::Unscale { keep_dtype, edge } => {
+            let inverse = tensors.pop().expect("the inverse is last");
+            pass(tensors, Some((inverse, keep_dtype)), edge)
+        }
+        Job::Inspect { edge } => pass(tensors, None, edge),
+        Job::Histogram => vec![histogram(tensors)],
+        Job::Elementwise(what) => vec![elementwise::<Dispatch>(tensors, what)],
+        Job::Update { .. } | Job::Advance { .. } | Job::Decide { .. } => {
+            panic!("there is no kernel for {job:?} on this device")
+        }
+    }
 }
 
 /// What is done value by value, in Burn's own operations, of which Fusion makes one kernel.
-pub(super) fn by_burn<B: Backend>() -> Kernels<FloatTensor<B>> {
-    const NONE: &str = "the job asks for kernels";
-    Kernels {
-        pass: |_, _, _| unreachable!("{NONE}"),
-        histogram: |_| unreachable!("{NONE}"),
-        blend: blend::<B>,
-        mul_cast: mul_cast::<B>,
-        update: |_, _, _| unreachable!("{NONE}"),
-        advance: |_, _, _| unreachable!("{NONE}"),
-        decide: |_, _, _| unreachable!("{NONE}"),
-    }
+pub(super) fn elementwise<B: Backend>(
+    tensors: Vec<FloatTensor<B>>,
+    what: Elementwise,
+) -> FloatTensor<B> {
+    what.run(tensors, blend::<B>, mul_cast::<B>)
 }
 
 fn blend<B: Backend>(

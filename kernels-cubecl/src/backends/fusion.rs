@@ -5,7 +5,7 @@ use burn::backend::tensor::FloatTensor;
 use burn_fusion::custom::{OperationFn, OperationIr, StreamId};
 use burn_fusion::{Fusion, FusionBackend};
 
-use super::compose::by_burn;
+use super::compose::elementwise;
 use super::custom::{describe, execute};
 #[cfg(feature = "cubecl")]
 use crate::BufferAddress;
@@ -18,8 +18,8 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
     fn amp_run(tensors: TensorVec<Self>, job: Job) -> TensorVec<Self> {
         let client = tensors.0[0].client.clone();
         // Fusion puts Burn's own operations into one kernel with what comes before and after.
-        if matches!(job, Job::Blend { .. } | Job::MulCast { .. }) {
-            return TensorVec(by_burn::<Self>().run(tensors.0, job));
+        if let Job::Elementwise(what) = job {
+            return TensorVec(vec![elementwise::<Self>(tensors.0, what)]);
         }
         let inputs: Vec<_> = tensors.0.into_iter().map(|t| t.into_ir()).collect();
         let rows = rows_on(client.device());

@@ -2,7 +2,7 @@
 
 use burn::backend::{DispatchDevice, TensorMetadata};
 use burn::{backend::ops::FloatTensorOps, backend::tensor::Device as DeviceOf, tensor::Device};
-use burn_amp_kernels::{AmpOps, Job, TensorVec};
+use burn_amp_kernels::{AmpOps, Elementwise, Job, TensorVec};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
 use crate::host::{FACTORS, Pair, assert_products, data, every_value, pairs, skipped, widen};
@@ -28,7 +28,7 @@ fn check(gradient: CubeTensor, pair: Pair, whole: f64) {
     let halved = half.map(|scale| (0.5, Some(scale)));
     for (factor, scale) in [(whole, None)].into_iter().chain(halved) {
         let tensors = [gradient.clone()].into_iter().chain(scale).collect();
-        let job = Job::MulCast { dtype, factor };
+        let job = Job::Elementwise(Elementwise::MulCast { dtype, factor });
         let found = CubeBackend::amp_run(TensorVec(tensors), job).0.remove(0);
         let kind = (found.dtype(), found.shape());
         assert_eq!(kind, (dtype.into(), gradient.shape()));

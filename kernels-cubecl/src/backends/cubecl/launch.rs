@@ -7,10 +7,10 @@ use cubecl::{prelude::*, std::tensor::into_contiguous as copied};
 
 use super::batch::{Batch, Item, Laid, Owner, arg, args, cubes, floats};
 use super::plan::{Launch, Limits, units};
+use crate::job::{Scale, Scaling, Weights, product_dtype};
 use crate::kernel::observe::{BIG, ROW};
 use crate::kernel::pass::{self, Form, Mode};
 use crate::kernel::{elementwise, finish, histogram, schedule, update};
-use crate::ops::{Scale, Scaling, Weights, product_dtype};
 use crate::{UpdateRule, backends::compose, clip, rule::WORDS, status::FIELDS, step};
 
 /// Cubes that a launch has in one dimension: what WebGPU grants.

@@ -11,7 +11,7 @@ mod tests;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
 use super::fusion::Located;
-use crate::{AmpOps, BufferAddress, CastOps, Job, TensorVec, ops::Kernels};
+use crate::{AmpOps, BufferAddress, CastOps, Job, TensorVec, job::Kernels};
 use plan::Limits;
 
 const KERNELS: Kernels<CubeTensor> = Kernels {

@@ -11,7 +11,7 @@ use burn::tensor::{Element, FloatDType, TensorData};
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use crate::ops::{Kernels, Scale, Scaling};
+use crate::job::{Kernels, Scale, Scaling};
 use crate::rule::{WORDS, is_bad};
 use crate::status::{FIELDS, row_norm};
 use crate::step::{ROW, UNDECIDED, column};

@@ -7,7 +7,7 @@ use burn_std::Bytes;
 use super::cpu::{Cpu, LANES, Real, Value, Work, run};
 use super::measure::{ChunkStatus, Pair, Sums, join, pairs};
 use super::{memory, shared, value};
-use crate::{ExponentHistogram, TensorStatus, histogram::BINS, ops::Weights};
+use crate::{ExponentHistogram, TensorStatus, histogram::BINS, job::Weights};
 
 /// Values that one thread takes at a time: enough to be worth the hand-over, few enough to share evenly.
 const CHUNK: usize = 1 << 16;

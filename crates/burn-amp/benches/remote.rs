@@ -84,7 +84,9 @@ fn compare<O: ModuleOptim>(
     let local = Device::flex().autodiff();
     let mut runs = [&local, remote].map(|device| Run::new(widths, batch, device, optim()));
     for _ in 0..30 {
-        runs.each_mut().map(Run::step);
+        for run in &mut runs {
+            run.step();
+        }
     }
     runs.map(Run::median)
 }

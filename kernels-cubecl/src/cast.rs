@@ -1,4 +1,4 @@
-use burn::backend::Dispatch;
+use burn::backend::{Dispatch, ops::FloatTensorOps};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::{CastOps, TensorVec, Watch, device::has_kernels, job::Scale};
@@ -110,7 +110,9 @@ fn composed<const D: usize>(
         None => zero.mul_scalar(ratio),
     };
     let sum = value.cast(dtype) - zero.cast(dtype);
-    tensor.cast(dtype).mask_where(finite, sum).reshape(shape)
+    let cast = tensor.cast(dtype).mask_where(finite, sum);
+    // It may be a handle whose shape has another rank than `D`.
+    Tensor::from_dispatch(Dispatch::float_reshape(cast.into_dispatch(), shape))
 }
 
 /// What a [`scaled_cast`](crate::scaled_cast) multiplies gradients by: a number of the host, or one that only the device knows.

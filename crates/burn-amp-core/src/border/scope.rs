@@ -165,14 +165,15 @@ pub(crate) fn dtype_clash(
 }
 
 /// The words of Burn 0.22.1 when two dtypes meet: its Flex backend (an operation on two tensors, a layer norm), its fusion, its
-/// ndarray backend, and an einsum.
-const CLASHES: [&str; 6] = [
+/// ndarray backend, and an einsum; and those of Burn 0.23's layers.
+const CLASHES: [&str; 7] = [
     "dtype mismatch",
     "does not match input dtype",
     "DTypeMismatch",
     "Data type mismatch",
     "data type mismatch",
     "must have the same dtype",
+    "do not have the same dtype",
 ];
 
 /// The message of a thread's panic where another one has joined it: its own is lost.

@@ -95,7 +95,10 @@ impl AnyTensor {
     pub fn copied(self) -> Self {
         let shape = self.shape();
         match self.clone().flat() {
-            Some(values) => self.map(|_| copied(values).reshape(shape)),
+            Some(values) => {
+                let own = copied(values);
+                with_rank!(shape.rank(), D => Self::with_graph(own.reshape::<D, _>(shape)))
+            }
             None => self,
         }
     }

@@ -1,6 +1,10 @@
 use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
 use burn::train::{InferenceStep, TrainOutput, TrainStep};
-use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, tensor::Device};
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, ModuleVisitor, Param},
+    tensor::{Device, Tensor},
+};
 use std::{any::Any, mem::take, ops::Deref};
 
 use super::checkpoint::{self, Entry};
@@ -180,6 +184,7 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
         let state = (!self.reloaded).then(|| self.steps.shared.lock());
         let newest = state.and_then(|state| state.current(&self.inner));
         let inner = newest.as_ref().unwrap_or(&self.inner);
+        inner.visit(&mut SumAgain);
         let mut output = in_model(&self.amp, || TrainStep::step(inner, batch));
         if self.steps.kind.mixed {
             // Burn's accumulation would sum them in half precision.
@@ -260,6 +265,20 @@ impl<M: std::fmt::Display> std::fmt::Display for Scaled<M> {
             counters.steps(),
             counters.skipped()
         )
+    }
+}
+
+/// Has `ExecutionStrategy::ddp` sum the gradients of parameters in one more backward pass. Burn does so in the first one that a value of theirs is in, and
+/// in no other: after a skipped step, or inside a window, each worker would go on with its own (docs/upstream/ddp-second-backward.md).
+struct SumAgain;
+
+impl ModuleVisitor for SumAgain {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.base();
+        if value.is_require_grad() && value.is_distributed() {
+            // Where Burn keeps what a backward pass needs, not in the tensor.
+            drop(value.set_distributed(param.id));
+        }
     }
 }
 

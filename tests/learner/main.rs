@@ -4,6 +4,8 @@ mod averages;
 mod book;
 #[path = "../oracle/compare.rs"]
 mod compare;
+#[cfg(feature = "ddp")]
+mod ddp;
 mod devices;
 mod ending;
 #[path = "../oracle/executor/mod.rs"]

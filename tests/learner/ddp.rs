@@ -1,0 +1,241 @@
+//! Burn's `ddp`: each worker has a learner of its own, and Burn sums their gradients inside the backward pass, so that what is wrong on one is seen by all.
+//!
+//! Over remote devices, whose servers are threads of this process. Burn 0.22.1 can do it on CUDA only; with
+//! the next Burn, `.ci/next` runs this.
+
+use burn::remote::RemoteHost;
+use burn::server::WebSocketTransport;
+use burn::tensor::distributed::{DistributedConfig, DistributedContext, ReduceOperation};
+use burn_amp_kernels::remote_server;
+use std::net::TcpListener;
+use std::process::Stdio;
+use std::thread::{self, ThreadId};
+
+use crate::support::*;
+
+/// What the second worker meets in its tenth step of twelve; how many steps there were, how many were skipped and rejected by a guard; and the loss
+/// scale of `multi`, and of `ddp`. There one worker may see a gradient that is not finite, and nothing at the border that says why, because the other
+/// has taken it: it blames the scale.
+const CASES: &str = "
+clean > 12 0 0 > 8192 > 8192
+overflow > 11 1 0 > 2048 > 2048
+infinite output > 11 1 0 > 4096 > 2048 or 4096
+NaN loss > 11 1 0 > 4096 > 2048 or 4096
+zero loss > 12 0 0 > 8192 > 8192
+empty batch > 12 0 0 > 8192 > 8192
+spike > 11 0 1 > 4096 > 4096
+fused, overflow > 11 1 0 > 2048 > 2048
+windows, overflow > 3 1 0 > 512 > 512
+";
+
+/// Samples of each worker, in batches of 8.
+const OWN: usize = 12 * 8;
+
+/// Marks a batch in which the fault happens: a sample's gain is at least one.
+const MARK: f32 = 2.0;
+
+/// A server with so many devices, as long as this process.
+fn serve(devices: usize) -> RemoteHost {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = remote_server(vec![Device::flex(); devices]);
+    thread::spawn(move || {
+        server
+            .serve(WebSocketTransport::from_listener(listener))
+            .unwrap()
+    });
+    RemoteHost::websocket(&format!("ws://{address}"))
+}
+
+fn device_of(host: &RemoteHost, index: usize) -> Device {
+    let options = Device::remote_options(host).device_index(index);
+    options.init().unwrap()
+}
+
+/// Two devices for each way in which Burn sums over them. Two workers on one fused device are not to be trusted, and a remote one is fused.
+fn engines() -> [(&'static str, [Device; 2]); 2] {
+    let apart = [(); 2].map(|()| device_of(&serve(1), 0));
+    let host = serve(2);
+    let together = [0, 1].map(|index| device_of(&host, index));
+    [
+        ("two servers", apart),
+        ("two devices of a server", together),
+    ]
+}
+
+/// Counters, loss scale and parameters with which a worker makes a step.
+type Seen = (u64, ThreadId, (StepCounters, f32, Vec<Values>));
+
+/// A model in which the fault of this name happens, and that notes what each step is made with.
+fn faulty(name: &'static str, amp: MixedPrecision, seen: Arc<Mutex<Vec<Seen>>>) -> Model {
+    Model::new(net(), move |model, mut batch| {
+        if !model.net.head.weight.val().is_require_grad() {
+            // A validation.
+            return InferenceStep::step(&model.net, batch);
+        }
+        let counters = amp.counters();
+        let with = (counters, amp.loss_scale(), values(&model.net));
+        let step = (counters.steps(), thread::current().id(), with);
+        seen.lock().unwrap().push(step);
+        let is_here = batch.gain.clone().into_scalar::<f32>() == MARK;
+        batch.gain = batch.gain * 0.0 + 1.0;
+        let fault = name.split(", ").last().unwrap();
+        let factor = match fault {
+            "overflow" => 1e30,
+            "NaN loss" => f32::NAN,
+            "zero loss" => 0.0,
+            "spike" => 8.0,
+            _ => 1.0,
+        };
+        if !is_here {
+            return InferenceStep::step(&model.net, batch);
+        }
+        batch.gain = batch.gain * factor;
+        match fault {
+            "infinite output" => {
+                let forward = |x| model.net.forward(x) * 1e4 * 1e4;
+                let logits = autocast(batch.features.clone(), forward);
+                model.net.output(logits, batch)
+            }
+            // As of a model that is not used.
+            "no gradients" => {
+                let loss = Tensor::<1>::zeros([1], &batch.features.device()).require_grad();
+                let logits = model.net.forward(batch.features.clone()).detach();
+                ClassificationOutput::new(loss, logits, batch.labels)
+            }
+            "empty batch" => {
+                let none = batch.features.clone().slice([0..0, 0..FEATURES]);
+                let logits = autocast(none, |x| model.net.forward(x));
+                let loss = logits.clone().sum().reshape([1]);
+                ClassificationOutput::new(loss, logits, batch.labels.slice([0..0]))
+            }
+            _ => InferenceStep::step(&model.net, batch),
+        }
+    })
+}
+
+/// Burn's SGD with what the case of this name is about.
+fn learner(name: &'static str, amp: &MixedPrecision, seen: Arc<Mutex<Vec<Seen>>>) -> Made<Model> {
+    let model = faulty(name, amp.clone(), seen);
+    if name.starts_with("fused") {
+        return amp.learner(model, fused_adam(), lr());
+    }
+    let optim = match name {
+        "spike" => {
+            let outlier =
+                r#"{"Outlier": {"window": 8, "skip_update_lossz": 0, "skip_update_gradz": 2}}"#;
+            sgd(amp).with_hook(Guard::load_binary(outlier.as_bytes()).unwrap())
+        }
+        _ => sgd(amp),
+    };
+    amp.learner(model, optim, lr())
+}
+
+/// What a run comes to, where all workers have seen the same before each step.
+fn train(name: &'static str, strategy: ExecutionStrategy) -> (String, Vec<Values>) {
+    let mut run = Run::of(1);
+    run.samples = samples(2 * OWN);
+    if name.starts_with("windows") {
+        run = run.with_windows(3);
+    }
+    run.config = at_scale(1024.0).with_growth_interval(4);
+    let run = run.with_gain(MARK, [OWN + 9 * 8]);
+    let (amp, seen) = (run.amp(), Arc::default());
+    let made = learner(name, &amp, Arc::clone(&seen));
+    let done = run.train_by(&temp_dir(), &amp, made, |amp, training| {
+        amp.training(training)
+            .with_training_strategy(strategy.into())
+    });
+    let done = done.finished();
+    let mut seen = std::mem::take(&mut *seen.lock().unwrap());
+    seen.sort_by_key(|(steps, ..)| *steps);
+    assert_eq!(seen.len(), 24, "{name}");
+    for both in seen.chunks(2).filter(|_| run.accumulation.is_none()) {
+        assert!(both[0].1 != both[1].1, "{name}: step {}", both[0].0);
+        let (step, [one, other]) = (both[0].0, [&both[0].2, &both[1].2]);
+        assert_eq!((one.0, one.1), (other.0, other.1), "{name}: step {step}");
+        assert!(one.2 == other.2, "{name}: parameters of step {step}");
+    }
+    let (counters, scale) = (done.counters(), done.model.scaler().loss_scale());
+    let line = format!(
+        "{} {} {} > {scale}",
+        counters.stepped(),
+        counters.skipped(),
+        counters.guarded()
+    );
+    (line, values(&done.model))
+}
+
+fn ddp(devices: &[Device]) -> ExecutionStrategy {
+    let all_reduce_op = ReduceOperation::Sum;
+    ExecutionStrategy::ddp(devices.to_vec(), DistributedConfig { all_reduce_op })
+}
+
+/// What is wrong on one worker is decided on all, with the parameters of `ExecutionStrategy::multi`, which steps once for all workers.
+#[test]
+fn all_workers_decide_the_same() {
+    for (engine, devices) in engines() {
+        for [name, counts, by_multi, by_ddp] in rows(CASES) {
+            let multi = ExecutionStrategy::multi(vec![Device::flex(); 2], WAYS[0]);
+            let (multi, ddp) = (train(name, multi), train(name, ddp(&devices)));
+            assert_eq!(multi.0, format!("{counts} > {by_multi}"), "{name}");
+            let mut expected = (by_ddp.split(" or ")).map(|scale| format!("{counts} > {scale}"));
+            assert!(
+                expected.any(|line| line == ddp.0),
+                "{engine}: {name}: {}",
+                ddp.0
+            );
+            assert!(multi.1 == ddp.1, "{engine}: {name}");
+        }
+    }
+}
+
+/// Burn waits for a gradient of every worker. When this fails, it does not, and the case belongs above.
+#[test]
+fn a_worker_without_gradients_lets_the_others_wait_for_ever() {
+    let name = "a_worker_without_gradients_lets_the_others_wait_for_ever";
+    if child_folder().is_some() {
+        let strategy = ddp(&engines()[0].1);
+        train("no gradients", strategy);
+        return;
+    }
+    let mut child = child(&format!("{}::{name}", module_path!()), Path::new(""));
+    let mut child = child
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    thread::sleep(Duration::from_secs(5));
+    let ended = child.try_wait().unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(ended, None);
+}
+
+/// See `docs/upstream/ddp-second-backward.md`. When this fails, `SumAgain` can go.
+#[test]
+fn burn_sums_in_the_first_backward_pass_only() {
+    if child_folder().is_none() {
+        // One context is alive for all remote devices of a process.
+        said_in_child(module_path!(), "burn_sums_in_the_first_backward_pass_only");
+        return;
+    }
+    let devices = [(); 2].map(|()| device_of(&serve(1), 0).autodiff());
+    let all_reduce_op = ReduceOperation::Sum;
+    let _context = DistributedContext::init(devices.to_vec(), DistributedConfig { all_reduce_op });
+    let id = ParamId::new();
+    let work = |device: &Device, own: f32| {
+        let weight = Tensor::<1>::ones([1], device).require_grad();
+        let weight = weight.set_distributed(id);
+        [(); 2].map(|()| {
+            let grads = (weight.clone() * own).backward();
+            weight.grad(&grads).unwrap().into_scalar::<f32>()
+        })
+    };
+    let passes = thread::scope(|threads| {
+        let both = [(&devices[0], 1.0), (&devices[1], 3.0)];
+        let both = both.map(|(device, own)| threads.spawn(move || work(device, own)));
+        both.map(|worker| worker.join().unwrap())
+    });
+    assert_eq!(passes, [[4.0, 1.0], [4.0, 3.0]]);
+}

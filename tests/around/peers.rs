@@ -1,115 +1,51 @@
 //! Ranks that decide on each step together: threads of one process here, each with a model, an optimizer and a loss scale of its own.
 
 use burn_amp::optim::{Peers, Vote};
+use burn_amp_tests::ranks::Rank;
 use std::error::Error;
-use std::sync::Condvar;
 use std::thread;
 
 use crate::support::*;
 
-/// The values of a round, and the number of ranks that have read them.
-type Round<T> = (Vec<Option<T>>, usize);
-
-/// Gives all ranks the values of all. A rank that waits for ever is a failure.
-struct Exchange<T> {
-    round: Mutex<Round<T>>,
-    changed: Condvar,
+/// The same on all ranks.
+fn linear() -> Linear {
+    let weights = burn::nn::Initializer::Constant { value: 0.25 };
+    let linear = LinearConfig::new(4, 2).with_initializer(weights);
+    linear.init(&flex())
 }
 
-impl<T: Clone> Exchange<T> {
-    fn new(size: usize) -> Arc<Self> {
-        Arc::new(Self {
-            round: Mutex::new((vec![None; size], 0)),
-            changed: Condvar::new(),
-        })
-    }
-
-    fn all(&self, rank: usize, value: T) -> Vec<T> {
-        let long = Duration::from_secs(20);
-        let until = |guard, is_over: &mut dyn FnMut(&mut Round<T>) -> bool| {
-            let waits = |round: &mut _| !is_over(round);
-            let (guard, timeout) = (self.changed.wait_timeout_while(guard, long, waits)).unwrap();
-            assert!(!timeout.timed_out(), "rank {rank} waits for ever");
-            guard
-        };
-        let mut round = until(self.round.lock().unwrap(), &mut |round| {
-            round.0[rank].is_none()
-        });
-        round.0[rank] = Some(value);
-        self.changed.notify_all();
-        let mut round = until(round, &mut |round| round.0.iter().all(Option::is_some));
-        let values = round.0.iter().flatten().cloned().collect();
-        round.1 += 1;
-        if round.1 == round.0.len() {
-            round.0.fill(None);
-            round.1 = 0;
-            self.changed.notify_all();
-        }
-        drop(until(round, &mut |round| round.0[rank].is_none()));
-        values
-    }
+fn two() -> [Rank; 2] {
+    let Ok(two) = <[Rank; 2]>::try_from(Rank::all(2)) else {
+        unreachable!("they are two");
+    };
+    two
 }
 
-/// One rank of several.
-#[derive(Clone)]
-struct Rank {
-    rank: usize,
-    size: usize,
-    votes: Arc<Exchange<Vote>>,
-    grads: Arc<Exchange<[Option<Vec<f32>>; 2]>>,
-}
-
-impl Peers for Rank {
-    fn rank(&self) -> usize {
-        self.rank
+/// The means of the gradients of all ranks; a rank without some has zeros.
+fn average(rank: &Rank, model: &Linear, mut grads: GradientsParams) -> GradientsParams {
+    let bias = model.bias.as_ref().unwrap();
+    let flat = |data: TensorData| data.try_to_vec::<f32>().unwrap();
+    let weight_of = grads.remove::<2>(model.weight.id);
+    let bias_of = grads.remove::<1>(bias.id);
+    let own = vec![
+        weight_of.map(|grad| flat(grad.to_data())),
+        bias_of.map(|grad| flat(grad.to_data())),
+    ];
+    let means = rank.sums(own).into_iter().map(|sum| {
+        let mean = |sum: Vec<f32>| sum.iter().map(|sum| sum / rank.size as f32).collect();
+        sum.map(mean)
+    });
+    let [weight_of, bias_of]: [Option<Vec<f32>>; 2] = means.collect::<Vec<_>>().try_into().unwrap();
+    let mut grads = GradientsParams::new();
+    if let Some(mean) = weight_of {
+        let data = TensorData::new(mean, model.weight.dims());
+        grads.register(model.weight.id, Tensor::<2>::from_data(data, &flex()));
     }
-
-    fn size(&self) -> usize {
-        self.size
+    if let Some(mean) = bias_of {
+        let data = TensorData::new(mean, bias.dims());
+        grads.register(bias.id, Tensor::<1>::from_data(data, &flex()));
     }
-
-    fn agree(&self, vote: Vote) -> Result<Vote, Box<dyn Error + Send + Sync>> {
-        // As engines send it.
-        let sent = serde_json::to_string(&vote)?;
-        let votes = self.votes.all(self.rank, serde_json::from_str(&sent)?);
-        Ok(Vote::join(votes))
-    }
-}
-
-impl Rank {
-    /// The means of the gradients of all ranks; a rank without some has zeros.
-    fn average(&self, model: &Linear, mut grads: GradientsParams) -> GradientsParams {
-        let bias = model.bias.as_ref().unwrap();
-        let flat = |data: TensorData| data.try_to_vec::<f32>().unwrap();
-        let weight_of = grads.remove::<2>(model.weight.id);
-        let bias_of = grads.remove::<1>(bias.id);
-        let own = [
-            weight_of.map(|grad| flat(grad.to_data())),
-            bias_of.map(|grad| flat(grad.to_data())),
-        ];
-        let all = self.grads.all(self.rank, own);
-        let mean = |which: usize| {
-            let given = all.iter().filter_map(|one| one[which].clone());
-            let sum =
-                |sum: Vec<f32>, next: Vec<f32>| sum.iter().zip(next).map(|(a, b)| a + b).collect();
-            let mean = |sum: Vec<f32>| {
-                sum.iter()
-                    .map(|sum| sum / self.size as f32)
-                    .collect::<Vec<_>>()
-            };
-            given.reduce(sum).map(mean)
-        };
-        let mut grads = GradientsParams::new();
-        if let Some(mean) = mean(0) {
-            let data = TensorData::new(mean, model.weight.dims());
-            grads.register(model.weight.id, Tensor::<2>::from_data(data, &flex()));
-        }
-        if let Some(mean) = mean(1) {
-            let data = TensorData::new(mean, bias.dims());
-            grads.register(bias.id, Tensor::<1>::from_data(data, &flex()));
-        }
-        grads
-    }
+    grads
 }
 
 /// What a step has come to.
@@ -145,9 +81,7 @@ fn row(kind: char) -> (f32, f32) {
 fn train(script: &str, rank: Option<Rank>, add: Add, in_region: bool) -> Run {
     let number = rank.as_ref().map_or(0, |rank| rank.rank);
     let amp = MixedPrecision::f16();
-    let weights = burn::nn::Initializer::Constant { value: 0.25 };
-    let linear = LinearConfig::new(4, 2).with_initializer(weights);
-    let (mut model, mut optim) = amp.prepare(linear.init(&flex()), SgdConfig::new().init());
+    let (mut model, mut optim) = amp.prepare(linear(), SgdConfig::new().init());
     optim = add(optim, number);
     if let Some(rank) = &rank {
         optim = optim.with_peers(rank.clone());
@@ -182,7 +116,7 @@ fn train(script: &str, rank: Option<Rank>, add: Add, in_region: bool) -> Run {
         if let Some(rank) = &rank
             && !script.contains('!')
         {
-            grads = rank.average(&model, grads);
+            grads = average(rank, &model, grads);
         }
         model = optim
             .try_step(0.125, model, grads)
@@ -207,17 +141,9 @@ fn region_settings() -> GradScalerConfig {
 
 /// What each of so many ranks has come to.
 fn ranks(size: usize, script: &'static str, add: Add, in_region: bool) -> Vec<Run> {
-    let (votes, grads) = (Exchange::new(size), Exchange::new(size));
-    let threads = (0..size).map(|rank| {
-        let (votes, grads) = (votes.clone(), grads.clone());
-        let rank = Rank {
-            rank,
-            size,
-            votes,
-            grads,
-        };
-        thread::spawn(move || train(script, Some(rank), add, in_region))
-    });
+    let threads = Rank::all(size).into_iter();
+    let threads =
+        threads.map(|rank| thread::spawn(move || train(script, Some(rank), add, in_region)));
     let threads: Vec<_> = threads.collect();
     threads
         .into_iter()
@@ -348,20 +274,10 @@ fn a_rank_that_has_ended_ends_the_others() {
 /// The lowest scale of all ranks is set on each.
 #[test]
 fn ranks_calibrate_to_the_lowest_scale() {
-    let votes = Exchange::new(2);
-    let threads = [0, 1].map(|rank| {
-        let rank = Rank {
-            rank,
-            size: 2,
-            votes: votes.clone(),
-            grads: Exchange::new(2),
-        };
+    let threads = two().map(|rank| {
         thread::spawn(move || {
             let amp = MixedPrecision::f16();
-            let (model, optim) = amp.prepare(
-                LinearConfig::new(4, 2).init(&flex()),
-                SgdConfig::new().init(),
-            );
+            let (model, optim) = amp.prepare(linear(), SgdConfig::new().init());
             let number = rank.rank as i32;
             let mut optim = optim.with_peers(rank);
             let loss = |model: &Linear| {
@@ -438,4 +354,174 @@ fn an_engine_that_fails_ends_the_votes() {
     }
     drop(trial);
     assert_eq!(asked.load(Ordering::Relaxed), 1);
+}
+
+/// What the last of two ranks does before a step that the other does not.
+struct Odd<'a> {
+    step: usize,
+    optim: &'a mut ScaledOptimizer,
+    grads: &'a mut GradientsParams,
+    lr: &'a mut f64,
+    model: &'a Linear,
+}
+
+/// The optimizer of a rank, what the odd one does, and what both say of it.
+type Apart = (fn(bool) -> ModuleOptimizer, fn(Odd), &'static str);
+
+const APART: [Apart; 6] = [
+    (
+        // A first step is begun before its gradients are looked at.
+        |_| SgdConfig::new().init(),
+        |odd| {
+            let wrong = Tensor::<2>::zeros([3, 3], &flex().inner());
+            odd.grads.register(odd.model.weight.id, wrong);
+        },
+        "has shape [3, 3]",
+    ),
+    (
+        |is_odd| match is_odd {
+            true => AdamConfig::new().init(),
+            false => SgdConfig::new().init(),
+        },
+        |_| {},
+        "it has the optimizer",
+    ),
+    (
+        |_| SgdConfig::new().init(),
+        |odd| *odd.lr *= 2.0,
+        "it has `weight` of shape [4, 2] in F32, with the checksum",
+    ),
+    (
+        |_| SgdConfig::new().init(),
+        |odd| {
+            if odd.step == 2 {
+                odd.optim.scaler_mut().set_loss_scale(512.0).unwrap();
+            }
+        },
+        "it has the loss scale 512, where rank 0 has the loss scale 1024",
+    ),
+    (
+        |_| SgdConfig::new().init(),
+        |odd| {
+            if odd.step == 2 {
+                odd.optim.discard(GradientsParams::new()).unwrap();
+            }
+        },
+        "it has stepped or discarded 3 times, where rank 0 has stepped or discarded 2 times",
+    ),
+    (
+        |_| SgdConfig::new().init(),
+        |odd| {
+            if odd.step == 2 {
+                let record = odd.optim.into_bytes().unwrap();
+                odd.optim.from_bytes(record).unwrap();
+            }
+        },
+        "it makes another call than rank 0",
+    ),
+];
+
+/// Trains on the same batch as the other rank until something fails.
+fn until_apart(peers: impl Peers, optim: ModuleOptimizer, odd: Option<fn(Odd)>) -> AmpError {
+    let amp = f16_under(at_scale(1024.0));
+    let (mut model, optim) = amp.prepare(linear(), optim);
+    let mut optim = optim.with_peers(peers);
+    for step in 0..4 {
+        let output = amp.autocast(Tensor::ones([2, 4], &flex()), |x: Tensor<2>| {
+            model.forward(x)
+        });
+        let mut grads = GradientsParams::from_grads(output.sum().backward(), &model);
+        let mut lr = 0.125;
+        if let Some(change) = odd {
+            change(Odd {
+                step,
+                optim: &mut optim,
+                grads: &mut grads,
+                lr: &mut lr,
+                model: &model,
+            });
+        }
+        match optim.try_step(lr, model, grads) {
+            Ok(stepped) => model = stepped,
+            Err(failed) => return failed.error,
+        }
+    }
+    panic!("no step has failed");
+}
+
+/// Ranks that do not make the same calls, with the same settings, are told so in the first step that shows it.
+#[test]
+fn ranks_that_come_apart_are_told_in_what() {
+    for (optim, change, why) in APART {
+        let threads = two().map(|rank| {
+            let is_odd = rank.rank == 1;
+            thread::spawn(move || until_apart(rank, optim(is_odd), is_odd.then_some(change)))
+        });
+        for (rank, thread) in threads.into_iter().enumerate() {
+            let error = thread.join().unwrap().to_string();
+            let is_named = error.contains("rank 1 of the training stops it");
+            // Its own error has no number.
+            assert!(is_named || rank == 1, "{error}");
+            assert!(error.contains(why), "rank {rank}, {why}: {error}");
+        }
+    }
+}
+
+/// A rank of another version says so before the first step.
+#[test]
+fn ranks_of_two_versions_are_refused() {
+    struct Older(Rank);
+    impl Peers for Older {
+        fn rank(&self) -> usize {
+            self.0.rank
+        }
+
+        fn size(&self) -> usize {
+            self.0.size
+        }
+
+        fn agree(&self, vote: Vote) -> Result<Vote, Box<dyn Error + Send + Sync>> {
+            let sent = serde_json::to_string(&vote)?;
+            let sent = match self.0.rank {
+                0 => sent,
+                _ => sent.replace(
+                    concat!("burn-amp ", env!("CARGO_PKG_VERSION")),
+                    "burn-amp 0.0.9",
+                ),
+            };
+            self.0.agree(serde_json::from_str(&sent)?)
+        }
+    }
+    let run = |rank| until_apart(Older(rank), SgdConfig::new().init(), None);
+    let threads = two().map(|rank| thread::spawn(move || run(rank)));
+    let why = concat!(
+        "it has burn-amp 0.0.9, where rank 0 has burn-amp ",
+        env!("CARGO_PKG_VERSION")
+    );
+    for thread in threads {
+        says(&thread.join().unwrap(), ["rank 1", why]);
+    }
+}
+
+/// A calibration before the first step is a vote, too, and that step is still begun by comparing what is set.
+#[test]
+fn ranks_compare_their_settings_after_a_calibration() {
+    let run = |rank: Rank| {
+        let (amp, is_odd) = (MixedPrecision::f16(), rank.rank == 1);
+        let (model, optim) = amp.prepare(linear(), SgdConfig::new().init());
+        let limit = if is_odd { 1.0 } else { 2.0 };
+        let optim = optim.with_clipping(GradientClip::Norm(limit));
+        let loss = |model: &Linear| {
+            let input = Tensor::<2>::ones([2, 4], &flex());
+            amp.autocast(input, |x| model.forward(x)).sum()
+        };
+        let mut optim = optim.with_peers(rank);
+        optim.calibrate(&model, loss).unwrap();
+        let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
+        optim.try_step(0.1, model, grads).unwrap_err().error
+    };
+    let threads = two().map(|rank| thread::spawn(move || run(rank)));
+    for thread in threads {
+        says(&thread.join().unwrap(), ["rank 1", "Norm(1.0)"]);
+    }
 }

@@ -157,3 +157,20 @@ fn a_record_says_which_regions_passes_have_opened_that_nobody_tests() {
     });
     holds(1, &[region, Action::Save, Action::Load, Train(GOOD)]);
 }
+
+#[test]
+fn gradients_that_are_looked_at_have_one_cause_on_all_ranks() {
+    holds(1, &[Unscale(NAN), Train(GOOD)]);
+}
+
+#[test]
+fn a_rank_without_a_pass_does_not_know_the_cause() {
+    let window = [Train(NAN), Action::Save, Action::Load, Train(GOOD), Flush];
+    holds(4, &window);
+    // Nor is it that of a step before.
+    let steep = Pass {
+        slope: Slope::Power(9),
+        ..GOOD
+    };
+    holds(1, &[Train(GOOD), Action::Swap, Train(NAN), Train(steep)]);
+}

@@ -100,14 +100,17 @@ pub fn validate(amp: &MixedPrecision, model: &Gain) {
     amp.autocast(input().inner(), |x| x * model.w.val());
 }
 
-/// What the output is multiplied by: a tensor, since a recorded step would keep a number.
-pub fn slope_of(slope: Slope) -> Tensor<1> {
-    Tensor::from_floats([slope.value(); 4], &device())
+/// What the output of the scope is multiplied by, and that of the one beside it, in this part of a batch: tensors, since a recorded step would
+/// keep a number.
+pub fn slopes_of(slope: Slope, part: [bool; 4]) -> [Tensor<1>; 2] {
+    let in_part = |value: f32| part.map(|is_here| if is_here { value } else { 0.0 });
+    [slope.value(), 2f32.powi(BESIDE)].map(|value| Tensor::from_floats(in_part(value), &device()))
 }
 
 /// The loss of a pass.
 pub fn loss(amp: &MixedPrecision, model: &Gain, pass: Pass) -> Tensor<1> {
-    loss_of(amp, model, pass.shape, input(), slope_of(pass.slope))
+    let slopes = slopes_of(pass.slope, [true; 4]);
+    loss_of(amp, model, pass.shape, input(), slopes)
 }
 
 /// As [`loss`], of this input.
@@ -116,12 +119,12 @@ pub fn loss_of(
     model: &Gain,
     shape: Shape,
     input: Tensor<1>,
-    slope: Tensor<1>,
+    [slope, slope_beside]: [Tensor<1>; 2],
 ) -> Tensor<1> {
     let forward = |x: Tensor<1>| x * model.w.val();
     let scope = || amp.autocast(input.clone(), forward);
     let by = |y: Tensor<1>| (y * slope.clone()).sum();
-    let beside = |y: Tensor<1>| (y * 2f32.powi(BESIDE)).sum();
+    let beside = |y: Tensor<1>| (y * slope_beside.clone()).sum();
     match shape {
         Shape::One => by(scope()),
         Shape::Nested => {

@@ -277,6 +277,30 @@ impl Action {
     }
 }
 
+/// The most ranks of a training.
+pub const RANKS: usize = 3;
+
+impl Pass {
+    /// The values of the batch that a rank of so many has; none if it has no pass. A bad loss is that of one rank, and so are a third of the others;
+    /// of the rest each has its part. In a region all are: in the middle of a window, the record of one knows no region of the others.
+    pub fn part(self, rank: usize, ranks: usize) -> Option<[bool; 4]> {
+        let alone = match self.slope {
+            _ if self.shape == Shape::Region => None,
+            Slope::Nan => Some(0),
+            Slope::Infinite => Some(ranks - 1),
+            Slope::Power(exponent) if exponent % 3 == 0 => {
+                Some(exponent.unsigned_abs() as usize / 3 % ranks)
+            }
+            Slope::Power(_) | Slope::Zero => None,
+        };
+        let own = rank * 4 / ranks..(rank + 1) * 4 / ranks;
+        match alone {
+            None => Some(std::array::from_fn(|value| own.contains(&value))),
+            Some(one) => (one == rank).then_some([true; 4]),
+        }
+    }
+}
+
 impl Slope {
     pub fn value(self) -> f32 {
         match self {

@@ -9,6 +9,7 @@ mod logs;
 mod panics;
 mod player;
 pub mod prelude;
+pub mod ranks;
 pub mod readers;
 pub mod run;
 mod says;

@@ -12,7 +12,7 @@ use crate::{Scaler, StepOutcome, scale::account::Call};
 pub use crate::{
     beside_burn::during,
     error::{in_range, or_panic},
-    gradients::entries::Entries,
+    gradients::entries::{Entries, put_gradient, take_gradient},
     gradients::{StepGradients, widened},
     lock::locked,
     peers::{described, difference},

@@ -18,7 +18,7 @@ pub use recorded::{InspectedStep, Recorder, Stage, refused};
 use crate::error::{AmpError, StepError, or_panic};
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
 use crate::peers::{Peers, Ranks, described};
-use crate::record::{AmpRecord, OptimizerState};
+use crate::record::{AmpRecord, OptimizerState, checksum};
 use crate::scaler::accumulation::{AccumulationConfig, AccumulationWindow};
 use crate::step::hook::{Hook, IntoHook};
 use crate::{
@@ -169,9 +169,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// scale, counters, hooks, dropped micro-batches, limits and the factors of regions are the same on all ranks, bit for bit. Where a step fails on one
     /// rank, it ends on all with an error.
     ///
-    /// Before the first step the ranks compare their settings, the state of their loss scales, and names, shapes and values of the parameters. Each step
-    /// waits, with fused optimizers too, and none can be captured. Gradients that [`discard`](Self::discard) throws away, or that are dropped, are
-    /// counted without a vote: do so on all ranks. When it is dropped, with all its clones, the others are told that this rank has ended.
+    /// Before the first step, and before that after the first update, the ranks compare their settings, the state of loss scale and optimizer, and
+    /// names, shapes and values of the parameters, which reads them all; in each step their loss scales, and how often they have stepped. Make the same
+    /// calls on all ranks, also those that change a setting, or discard gradients. Each step waits, with fused optimizers too, and none can be captured.
+    /// When it is dropped, with all its clones, the others are told that this rank has ended.
     ///
     /// [`calibrate`](Self::calibrate) sets the lowest scale of all ranks; [`MixedPrecision::calibrate`](crate::MixedPrecision::calibrate) that of one.
     pub fn with_peers(mut self, peers: impl Peers) -> Self {
@@ -182,6 +183,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Says what must be the same on all ranks, a line for each.
     fn about<M: Module>(&self, module: &M) -> String {
+        let state = self.optim.to_record().and_then(checksum);
         let mut lines = vec![
             format!("burn-amp {}", env!("CARGO_PKG_VERSION")),
             self.options.about(),
@@ -189,9 +191,31 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 "the loss scale {}",
                 serde_json::json!(self.scaler.schedule())
             ),
+            // One that stores no state is known by its updates alone.
+            format!(
+                "the optimizer {} {}",
+                type_name::<O>(),
+                state.unwrap_or_default()
+            ),
         ];
         lines.extend(described(module));
         lines.join("\n")
+    }
+
+    /// Begins a call on all ranks: compares what must be the same, where that is due. Returns the votes so far; none without other ranks.
+    fn begin<M: Module>(&self, module: &M) -> Result<Option<u64>, AmpError> {
+        let Some(ranks) = &self.scaler.ranks else {
+            return Ok(None);
+        };
+        let updates = self.scaler.counters().stepped();
+        ranks.begin(updates, || self.about(module)).map(Some)
+    }
+
+    /// Says to the other ranks that a call fails here, unless this one has voted in it, after so many votes.
+    fn fail(&self, votes: Option<u64>, error: &AmpError) {
+        if let (Some(ranks), Some(votes)) = (&self.scaler.ranks, votes) {
+            ranks.fail(votes, error);
+        }
     }
 
     /// Checks the settings of this and of the inner optimizer, as each step does.
@@ -277,7 +301,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Unscales gradients ahead of [`step`](Self::step), to look at them or to clip them.
     ///
     /// Waits for the device once; `step` then does not wait again. See `GradScaler::unscale`. Gradients that are dropped after it count as
-    /// discarded ones at the next call of this, of `step`, `flush` or `discard`.
+    /// discarded ones at the next call of this, of `step`, `flush` or `discard`. Several ranks vote on what was found.
     ///
     /// # Errors
     ///
@@ -288,10 +312,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: ScaledGradients,
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
-        self.check_settings()?;
-        self.synchronize()?;
-        self.scaler.resolve_dropped()?;
-        self.scaler.unscale(grads, module)
+        let votes = self.begin(module)?;
+        let ready = self.check_settings().and_then(|()| self.synchronize());
+        let ready = ready.and_then(|()| self.scaler.resolve_dropped());
+        let unscaled = ready.and_then(|()| self.scaler.unscale(grads, module));
+        unscaled.inspect_err(|error| self.fail(votes, error))
     }
 
     /// One training step, called as [`ModuleOptimizer::step`](burn::optim::ModuleOptimizer::step) is.
@@ -379,9 +404,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// A call that was refused before it began.
     fn refused<M: Module>(&self, module: M, error: AmpError) -> StepError<M> {
         self.scaler.enter(Call::default());
-        if let Some(ranks) = &self.scaler.ranks {
-            ranks.fail(ranks.votes(), &error);
-        }
+        let votes = self.scaler.ranks.as_ref().map(|ranks| ranks.votes());
+        self.fail(votes, &error);
         let error = error.with_culprit(&module);
         StepError::new(module, error)
     }
@@ -532,6 +556,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             other => other,
         })?;
         self.loaded = Some(state);
+        if let Some(ranks) = &self.scaler.ranks {
+            ranks.restart();
+        }
         if let Some(here) = &mut self.options.window {
             here.state = window.unwrap_or_default();
         }

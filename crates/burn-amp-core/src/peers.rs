@@ -5,14 +5,15 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use crate::error::AmpError;
 use crate::lock::locked;
 use crate::scale::finding::{Finding, SkipCause, Tested};
 use crate::scale::loss_scale::Measures;
 use crate::scale::regions::RegionState;
+use crate::scale::step_counters::StepCounters;
 use crate::values::{Parameter, distinct_parameters};
 
 /// The other ranks of a training in several processes, each with an optimizer and a loss scale of its own, which decide together:
@@ -61,8 +62,12 @@ pub trait Peers: Send + Sync + 'static {
     /// Gives the vote of this rank to all, and returns what [`Vote::join`] makes of the votes of all ranks, in the order of their ranks: the same
     /// on each.
     ///
-    /// Called as often on every rank: once for each step and each tested micro-batch, once before the first step, and once at the end. A rank whose step
-    /// fails votes too. Waits for the slowest rank.
+    /// Called as often on every rank: once for each step, each tested micro-batch and each call of
+    /// [`unscale`](crate::ScaledOptimizer::unscale) and [`calibrate`](crate::ScaledOptimizer::calibrate), once before the first of these, once after the
+    /// first update, and once at the end. A rank whose step fails votes too. Waits for the slowest rank.
+    ///
+    /// The last vote is given when the optimizer is dropped. One that is leaked ([`std::mem::forget`]) gives none: the others wait for it, until the
+    /// engine finds that its process is gone (`mpirun` does, and ends the job). Where that may be, have `agree` wait no longer than some limit.
     ///
     /// # Errors
     ///
@@ -80,7 +85,7 @@ pub struct Vote {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum Says {
-    /// Settings and state before the first step, which must be the same on all ranks.
+    /// Settings and state before a step, which must be the same on all ranks.
     Begins(String),
     /// What a test of gradients has found.
     Tested(Ballot),
@@ -95,9 +100,14 @@ enum Says {
 /// The findings of a step that ranks decide on together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ballot {
+    /// The loss scale of the step, in bits, and the number of calls before it: the same on all ranks.
+    scale: u32,
+    calls: u64,
     pub(crate) tested: Tested,
-    /// Set if a value is NaN that nobody knows the cause of.
-    pub(crate) has_nan: bool,
+    /// Set if nothing has shown the cause of an overflow here: the part of the batch was empty, say.
+    pub(crate) is_guess: bool,
+    /// Set if a cause that nobody knows spares the loss scale.
+    pub(crate) spares: bool,
     /// The regions that are the cause of an overflow.
     pub(crate) regions: BTreeSet<String>,
     measures: Measured,
@@ -182,7 +192,13 @@ impl Vote {
                 (other.rank, Says::Fails(reason))
             }
             (Says::Scale(one), Says::Scale(two)) => (self.rank, Says::Scale(one.min(two))),
-            (Says::Tested(one), Says::Tested(two)) => (self.rank, Says::Tested(one.and(two))),
+            (Says::Tested(one), Says::Tested(two)) => match one.differs(&two) {
+                None => (self.rank, Says::Tested(one.and(two))),
+                Some([here, there]) => {
+                    let reason = format!("it {there}, where rank {} {here}", self.rank);
+                    (other.rank, Says::Fails(reason))
+                }
+            },
             _ => {
                 let reason = format!("it makes another call than rank {}", self.rank);
                 (other.rank, Says::Fails(reason))
@@ -217,21 +233,30 @@ pub fn difference(rank: usize, text: &str, other: &str) -> String {
 }
 
 impl Ballot {
-    /// The findings of this rank.
-    pub(crate) fn of(
-        found: &Finding,
-        has_nan: bool,
-        regions: &[Arc<str>],
-        entered: BTreeMap<String, RegionState>,
-    ) -> Self {
+    /// The findings of this rank in a step with this loss scale, after so many others.
+    pub(crate) fn of(found: &Finding, scale: f32, before: &StepCounters) -> Self {
         Self {
+            scale: scale.to_bits(),
+            calls: before.steps() + before.dropped() + before.discarded(),
             tested: found.tested.clone(),
-            has_nan,
-            regions: regions.iter().map(|name| name.to_string()).collect(),
+            is_guess: false,
+            spares: false,
+            regions: BTreeSet::new(),
             measures: found.measures.into(),
             loss: (0.0f64.to_bits(), 0),
-            entered,
+            entered: BTreeMap::new(),
         }
+    }
+
+    /// Says of two ranks in what they have come apart, if they have: by a call that only one of them has made.
+    fn differs(&self, other: &Self) -> Option<[String; 2]> {
+        let both = [self, other];
+        if self.scale != other.scale {
+            let scale = |one: &Self| format!("has the loss scale {}", f32::from_bits(one.scale));
+            return Some(both.map(scale));
+        }
+        let calls = |one: &Self| format!("has stepped or discarded {} times", one.calls);
+        (self.calls != other.calls).then(|| both.map(calls))
     }
 
     /// The measures of all ranks: those of the gradients, which are the same everywhere.
@@ -248,17 +273,20 @@ impl Ballot {
     }
 
     fn and(self, other: Self) -> Self {
-        let severity = |tested: &Tested| match tested {
+        const OF_SCALE: u32 = 4;
+        let severity = |one: &Self| match &one.tested {
             Tested::Nothing => 0,
             Tested::Finite | Tested::Rejected(_) => 1,
             Tested::Overflow { cause, .. } => match cause {
-                SkipCause::Unknown => 2,
-                SkipCause::Scale => 3,
-                SkipCause::OtherScale => 4,
-                SkipCause::Loss { output_finite } => 6 - u32::from(*output_finite),
+                _ if one.is_guess => 2,
+                SkipCause::Unknown => 3,
+                SkipCause::Scale => OF_SCALE,
+                SkipCause::OtherScale => 5,
+                SkipCause::Loss { output_finite } => 7 - u32::from(*output_finite),
             },
         };
-        let of_scale = |one: &Self| severity(&one.tested) == 3;
+        let is_of_self = severity(&self) >= severity(&other);
+        let of_scale = |one: &Self| severity(one) == OF_SCALE;
         // Without regions it is the scale that all share.
         let regions = match (of_scale(&self), of_scale(&other)) {
             (true, true) if self.regions.is_empty() || other.regions.is_empty() => BTreeSet::new(),
@@ -277,11 +305,15 @@ impl Ballot {
             entered.insert(name, joined);
         }
         Self {
-            tested: match severity(&self.tested) >= severity(&other.tested) {
-                true => self.tested,
-                false => other.tested,
+            scale: self.scale,
+            calls: self.calls,
+            is_guess: self.is_guess && other.is_guess,
+            spares: self.spares || other.spares,
+            tested: if is_of_self {
+                self.tested
+            } else {
+                other.tested
             },
-            has_nan: self.has_nan || other.has_nan,
             regions,
             measures: Measured {
                 // Magnitudes are in the order of their bits.
@@ -301,6 +333,9 @@ impl Ballot {
 pub(crate) struct Ranks {
     peers: Box<dyn Peers>,
     votes: AtomicU64,
+    /// The number of updates from which on ranks compare again what must be the same: none before the first step, and one more after it, which shows
+    /// whether the optimizers are the same.
+    compares_from: AtomicU64,
     /// The reason why no more votes are given.
     over: Mutex<Option<AmpError>>,
 }
@@ -310,6 +345,7 @@ impl Ranks {
         Self {
             peers: Box::new(peers),
             votes: AtomicU64::new(0),
+            compares_from: AtomicU64::new(0),
             over: Mutex::default(),
         }
     }
@@ -319,12 +355,24 @@ impl Ranks {
         self.votes.load(Ordering::Relaxed)
     }
 
-    /// Compares what is the same on all ranks before the first step. Does nothing after it.
-    pub(crate) fn begin(&self, about: impl FnOnce() -> String) -> Result<(), AmpError> {
-        match self.votes() {
-            0 => self.vote(Says::Begins(about())).map(drop),
-            _ => Ok(()),
+    /// Compares what is the same on all ranks, before the first step and after the first of these updates. Returns the number of votes then.
+    pub(crate) fn begin(
+        &self,
+        updates: u64,
+        about: impl FnOnce() -> String,
+    ) -> Result<u64, AmpError> {
+        let from = self.compares_from.load(Ordering::Relaxed);
+        if updates >= from {
+            self.vote(Says::Begins(about()))?;
+            let next = if from == 0 { updates + 1 } else { u64::MAX };
+            self.compares_from.store(next, Ordering::Relaxed);
         }
+        Ok(self.votes())
+    }
+
+    /// Has the next step begin as the first: another state was loaded.
+    pub(crate) fn restart(&self) {
+        self.compares_from.store(0, Ordering::Relaxed);
     }
 
     /// Decides on gradients together with all ranks. The `loss` becomes the mean of all.

@@ -304,6 +304,22 @@ impl AmpRecord {
     }
 }
 
+/// Describes the state of an optimizer, in words that do not depend on the ids of the parameters. Waits for the device.
+pub(crate) fn checksum(record: OptimizerRecord) -> Result<String, AmpError> {
+    let state = pack(record)?;
+    let mut sum = 0u64;
+    for tensor in state.tensors.values() {
+        sum += u64::from(crc32fast::hash(&state.bytes_of(tensor)?));
+    }
+    for number in state.scalars.values() {
+        sum += u64::from(crc32fast::hash(format!("{number:?}").as_bytes()));
+    }
+    let (tensors, numbers) = (state.tensors.len(), state.scalars.len());
+    Ok(format!(
+        "with {tensors} tensors and {numbers} numbers of the checksum {sum:x}"
+    ))
+}
+
 /// Burn keeps the parts of its record to itself; its bytes are the way to them.
 fn pack(record: OptimizerRecord) -> Result<Container, AmpError> {
     let refused = |reason: String| AmpError::record_io("memory", reason);

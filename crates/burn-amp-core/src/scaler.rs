@@ -268,6 +268,7 @@ impl Scaler {
         let entries = Entries::of(grads.params(), module)?;
         let in_own_dtype = self.config().parameter_dtype_gradients;
         let grads = self.test(grads.into(), &entries, in_own_dtype)?;
+        let grads = self.agreed(grads, &mut None)?;
         Ok(self.registered(grads))
     }
 
@@ -464,17 +465,24 @@ impl Scaler {
             }
             entered = self.live.regions().lock().of_step();
         }
+        let spares = |cause| self.known_cause(cause, || grads.has_nan()) == SkipCause::Unknown;
+        let mut ballot = Ballot::of(&grads.finding, self.loss_scale(), &self.counters());
+        ballot.is_guess = self.live.is_cause_a_guess();
+        ballot.spares = grads.finding.cause().is_some_and(spares);
         let regions = self.live.regions_at_fault();
-        let has_nan = grads.finding.cause() == Some(SkipCause::Unknown) && grads.has_nan();
-        let found = &mut grads.finding;
-        let ballot = Ballot::of(found, has_nan, &regions, entered);
+        ballot.regions = regions.iter().map(|name| name.to_string()).collect();
+        ballot.entered = entered;
         let joined = ranks.decide(ballot, loss)?;
+        let found = &mut grads.finding;
         (found.tested, found.measures) = (joined.tested.clone(), joined.measures());
         for (name, state) in joined.entered {
             (self.live.regions()).replace(|regions| regions.join(&name, state));
         }
         if let Some(cause) = found.cause() {
-            let cause = self.known_cause(cause, || joined.has_nan);
+            let cause = match cause {
+                SkipCause::Unknown if !joined.spares => SkipCause::Scale,
+                known => known,
+            };
             found.explain(cause);
             let regions = joined.regions.into_iter().map(Arc::from);
             self.live.set_cause(cause, regions.collect());

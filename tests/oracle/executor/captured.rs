@@ -1,13 +1,14 @@
 //! A `CapturedStep`. What it has no call for is done between two, with its parts.
 
 use super::{Executor, scaled::Scaled};
-use crate::model::{Gain, input, loss_of, slope_of};
+use crate::model::{Gain, input, loss_of, slopes_of};
 use crate::program::{Action, Program, Shape, Shown};
 use burn::tensor::Tensor;
 use burn_amp::optim::{CapturedStep, ModuleOptim};
 use burn_amp_tests::Pack;
 
-/// The model's input, and the slope: as often as says which shape it is, since a step is recorded for each number of tensors.
+/// The model's input, and the slopes: the first as often as says which shape it is, since a step is recorded for each number of tensors, and the
+/// other behind it.
 type Batch = (Tensor<1>, Vec<Tensor<1>>);
 
 type Loss = Box<dyn FnMut(&Gain, Batch) -> Tensor<1>>;
@@ -31,8 +32,11 @@ impl<O: ModuleOptim + Clone> Captured<O> {
         if let Some((model, optim)) = self.scaled.parts.take() {
             let amp = self.scaled.amp.clone();
             let loss: Loss = Box::new(move |model, (input, slopes)| {
-                let shape = Shape::ALL[slopes.len() - 1];
-                loss_of(&amp, model, shape, input, slopes[0].clone())
+                let shape = Shape::ALL[slopes.len() - 2];
+                let [slope, .., beside] = &slopes[..] else {
+                    unreachable!("there are two at least");
+                };
+                loss_of(&amp, model, shape, input, [slope.clone(), beside.clone()])
             });
             let captured = CapturedStep::new(model, optim, loss);
             self.captured = Some(captured.unwrap_or_else(|error| panic!("{error}")));
@@ -54,8 +58,10 @@ impl<O: ModuleOptim + Clone> Executor for Captured<O> {
                 // Made beside autodiff, they cost no memory with each replay.
                 let outside = |tensor: Tensor<1>| Tensor::from_inner(tensor.inner());
                 let number = Shape::ALL.iter().position(|shape| *shape == pass.shape);
-                let slope = outside(slope_of(pass.slope));
-                let batch = (outside(input()), vec![slope; number.unwrap() + 1]);
+                let [slope, beside] = slopes_of(pass.slope, [true; 4]).map(outside);
+                let mut slopes = vec![slope; number.unwrap() + 1];
+                slopes.push(beside);
+                let batch = (outside(input()), slopes);
                 let captured = self.captured.as_mut().unwrap();
                 let step = captured.step(self.scaled.rate, batch);
                 step.unwrap_or_else(|error| panic!("{error}"));

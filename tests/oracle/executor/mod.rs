@@ -3,6 +3,7 @@
 mod by_hand;
 mod captured;
 mod pipelined;
+mod ranks;
 mod scaled;
 
 use crate::model::{Gain, Judge, adam, burns, sgd};
@@ -13,6 +14,7 @@ use burn_amp_tests::{Pack, Waited, on_flex};
 use by_hand::ByHand;
 use captured::Captured;
 use pipelined::Pipelined;
+use ranks::Ranks;
 use scaled::Scaled;
 
 /// A run under way.
@@ -40,6 +42,8 @@ pub struct Way {
     pub is_recorded: bool,
     /// Whether it computes with the parameters and the scale of the update before.
     pub is_stale: bool,
+    /// In how many ranks it runs, each with its part of every batch.
+    pub ranks: usize,
     /// Whether all of its record is that of the others, and not the optimizer's state alone.
     pub same_record: bool,
     pub make: fn(&Program) -> Box<dyn Executor>,
@@ -48,7 +52,8 @@ pub struct Way {
 impl Way {
     pub fn can(&self, need: Need) -> bool {
         let is_other = matches!(need, Need::Scopes | Need::Untested);
-        let is_refused = self.is_recorded && !on_flex() && is_other;
+        // Several threads on one device are a matter of Burn's.
+        let is_refused = !on_flex() && (self.is_recorded && is_other || self.ranks > 1);
         let are_not = [self.lacks, self.refuses, self.elsewhere];
         !is_refused && are_not.iter().all(|needs| !needs.contains(&need))
     }
@@ -61,6 +66,7 @@ const ALL: Way = Way {
     elsewhere: &[],
     is_recorded: false,
     is_stale: false,
+    ranks: 1,
     same_record: true,
     make: |program| Box::new(Scaled::new(program, burns)),
 };
@@ -78,6 +84,14 @@ const PIPELINED: Way = Way {
     // The training would have to wait for the test of each micro-batch.
     refuses: &[Need::Dropping],
     make: |program| Box::new(Pipelined::new(program, true)),
+    ..ALL
+};
+
+/// Threads, each of which is a rank of a training in several processes.
+const RANKS: Way = Way {
+    name: "ranks",
+    ranks: 2,
+    make: |program| Box::new(Ranks::new(program, 2, burns)),
     ..ALL
 };
 
@@ -102,7 +116,7 @@ pub const LEARNER: Way = Way {
     ..ALL
 };
 
-pub static WAYS: [Way; 7] = [
+pub static WAYS: [Way; 9] = [
     ALL,
     Way {
         name: "waited",
@@ -154,6 +168,12 @@ pub static WAYS: [Way; 7] = [
         same_record: false,
         make: |program| Box::new(Pipelined::new(program, false)),
         ..PIPELINED
+    },
+    RANKS,
+    Way {
+        ranks: 3,
+        make: |program| Box::new(Ranks::new(program, 3, || Fused::new(adam()))),
+        ..RANKS
     },
 ];
 

@@ -1,15 +1,16 @@
 //! A `ScaledOptimizer` around any optimizer.
 
 use super::{Executor, counts, optim_shown};
-use crate::model::{Gain, RATE, amp, grads, loss, set, validate, with_options};
-use crate::program::{Action, Program, Shown};
+use crate::model::{Gain, RATE, amp, input, loss_of, set, slopes_of, validate, with_options};
+use crate::program::{Action, Pass, Program, Shown};
 use Action::{
     Backoff, Clear, Discard, Flush, Growth, Interval, Load, Rate, Save, Scale, Swap, Tracker,
     Train, Unscale, Untested, Validate, Wait,
 };
-use burn::tensor::Bytes;
+use burn::optim::GradientsParams;
+use burn::tensor::{Bytes, Tensor};
 use burn_amp::{MixedPrecision, ScaledOptimizer, optim::ModuleOptim};
-use burn_amp_tests::{Pack, contents, device};
+use burn_amp_tests::{Pack, contents, device, ranks::Rank};
 
 pub struct Scaled<O> {
     pub program: Program,
@@ -26,24 +27,73 @@ pub struct Scaled<O> {
     waits: bool,
     /// Whether the last call has waited.
     pub is_known: bool,
+    /// One of several, with its part of each batch.
+    rank: Option<Rank>,
 }
 
 impl<O: ModuleOptim + Clone> Scaled<O> {
     pub fn new(program: &Program, make: fn() -> O) -> Self {
-        let amp = amp(program);
-        let (model, optim) = amp.prepare(Gain::new(), make());
-        Self {
-            parts: Some((model, with_options(optim, program))),
+        Self::of(program, make, None)
+    }
+
+    pub fn of(program: &Program, make: fn() -> O, rank: Option<Rank>) -> Self {
+        let mut new = Self {
+            parts: None,
             other: None,
             is_alone: true,
             program: program.clone(),
             make,
-            amp,
+            amp: amp(program),
             rate: RATE,
             saved: None,
             waits: true,
             is_known: true,
+            rank,
+        };
+        new.parts = Some(new.prepared(Gain::new()));
+        new
+    }
+
+    fn prepared(&self, model: Gain) -> (Gain, ScaledOptimizer<O>) {
+        let (model, optim) = self.amp.prepare(model, (self.make)());
+        let optim = with_options(optim, &self.program);
+        match self.rank.clone() {
+            Some(rank) => (model, optim.with_peers(rank)),
+            None => (model, optim),
         }
+    }
+
+    /// The loss of this rank's part of a pass; none if it has none.
+    fn loss(&self, model: &Gain, pass: Pass) -> Option<Tensor<1>> {
+        let part = match &self.rank {
+            Some(rank) => pass.part(rank.rank, rank.size)?,
+            None => [true; 4],
+        };
+        let slopes = slopes_of(pass.slope, part);
+        Some(loss_of(&self.amp, model, pass.shape, input(), slopes))
+    }
+
+    /// The gradients of the whole batch.
+    fn grads(&self, model: &Gain, pass: Pass) -> GradientsParams {
+        let loss = self.loss(model, pass);
+        let own = loss.map(|loss| GradientsParams::from_grads(loss.backward(), model));
+        self.summed(model, own.unwrap_or_default())
+    }
+
+    /// The sum over all ranks.
+    fn summed(&self, model: &Gain, mut grads: GradientsParams) -> GradientsParams {
+        let Some(rank) = &self.rank else {
+            return grads;
+        };
+        let own = grads.remove::<1>(model.w.id);
+        let own = own.map(|own| own.into_data().iter::<f32>().collect());
+        if let Some(sum) = rank.sums(vec![own]).remove(0) {
+            grads.register(
+                model.w.id,
+                Tensor::<1>::from_floats(&sum[..], &device().inner()),
+            );
+        }
+        grads
     }
 
     /// Shows only what is known without waiting for it.
@@ -57,12 +107,16 @@ impl<O: ModuleOptim + Clone> Scaled<O> {
     fn between_steps(&mut self, action: &Action, model: &Gain, optim: &mut ScaledOptimizer<O>) {
         let amp = &self.amp;
         match *action {
-            Discard(pass) => optim.discard(grads(amp, model, pass)).unwrap(),
+            Discard(pass) => optim.discard(self.grads(model, pass)).unwrap(),
             Unscale(pass) => {
-                let grads = optim.backward(loss(amp, model, pass), model);
+                let nothing = || Tensor::<1>::zeros([1], &device()).require_grad();
+                let loss = self.loss(model, pass).unwrap_or_else(nothing);
+                let mut grads = optim.backward(loss, model);
+                let own = std::mem::take(grads.params_mut());
+                *grads.params_mut() = self.summed(model, own);
                 drop(optim.unscale(grads, model).unwrap());
             }
-            Untested(pass) => drop(loss(amp, model, pass).backward()),
+            Untested(pass) => drop(self.loss(model, pass).map(|loss| loss.backward())),
             Validate => validate(amp, model),
             Clear => optim.drop_window(),
             Rate(exponent) => self.rate = 2f64.powi(exponent),
@@ -79,11 +133,8 @@ impl<O: ModuleOptim + Clone> Scaled<O> {
     }
 
     fn swap(&mut self) {
-        let new = || {
-            let (model, optim) = self.amp.prepare(Gain::other_on(&device()), (self.make)());
-            (model, with_options(optim, &self.program))
-        };
-        let other = self.other.take().unwrap_or_else(new);
+        let other = self.other.take();
+        let other = other.unwrap_or_else(|| self.prepared(Gain::other_on(&device())));
         self.is_alone = false;
         self.other = self.parts.replace(other);
     }
@@ -94,8 +145,7 @@ impl<O: ModuleOptim + Clone> Scaled<O> {
         };
         let (model, _) = self.parts.take().unwrap();
         self.amp = amp(&self.program);
-        let (model, optim) = self.amp.prepare(model.again(), (self.make)());
-        let mut optim = with_options(optim, &self.program);
+        let (model, mut optim) = self.prepared(model.again());
         optim.from_bytes(bytes).unwrap();
         self.parts = Some((model, optim));
     }
@@ -110,7 +160,7 @@ impl<O: ModuleOptim + Clone> Executor for Scaled<O> {
         // Nobody else holds the model: a step may write it in its place.
         let model = match *action {
             Train(pass) => {
-                let grads = grads(&self.amp, &model, pass);
+                let grads = self.grads(&model, pass);
                 optim.step(self.rate, model, grads)
             }
             Flush => optim.flush(self.rate, model),

@@ -1,20 +1,24 @@
 //! The gradients of passes, by hand, and what they say.
 
 use crate::model::INPUT;
-use crate::program::{BESIDE, Clip, Pass, Shape};
+use crate::program::{BESIDE, Clip, Pass, RANKS, Shape};
 
 /// What a backward pass gives.
 #[derive(Clone, Copy)]
 pub struct Found {
     /// None where nothing is trained.
     pub gradient: Option<[f32; 4]>,
-    pub skip: Option<Cause>,
+    pub skip: Skip,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+/// Why the part of each rank overflows.
+pub type Skip = [Option<Cause>; RANKS];
+
+/// From the least severe on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
-    Scale,
     Region,
+    Scale,
     Loss,
 }
 
@@ -31,10 +35,10 @@ pub enum Evidence {
 }
 
 impl Found {
-    /// With this loss scale, and this factor of the region, if the pass is in it.
-    pub fn by_hand(pass: Pass, scale: f32, region: f32) -> Self {
+    /// With this loss scale, and this factor of the region, if the pass is in it, on so many ranks.
+    pub fn by_hand(pass: Pass, scale: f32, region: f32, ranks: usize) -> Self {
         if pass.shape == Shape::Frozen {
-            let (gradient, skip) = (None, None);
+            let (gradient, skip) = (None, Skip::default());
             return Self { gradient, skip };
         }
         let slope = pass.slope.value();
@@ -44,17 +48,26 @@ impl Found {
         };
         // A chain is two products with the input.
         let times = if pass.shape == Shape::Chained { 2 } else { 1 };
-        let fits = |factor: f32, power: i32| {
-            let mut values = INPUT.iter().map(|x| slope * x.powi(power) * factor);
-            values.all(|value| value.abs() < 65520.0)
+        let skip_of = |part: [bool; 4]| {
+            let fits = |factor: f32, power: i32| {
+                let here = INPUT.iter().zip(part).filter(|(_, is_here)| *is_here);
+                let mut values = here.map(|(x, _)| slope * x.powi(power) * factor);
+                values.all(|value| value.abs() < 65520.0)
+            };
+            let all_fit = |factor: f32| (0..=times).all(|power| fits(factor, power));
+            match pass.shape {
+                _ if !slope.is_finite() => Some(Cause::Loss),
+                // It comes to the region as it comes to the scope.
+                Shape::Region if fits(scale, 0) => {
+                    (!all_fit(scale * region)).then_some(Cause::Region)
+                }
+                _ => (!all_fit(scale)).then_some(Cause::Scale),
+            }
         };
-        let all_fit = |factor: f32| (0..=times).all(|power| fits(factor, power));
-        let skip = match pass.shape {
-            _ if !slope.is_finite() => Some(Cause::Loss),
-            // It comes to the region as it comes to the scope.
-            Shape::Region if fits(scale, 0) => (!all_fit(scale * region)).then_some(Cause::Region),
-            _ => (!all_fit(scale)).then_some(Cause::Scale),
-        };
+        let mut skip = Skip::default();
+        for rank in 0..ranks {
+            skip[rank] = pass.part(rank, ranks).and_then(skip_of);
+        }
         let gradient = INPUT.map(|x| slope * x.powi(times) + beside * x);
         Self {
             gradient: Some(gradient),
@@ -63,10 +76,17 @@ impl Found {
     }
 }
 
+/// Of each rank what happened first, and of these the most severe.
+fn first(skips: &[Skip]) -> Option<Cause> {
+    let of_rank = |rank: usize| skips.iter().find_map(|skip| skip[rank]);
+    (0..RANKS).filter_map(of_rank).max()
+}
+
 /// What gradients say. Of an overflow, what happened first is the cause, in passes that nobody has tested too.
-pub fn evidence(skips: &[Cause], tested: &[Found]) -> Evidence {
-    match tested.iter().find_map(|found| found.skip) {
-        Some(own) => Evidence::Overflow(skips.first().copied().unwrap_or(own)),
+pub fn evidence(skips: &[Skip], tested: &[Found]) -> Evidence {
+    let own: Vec<_> = tested.iter().map(|found| found.skip).collect();
+    match first(&own) {
+        Some(own) => Evidence::Overflow(first(skips).unwrap_or(own)),
         None if tested.iter().all(|found| found.gradient.is_none()) => Evidence::Nothing,
         None if sum(tested) == [0.0; 4] => Evidence::Zeros,
         None => Evidence::Finite,

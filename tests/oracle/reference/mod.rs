@@ -13,7 +13,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn_amp::StepOutcome;
 use burn_amp_tests::{Pack, flex, numbers, state};
-use gradients::{Cause, Evidence, Found, clipped, evidence, mean, sum};
+use gradients::{Cause, Evidence, Found, Skip, clipped, evidence, mean, sum};
 use scale::{Factor, Scale, Settings};
 
 #[derive(Clone)]
@@ -29,9 +29,12 @@ pub struct Reference {
     /// That of the next update, whatever its gradients are.
     next_scale: Option<f32>,
     /// Why passes have overflowed that are in no window.
-    skips: Vec<Cause>,
+    skips: Vec<Skip>,
     saved: Option<Box<Reference>>,
     pipeline: Option<Pipeline>,
+    /// How many have a part of each batch. What they decide is what one decides that has all of it, unless several things go wrong at once: nobody
+    /// knows on which rank it was first, and the most severe counts.
+    ranks: usize,
 }
 
 /// An optimizer, and its model.
@@ -46,7 +49,7 @@ struct Player {
     outcome: Option<StepOutcome>,
     window: Vec<Found>,
     /// Why its passes have overflowed, in their order, and those between them that nobody has tested.
-    window_skips: Vec<Cause>,
+    window_skips: Vec<Skip>,
     /// How many passes of the window are from a record, which does not say why they have overflowed.
     stored: usize,
     /// What gradients were that are tested and dropped, until the next call counts them.
@@ -81,7 +84,7 @@ struct Pipeline {
 }
 
 impl Reference {
-    pub fn new(program: &Program, is_stale: bool) -> Self {
+    pub fn new(program: &Program, is_stale: bool, ranks: usize) -> Self {
         let mut new = Self {
             program: program.clone(),
             own: Player::new(0, Gain::on(&flex())),
@@ -93,6 +96,7 @@ impl Reference {
             skips: Vec::new(),
             saved: None,
             pipeline: None,
+            ranks,
         };
         new.pipeline = is_stale.then(|| Pipeline {
             received: new.now(),
@@ -225,8 +229,9 @@ impl Reference {
             Some(pipeline) => [pipeline.received.scale, pipeline.received.region],
             None => [self.scale.loss.value, self.scale.region.value],
         };
-        let found = Found::by_hand(pass, scale, region);
-        self.skips.extend(found.skip);
+        let found = Found::by_hand(pass, scale, region, self.ranks);
+        self.skips
+            .extend(Some(found.skip).filter(|skip| skip.iter().any(Option::is_some)));
         found
     }
 

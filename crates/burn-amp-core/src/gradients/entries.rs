@@ -33,6 +33,19 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// A parameter of which no gradient is known yet.
+    fn of<const D: usize>(id: ParamId, path: String, value: &Tensor<D>) -> Self {
+        Self {
+            id,
+            path,
+            shape: value.shape(),
+            parameter: value.dtype(),
+            gradient: value.dtype(),
+            device: value.device(),
+            is_plain: false,
+        }
+    }
+
     /// Looks at the gradient for its dtype and its autodiff. Returns false if there is none. `D` is the parameter's rank.
     ///
     /// Refuses one that has not the parameter's shape: Burn panics on another rank, and broadcasts another shape.
@@ -97,7 +110,7 @@ impl Entry {
 
     /// Puts a gradient in.
     pub(crate) fn put(&self, grads: &mut GradientsParams, gradient: AnyTensor) {
-        with_rank!(gradient.rank(), D => grads.register::<D>(self.id, gradient.into_tensor()));
+        put_gradient(self.id, grads, gradient);
     }
 
     /// Replaces the gradient, if there is one, by what `change` makes of it.
@@ -110,6 +123,27 @@ impl Entry {
             self.put(grads, change(grad));
         }
     }
+}
+
+/// Takes the gradient of a parameter out, without autodiff; none if it has none. It traverses no module.
+///
+/// # Errors
+///
+/// [`AmpError::GradientShape`] if it has not the parameter's shape.
+pub fn take_gradient(
+    parameter: &Parameter,
+    grads: &mut GradientsParams,
+) -> Result<Option<AnyTensor>, AmpError> {
+    let mut entry = Entry::of(parameter.id, parameter.path.clone(), &parameter.value);
+    match with_rank!(entry.shape.num_dims(), D => entry.check::<D>(grads))? {
+        true => Ok(entry.take(grads)),
+        false => Ok(None),
+    }
+}
+
+/// Puts the gradient of a parameter in.
+pub fn put_gradient(id: ParamId, grads: &mut GradientsParams, gradient: AnyTensor) {
+    with_rank!(gradient.rank(), D => grads.register::<D>(id, gradient.into_tensor()));
 }
 
 /// The parameters of gradients.
@@ -215,16 +249,7 @@ impl ModuleVisitor for Search<'_> {
         if !value.is_require_grad() {
             (self.found.buffers).push(Parameter::of(&self.path, param));
         }
-        let value = value.inner();
-        let mut entry = Entry {
-            id,
-            path: self.path.join("."),
-            shape: value.shape(),
-            parameter: value.dtype(),
-            gradient: value.dtype(),
-            device: value.device(),
-            is_plain: false,
-        };
+        let mut entry = Entry::of(id, self.path.join("."), &value.inner());
         let checked = (self.lr.map_or(Ok(()), |lr| check_rate(lr, id, &entry.path)))
             .and_then(|()| self.sums.map_or(Ok(()), |sums| entry.check_sum(sums)))
             .and_then(|()| (self.grads).map_or(Ok(false), |grads| entry.check::<D>(grads)));

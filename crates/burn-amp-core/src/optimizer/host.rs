@@ -48,12 +48,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let end = |scaler: &mut Scaler, grads: &UnscaledGradients| {
             scaler.end_step(&grads.finding, grads.known_status())
         };
-        let (votes, begun) = match &self.scaler.ranks {
-            Some(ranks) => (ranks.votes(), ranks.begin(|| self.about(&module))),
-            None => (0, Ok(())),
-        };
+        let begun = self.begin(&module);
+        let votes = begun.as_ref().map_or(None, |votes| *votes);
         let decided = begun.map_err(Failed::from);
-        let decided = decided.and_then(|()| self.decide(&module, grads, &lr, end));
+        let decided = decided.and_then(|_| self.decide(&module, grads, &lr, end));
         let (outcome, stepped) = match decided {
             Ok(Decided { outcome, grads }) => {
                 let module = match grads {
@@ -66,9 +64,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 if outcome.is_none() {
                     self.scaler.enter(Call::default());
                 }
-                if let Some(ranks) = &self.scaler.ranks {
-                    ranks.fail(votes, &error);
-                }
+                self.fail(votes, &error);
                 let error = error.with_culprit(&module);
                 (outcome, Err(StepError::new(module, error)))
             }

@@ -82,6 +82,8 @@ pub(super) struct Iteration {
     pub(super) seen: Option<Evidence>,
     /// The cause of the last skip.
     pub(super) cause: Option<SkipCause>,
+    /// Set if nothing has come to a border that explains it.
+    pub(super) is_guess: bool,
     /// The regions whose factors are the cause, and not the scale that all share.
     pub(super) regions: Vec<Arc<str>>,
 }

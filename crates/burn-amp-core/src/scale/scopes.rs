@@ -142,7 +142,9 @@ impl LiveScale {
             iteration.cause.zip(Some(iteration.regions.clone()))
         };
         let is_empty = events.is_empty();
-        let (cause, regions) = match (self.events.first_cause(events), before) {
+        let first = self.events.first_cause(events);
+        let is_guess = first.is_none();
+        let (cause, regions) = match (first, before) {
             // Another optimizer's skip has read them, when both backward passes were over; or another worker's, which computes the next iteration.
             (None, Some(before)) if is_empty => before,
             (Some((SkipCause::Unknown, _)), Some(before)) => before,
@@ -157,13 +159,19 @@ impl LiveScale {
             }
         };
         self.set_cause(cause, regions);
+        locked(&self.state).members.iteration.is_guess = is_guess;
         cause
     }
 
     /// Notes the cause of a skip, and the regions that are it, for the end of its step.
     pub(crate) fn set_cause(&self, cause: SkipCause, regions: Vec<Arc<str>>) {
         let iteration = &mut locked(&self.state).members.iteration;
-        (iteration.cause, iteration.regions) = (Some(cause), regions);
+        (iteration.cause, iteration.regions, iteration.is_guess) = (Some(cause), regions, false);
+    }
+
+    /// Says whether the cause of the present step's skip is a guess: no gradient has come to a scope here.
+    pub(crate) fn is_cause_a_guess(&self) -> bool {
+        locked(&self.state).members.iteration.is_guess
     }
 
     /// The regions that are the cause of the present step's skip, if there is one.

@@ -1,19 +1,19 @@
 //! Averages of gradients over the ranks, bucket by bucket.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, FloatDType, Tensor, TensorData};
-use std::collections::HashMap;
+use burn::tensor::{Device, FloatDType, TensorData};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::sync_channel;
 use std::thread;
 
 use burn_amp_core::AmpError;
 use burn_amp_core::internal::{
-    AnyTensor, Entries, ParamTensor, Parameter, distinct_parameters, working_dtype,
+    AnyTensor, ParamTensor, Parameter, distinct_parameters, put_gradient, take_gradient,
+    working_dtype,
 };
 
-use crate::ranks::{Call, Ranks};
+use crate::ranks::Ranks;
 
 /// Values of a bucket: 25 MB in f32, as those of PyTorch's `DistributedDataParallel`. Of one parameter there may be more.
 const BUCKET: usize = 25 * 1024 * 1024 / 4;
@@ -43,34 +43,30 @@ pub(crate) fn average<M: Module>(
     module: &M,
     mut grads: GradientsParams,
 ) -> Result<GradientsParams, AmpError> {
-    if let Err(error) = Entries::of(&grads, module) {
-        return Err(ranks.fail(error));
-    }
+    // The one traversal of the module: gradients are found by the ids.
     let parameters = distinct_parameters(module);
-    let line = |one: &Parameter| format!("`{}` of shape {:?}", one.path, one.shape().to_vec());
-    let about: Vec<String> = parameters.iter().map(line).collect();
-    ranks.begin_about(Call::Average, &about.join("\n"))?;
+    let mut taken = Vec::with_capacity(parameters.len());
+    for parameter in &parameters {
+        match take_gradient(parameter, &mut grads) {
+            Ok(gradient) => taken.push(gradient),
+            Err(error) => return Err(ranks.fail(error)),
+        }
+    }
+    ranks.begin_average(&parameters)?;
 
-    let mut taken = Take {
-        grads: &mut grads,
-        taken: HashMap::new(),
-    };
-    module.visit(&mut taken);
-    let mut taken = taken.taken;
-    let own: Vec<u8> = (parameters.iter())
-        .map(|parameter| taken.contains_key(&parameter.id).into())
-        .collect();
+    let own: Vec<u8> = taken.iter().map(|one| one.is_some().into()).collect();
     let any = ranks.world.any(&own).into_iter();
-    let slots = parameters.into_iter().zip(any).filter(|(_, any)| *any > 0);
-    let slots = slots.map(|(parameter, _)| Slot {
-        gradient: taken.remove(&parameter.id),
-        parameter,
+    let slots = parameters.into_iter().zip(taken).zip(any);
+    let slots = slots.filter(|(_, any)| *any > 0).map(|(slot, _)| {
+        let (parameter, gradient) = slot;
+        Slot {
+            parameter,
+            gradient,
+        }
     });
-    let averages = sum(ranks, buckets(slots))?;
-    module.visit(&mut Put {
-        grads: &mut grads,
-        averages,
-    });
+    for (id, average) in sum(ranks, &buckets(slots))? {
+        put_gradient(id, &mut grads, average);
+    }
     Ok(grads)
 }
 
@@ -90,38 +86,22 @@ fn buckets(slots: impl Iterator<Item = Slot>) -> Vec<Vec<Slot>> {
     buckets
 }
 
-/// Averages the buckets one after another, while a thread reads the next from its device.
-fn sum(
-    ranks: &mut Ranks,
-    buckets: Vec<Vec<Slot>>,
-) -> Result<HashMap<ParamId, AnyTensor>, AmpError> {
-    let (world, mut averages) = (&ranks.world, HashMap::new());
+/// Averages the buckets one after another.
+fn sum(ranks: &mut Ranks, buckets: &[Vec<Slot>]) -> Result<Vec<(ParamId, AnyTensor)>, AmpError> {
+    let (world, mut averages) = (&ranks.world, Vec::new());
     // The others wait for the sums: a rank whose device fails goes on, with zeros, and says so at the end.
     let (mut sum, mut failed) = (Vec::new(), false);
-    thread::scope(|scope| {
-        // No bucket waits between the two, so that there are never more than two of them.
-        let (fetched, next) = sync_channel(0);
-        let buckets = &buckets;
-        scope.spawn(move || {
-            for bucket in buckets {
-                let values = catch_unwind(AssertUnwindSafe(|| read(bucket)));
-                if fetched.send(values.ok()).is_err() {
-                    return;
-                }
-            }
-        });
-        for bucket in buckets {
-            let values = next.recv().ok().flatten();
-            failed |= values.is_none();
-            let zeros = || vec![0.0; bucket.iter().map(Slot::len).sum()];
-            let mut values = values.unwrap_or_else(zeros);
-            world.mean(&mut values, &mut sum);
-            let written = catch_unwind(AssertUnwindSafe(|| {
-                write(bucket, &values).collect::<Vec<_>>()
-            }));
-            failed |= written.is_err();
-            averages.extend(written.unwrap_or_default());
-        }
+    let read = |bucket: &Vec<Slot>| catch_unwind(AssertUnwindSafe(|| read(bucket))).ok();
+    read_ahead(buckets, read, |bucket, values| {
+        let values = values.flatten();
+        failed |= values.is_none();
+        let zeros = || vec![0.0; bucket.iter().map(Slot::len).sum()];
+        let mut values = values.unwrap_or_else(zeros);
+        world.mean(&mut values, &mut sum);
+        let written = || write(bucket, &values).collect::<Vec<_>>();
+        let written = catch_unwind(AssertUnwindSafe(written));
+        failed |= written.is_err();
+        averages.extend(written.unwrap_or_default());
     });
     let own = if failed { world.rank() } else { world.size() };
     match world.lowest(own as u64) as usize {
@@ -131,6 +111,32 @@ fn sum(
             reason: "its device has failed while gradients were averaged".to_string(),
         }),
     }
+}
+
+/// Gives the values of one item after another to `then`, while a thread reads those of the next: never of more than that. There are none where reading
+/// panics.
+pub(crate) fn read_ahead<T: Sync, V: Send>(
+    items: &[T],
+    read: impl Fn(&T) -> V + Send,
+    mut then: impl FnMut(&T, Option<V>),
+) {
+    // Nothing to read meanwhile.
+    if let [only] = items {
+        return then(only, Some(read(only)));
+    }
+    thread::scope(|scope| {
+        let (values, next) = sync_channel(0);
+        scope.spawn(move || {
+            // It ends early where nobody waits for more.
+            let _sent = items
+                .iter()
+                .map(read)
+                .try_for_each(|read| values.send(read));
+        });
+        for item in items {
+            then(item, next.recv().ok());
+        }
+    });
 }
 
 /// The gradients of a bucket, one behind another.
@@ -162,33 +168,4 @@ fn write<'a>(
         let wide = working_dtype(slot.parameter.value.dtype());
         (slot.parameter.id, average.cast(wide))
     })
-}
-
-/// Takes the gradients out.
-struct Take<'a> {
-    grads: &'a mut GradientsParams,
-    taken: HashMap<ParamId, AnyTensor>,
-}
-
-impl ModuleVisitor for Take<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(grad) = self.grads.remove::<D>(param.id) {
-            self.taken
-                .insert(param.id, AnyTensor::with_graph(grad.inner()));
-        }
-    }
-}
-
-/// Puts averages in.
-struct Put<'a> {
-    grads: &'a mut GradientsParams,
-    averages: HashMap<ParamId, AnyTensor>,
-}
-
-impl ModuleVisitor for Put<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(average) = self.averages.remove(&param.id) {
-            self.grads.register::<D>(param.id, average.into_tensor());
-        }
-    }
 }

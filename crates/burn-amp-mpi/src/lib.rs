@@ -43,6 +43,9 @@ mod average;
 mod peers;
 #[cfg(feature = "mpi")]
 mod ranks;
+#[cfg(all(test, feature = "mpi"))]
+#[path = "../tests/units/starts.rs"]
+mod starts;
 #[cfg(feature = "mpi")]
 mod world;
 

@@ -12,8 +12,10 @@ use burn_amp_core::internal::{described, locked};
 use burn_amp_core::{AmpError, Peers, Vote};
 
 use crate::average::average;
-use crate::ranks::{Call, Ranks};
+use crate::ranks::Ranks;
 use crate::world::World;
+
+pub(crate) const VERSION: &str = concat!("burn-amp ", env!("CARGO_PKG_VERSION"));
 
 /// The ranks of an MPI job, each a process that trains a copy of one model.
 ///
@@ -23,7 +25,7 @@ use crate::world::World;
 /// waits for it.
 ///
 /// A rank ends when its last clone is dropped, also by a panic. That waits until the others end, too, or make their next call. If a rank ends otherwise,
-/// by a signal or by `std::process::exit`, `mpirun` ends the job.
+/// by a signal, by `std::process::exit` or because a clone is leaked, `mpirun` ends the job when its process is gone.
 #[derive(Clone)]
 pub struct MpiPeers {
     rank: usize,
@@ -36,30 +38,40 @@ impl MpiPeers {
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`] if MPI was started before, or cannot be used on several threads.
+    /// [`AmpError::InvalidValue`] if MPI was started before, or cannot be used on several threads. [`AmpError::Ranks`] if a rank has another version of
+    /// burn-amp.
     pub fn initialize() -> Result<Self, AmpError> {
         let started = mpi::initialize_with_threading(Threading::Serialized);
         let (universe, _) = started.ok_or_else(|| {
             let allowed = "started by this call: `MpiPeers::new` takes part where it runs";
             AmpError::refused("MPI", "running, or has ended", allowed)
         })?;
-        Self::with(World::of(&universe.world())?, Some(universe))
+        Self::with(World::of(&universe.world())?, Some(universe), VERSION)
     }
 
     /// Takes part with all ranks of a communicator, in a program that has started MPI itself. Call it on all of them. Drop all clones before MPI ends.
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`] if MPI was not started with `Threading::Serialized` or `Threading::Multiple`.
+    /// [`AmpError::InvalidValue`] if MPI does not run, or was not started with `Threading::Serialized` or `Threading::Multiple`. [`AmpError::Ranks`] if a
+    /// rank has another version of burn-amp.
     pub fn new(world: &impl Communicator) -> Result<Self, AmpError> {
-        Self::with(World::of(world)?, None)
+        Self::with(World::of(world)?, None, VERSION)
     }
 
-    fn with(world: World, universe: Option<Universe>) -> Result<Self, AmpError> {
+    /// Takes part with ranks of one version: others may exchange other things.
+    pub(crate) fn with(
+        world: World,
+        universe: Option<Universe>,
+        version: &str,
+    ) -> Result<Self, AmpError> {
+        let (rank, size) = (world.rank(), world.size());
+        let mut ranks = Ranks::new(world, universe);
+        ranks.compare(version)?;
         Ok(Self {
-            rank: world.rank(),
-            size: world.size(),
-            ranks: Arc::new(Mutex::new(Ranks::new(world, universe))),
+            rank,
+            size,
+            ranks: Arc::new(Mutex::new(ranks)),
         })
     }
 
@@ -92,7 +104,7 @@ impl MpiPeers {
     /// [`AmpError::Ranks`] if they differ; it names the first rank that differs from rank 0, and the parameter. Also as for [`average`](Self::average).
     pub fn compare<M: Module>(&self, module: &M) -> Result<(), AmpError> {
         let about = described(module).join("\n");
-        locked(&self.ranks).begin_about(Call::Compare, &about)
+        locked(&self.ranks).compare(&about)
     }
 }
 

@@ -1,9 +1,11 @@
 //! A rank among the others: each call begins with what all are about to do.
 
+use burn::module::ParamId;
+use burn::tensor::Shape;
 use mpi::environment::{Universe, is_finalized};
 use std::error::Error;
 
-use burn_amp_core::internal::difference;
+use burn_amp_core::internal::{Parameter, difference};
 use burn_amp_core::{AmpError, Vote};
 
 use crate::world::World;
@@ -53,6 +55,8 @@ pub(crate) struct Ranks {
     pub(crate) world: World,
     /// The reason why no call begins any more: all know it.
     over: Option<AmpError>,
+    /// The parameters of the last average, and the checksum of their description.
+    described: (Vec<(ParamId, Shape)>, u32),
     /// Ends MPI, after the communicator is freed.
     _universe: Option<Universe>,
 }
@@ -62,18 +66,45 @@ impl Ranks {
         Self {
             world,
             over: None,
+            described: Default::default(),
             _universe: universe,
         }
     }
 
-    /// Begins a call with a text that must be the same on all ranks.
-    pub(crate) fn begin_about(&mut self, call: Call, about: &str) -> Result<(), AmpError> {
+    /// Compares a text that must be the same on all ranks.
+    pub(crate) fn compare(&mut self, about: &str) -> Result<(), AmpError> {
         let sum = crc32fast::hash(about.as_bytes());
-        let sums = self.begin(call, sum.into(), about)?;
+        self.begin_about(Call::Compare, sum, || about.to_string())
+    }
+
+    /// Begins an average of these gradients. Describes their parameters only if they are others than before.
+    pub(crate) fn begin_average(&mut self, parameters: &[Parameter]) -> Result<(), AmpError> {
+        let about = || {
+            let line =
+                |one: &Parameter| format!("`{}` of shape {:?}", one.path, one.shape().to_vec());
+            parameters.iter().map(line).collect::<Vec<_>>().join("\n")
+        };
+        let these = || parameters.iter().map(|one| (one.id, one.shape()));
+        let (known, sum) = &mut self.described;
+        if !these().eq(known.iter().cloned()) {
+            (*known, *sum) = (these().collect(), crc32fast::hash(about().as_bytes()));
+        }
+        let sum = *sum;
+        self.begin_about(Call::Average, sum, about)
+    }
+
+    /// Begins a call with a text of this checksum, which must be the same on all ranks.
+    fn begin_about(
+        &mut self,
+        call: Call,
+        sum: u32,
+        about: impl Fn() -> String,
+    ) -> Result<(), AmpError> {
+        let sums = self.begin(call, sum.into(), "")?;
         let Some(rank) = sums.iter().position(|other| *other != sums[0]) else {
             return Ok(());
         };
-        let texts = self.world.gather_texts(about);
+        let texts = self.world.gather_texts(&about());
         let reason = difference(0, &texts[0], &texts[rank]);
         Err(AmpError::Ranks {
             rank: Some(rank),

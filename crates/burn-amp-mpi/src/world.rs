@@ -2,7 +2,7 @@
 
 use mpi::collective::SystemOperation;
 use mpi::datatype::PartitionMut;
-use mpi::environment::{Threading, is_finalized, threading_support};
+use mpi::environment::{Threading, is_finalized, is_initialized, threading_support};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator, CommunicatorCollectives, Root};
 
@@ -21,6 +21,10 @@ unsafe impl Send for World {}
 impl World {
     /// Duplicates a communicator, on all of its ranks.
     pub(crate) fn of(world: &impl Communicator) -> Result<Self, AmpError> {
+        if !is_initialized() || is_finalized() {
+            let allowed = "running: `MpiPeers::initialize` starts it";
+            return Err(AmpError::refused("MPI", "not running", allowed));
+        }
         let level = threading_support();
         match level >= Threading::Serialized {
             true => Ok(Self(Some(world.duplicate()))),

@@ -174,3 +174,12 @@ fn a_rank_without_a_pass_does_not_know_the_cause() {
     };
     holds(1, &[Train(GOOD), Action::Swap, Train(NAN), Train(steep)]);
 }
+
+#[test]
+fn a_rank_without_a_pass_does_not_blame_gradients_that_were_discarded() {
+    let steep = Pass {
+        slope: Slope::Power(9),
+        ..GOOD
+    };
+    holds(1, &[Action::Discard(NAN), Train(steep)]);
+}

@@ -261,12 +261,16 @@ impl BorderEvent {
         Some((&region.name, measures))
     }
 
+    /// Says whether its gradients were discarded, or are those of another step.
+    pub(super) fn is_of_no_step(&self) -> bool {
+        self.step == StepOf::None
+    }
+
     /// Sorts the events that explain a skip: those after the last test, at this number, and then those before. Those of discarded gradients, and of
     /// others' windows, count if there is nothing else.
     pub(crate) fn of_skip(mut events: VecDeque<Self>, tested: u64) -> VecDeque<Self> {
-        let is_free = |event: &Self| event.step != StepOf::None;
-        if events.iter().any(is_free) {
-            events.retain(is_free);
+        if !events.iter().all(Self::is_of_no_step) {
+            events.retain(|event| !event.is_of_no_step());
         }
         let order = |event: &Self| (event.number <= tested, event.number);
         events.make_contiguous().sort_by_key(order);

@@ -142,8 +142,9 @@ impl LiveScale {
             iteration.cause.zip(Some(iteration.regions.clone()))
         };
         let is_empty = events.is_empty();
+        let is_of_others = events.iter().all(BorderEvent::is_of_no_step);
         let first = self.events.first_cause(events);
-        let is_guess = first.is_none();
+        let is_guess = is_of_others || first.is_none();
         let (cause, regions) = match (first, before) {
             // Another optimizer's skip has read them, when both backward passes were over; or another worker's, which computes the next iteration.
             (None, Some(before)) if is_empty => before,

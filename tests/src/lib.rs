@@ -212,7 +212,7 @@ mod documents {
     }
 }
 
-/// The chapter with a block that needs MPI.
-#[cfg(all(doctest, feature = "mpi"))]
+/// The chapter with blocks that need MPI, and remote devices.
+#[cfg(all(doctest, feature = "mpi", feature = "remote"))]
 #[doc = include_str!("../../docs/src/several.md")]
 mod several {}

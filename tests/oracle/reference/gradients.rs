@@ -65,8 +65,8 @@ impl Found {
             }
         };
         let mut skip = Skip::default();
-        for rank in 0..ranks {
-            skip[rank] = pass.part(rank, ranks).and_then(skip_of);
+        for (rank, skip) in skip.iter_mut().enumerate().take(ranks) {
+            *skip = pass.part(rank, ranks).and_then(skip_of);
         }
         let gradient = INPUT.map(|x| slope * x.powi(times) + beside * x);
         Self {

@@ -457,7 +457,7 @@ impl From<Infallible> for AmpError {
     }
 }
 
-/// For types of one's own: a [`ModuleOptim`](crate::ModuleOptim), a [`Hook`](crate::hook::Hook), a [`Rule`](crate::Rule).
+/// For types of one's own: a [`ModuleOptim`](crate::ModuleOptim), a [`Hook`](crate::hook::Hook), a [`Rule`](crate::schedule::Rule).
 impl AmpError {
     /// The error for a number that a setting cannot have.
     pub fn invalid(field: &'static str, value: impl Into<f64>, allowed: impl Into<String>) -> Self {

@@ -60,7 +60,7 @@ impl Scaler {
         }
     }
 
-    /// Multiplies a loss, or a structure of losses, by the loss scale; by 1 if this is the scaler of a [`MixedPrecision`], whose scopes scale.
+    /// Multiplies a loss, or a structure of losses, by the loss scale; by 1 if this is the scaler of a [`MixedPrecision`](crate::MixedPrecision), whose scopes scale.
     ///
     /// Takes what [`CastFloat`] is implemented for: tensors, `Vec`, arrays, tuples and `Option` of them, and structures of your
     /// own by [`cast_fields!`](crate::cast_fields).
@@ -149,7 +149,7 @@ impl Scaler {
     ///
     /// [`AmpError::LossNotScaled`] if neither this scaler nor a copy of it has scaled a loss since the last
     /// `GradScaler::update`: the gradients of a plain loss are not scaled, and must not be divided. Never of the scaler of a
-    /// [`MixedPrecision`], whose scopes scale, and of a disabled one.
+    /// [`MixedPrecision`](crate::MixedPrecision), whose scopes scale, and of a disabled one.
     pub fn scaled(&self, grads: GradientsParams) -> Result<ScaledGradients, AmpError> {
         let scales = self.is_enabled() && self.amp.is_none();
         match scales && !self.watch.is_scaled() {

@@ -50,10 +50,14 @@ pub struct Way {
 }
 
 impl Way {
+    /// Says whether the device runs it at all: several threads on one are a matter of Burn's.
+    pub fn is_here(&self) -> bool {
+        self.ranks == 1 || on_flex()
+    }
+
     pub fn can(&self, need: Need) -> bool {
         let is_other = matches!(need, Need::Scopes | Need::Untested);
-        // Several threads on one device are a matter of Burn's.
-        let is_refused = !on_flex() && (self.is_recorded && is_other || self.ranks > 1);
+        let is_refused = self.is_recorded && !on_flex() && is_other;
         let are_not = [self.lacks, self.refuses, self.elsewhere];
         !is_refused && are_not.iter().all(|needs| !needs.contains(&need))
     }

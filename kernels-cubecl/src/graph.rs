@@ -78,7 +78,7 @@ impl Graph {
     }
 }
 
-/// Internal: the text of a panic.
+/// The text of a panic.
 pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied())

@@ -106,7 +106,7 @@ fn vector(tensor: &CubeTensor, length: usize) -> usize {
     1 << (length | start | 1 << most.ilog2()).trailing_zeros()
 }
 
-/// Finds out which tensors of a list may be overwritten, and waits for CubeCL's queue once at most.
+/// Finds out which tensors of a list may be overwritten, and waits for CubeCL's queue once at most: nothing that writes them may be queued later.
 #[derive(Default)]
 pub(super) struct Owner {
     /// The queue was waited for.

@@ -17,8 +17,7 @@ use crate::{UpdateRule, backends::compose, clip, rule::WORDS, status::FIELDS, st
 const MAX_COUNT: usize = 65_535;
 
 /// A tensor, and behind it its product, where that is not written in place.
-fn item(tensor: CubeTensor, factor: &Scaling<CubeTensor>, owner: &mut Owner) -> Item {
-    let laid = Laid::padded(tensor);
+fn item(laid: Laid, factor: &Scaling<CubeTensor>, owner: &mut Owner) -> Item {
     let dtype = laid.tensor.dtype;
     let product = factor.as_ref().and_then(|(_, keep_dtype)| {
         let made = product_dtype(dtype, *keep_dtype);
@@ -34,8 +33,10 @@ pub(super) fn pass(
     factor: Scaling<CubeTensor>,
     edge: f32,
 ) -> Vec<CubeTensor> {
+    // All copies are queued before the owner waits for the queue, which it does once.
+    let laid: Vec<_> = tensors.into_iter().map(Laid::padded).collect();
     let mut owner = Owner::default();
-    let items = (tensors.into_iter()).map(|one| item(one, &factor, &mut owner));
+    let items = (laid.into_iter()).map(|one| item(one, &factor, &mut owner));
     let batch = Batch::new(items.collect(), limits, true, edge.to_bits());
     let partials = floats(batch.like(), [batch.plan().rows.max(1) * ROW]);
     let factor = factor.map(|(factor, _)| factor);

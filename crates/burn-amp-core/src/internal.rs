@@ -6,8 +6,6 @@ pub mod observe;
 pub mod pipeline;
 pub mod torch;
 
-use std::sync::Arc;
-
 use crate::{Scaler, StepOutcome, scale::account::Call};
 pub use crate::{
     beside_burn::during,
@@ -17,7 +15,7 @@ pub use crate::{
     lock::locked,
     peers::{described, difference},
     scale::followed::Followed,
-    scaler::{keep_statistics, repair_statistics},
+    scaler::{detached, keep_statistics, repair_statistics},
     settings::settings,
     step::options::StepOptions,
     update::masters::masters_of,
@@ -29,11 +27,6 @@ pub use crate::{
 };
 #[cfg(any(test, feature = "counts"))]
 pub use crate::{gradients::pass::READS, scale::border_events::READS as EVENT_READS};
-
-/// A copy of a scaler with a scale that it shares with nobody: what the scaler has come to.
-pub fn detached(scaler: &Scaler) -> Scaler {
-    scaler.with_scale(Arc::new(scaler.live.detached()), None)
-}
 
 /// Enters a call that was to step, and has not.
 pub fn enter_call(scaler: &Scaler, outcome: StepOutcome) {

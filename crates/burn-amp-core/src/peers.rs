@@ -272,27 +272,37 @@ impl Ballot {
         }
     }
 
-    fn and(self, other: Self) -> Self {
-        const OF_SCALE: u32 = 4;
-        let severity = |one: &Self| match &one.tested {
+    /// Ranks believe the finding with the highest.
+    fn severity(&self) -> u32 {
+        match &self.tested {
             Tested::Nothing => 0,
             Tested::Finite | Tested::Rejected(_) => 1,
             Tested::Overflow { cause, .. } => match cause {
-                _ if one.is_guess => 2,
+                _ if self.is_guess => 2,
                 SkipCause::Unknown => 3,
-                SkipCause::Scale => OF_SCALE,
+                SkipCause::Scale => Self::OF_SCALE,
                 SkipCause::OtherScale => 5,
                 SkipCause::Loss { output_finite } => 7 - u32::from(*output_finite),
             },
-        };
-        let is_of_self = severity(&self) >= severity(&other);
-        let of_scale = |one: &Self| severity(one) == OF_SCALE;
+        }
+    }
+
+    /// The severity of an overflow of which the loss scale is known to be the cause.
+    const OF_SCALE: u32 = 4;
+
+    fn and(self, other: Self) -> Self {
+        let of_scale = |one: &Self| one.severity() == Self::OF_SCALE;
+        let is_of_self = self.severity() >= other.severity();
         // Without regions it is the scale that all share.
         let regions = match (of_scale(&self), of_scale(&other)) {
             (true, true) if self.regions.is_empty() || other.regions.is_empty() => BTreeSet::new(),
             (true, true) => self.regions.union(&other.regions).cloned().collect(),
             (true, false) => self.regions,
             _ => other.regions,
+        };
+        let (tested, is_guess) = match is_of_self {
+            true => (self.tested, self.is_guess),
+            false => (other.tested, other.is_guess),
         };
         let sum = f64::from_bits(self.loss.0) + f64::from_bits(other.loss.0);
         let (one, two) = (self.measures, other.measures);
@@ -307,13 +317,9 @@ impl Ballot {
         Self {
             scale: self.scale,
             calls: self.calls,
-            is_guess: self.is_guess && other.is_guess,
+            tested,
+            is_guess,
             spares: self.spares || other.spares,
-            tested: if is_of_self {
-                self.tested
-            } else {
-                other.tested
-            },
             regions,
             measures: Measured {
                 // Magnitudes are in the order of their bits.

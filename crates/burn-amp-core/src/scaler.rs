@@ -104,12 +104,17 @@ impl TryFrom<LossScale> for Scaler {
     }
 }
 
+/// A copy of a scaler with a scale that it shares with nobody: what the scaler has come to.
+pub fn detached(scaler: &Scaler) -> Scaler {
+    scaler.with_scale(Arc::new(scaler.live.detached()), None)
+}
+
 /// A clone counts on by itself. One with a scale of its own has a copy of that; nobody follows it yet.
 impl Clone for Scaler {
     fn clone(&self) -> Self {
         match self.amp {
             Some(_) => self.at(self.place.forked(&self.live)),
-            None => self.with_scale(Arc::new(self.live.detached()), None),
+            None => detached(self),
         }
     }
 }
@@ -152,7 +157,7 @@ impl Scaler {
     }
 
     /// A copy that moves another scale.
-    pub(crate) fn with_scale(&self, live: Arc<LiveScale>, amp: Option<MixedPrecision>) -> Self {
+    fn with_scale(&self, live: Arc<LiveScale>, amp: Option<MixedPrecision>) -> Self {
         let account = self.account(|account| account.clone());
         let mut copy = self.at(Place::new(&live, account));
         (copy.live, copy.amp, copy.ranks) = (live, amp, None);
@@ -485,7 +490,7 @@ impl Scaler {
             };
             found.explain(cause);
             let regions = joined.regions.into_iter().map(Arc::from);
-            self.live.set_cause(cause, regions.collect());
+            self.live.set_cause(cause, regions.collect(), false);
         }
         Ok(grads)
     }

@@ -49,7 +49,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             scaler.end_step(&grads.finding, grads.known_status())
         };
         let begun = self.begin(&module);
-        let votes = begun.as_ref().map_or(None, |votes| *votes);
+        let votes = *begun.as_ref().unwrap_or(&None);
         let decided = begun.map_err(Failed::from);
         let decided = decided.and_then(|_| self.decide(&module, grads, &lr, end));
         let (outcome, stepped) = match decided {

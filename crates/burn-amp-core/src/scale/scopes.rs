@@ -159,15 +159,15 @@ impl LiveScale {
                 (SkipCause::Scale, regions)
             }
         };
-        self.set_cause(cause, regions);
-        locked(&self.state).members.iteration.is_guess = is_guess;
+        self.set_cause(cause, regions, is_guess);
         cause
     }
 
     /// Notes the cause of a skip, and the regions that are it, for the end of its step.
-    pub(crate) fn set_cause(&self, cause: SkipCause, regions: Vec<Arc<str>>) {
+    pub(crate) fn set_cause(&self, cause: SkipCause, regions: Vec<Arc<str>>, is_guess: bool) {
         let iteration = &mut locked(&self.state).members.iteration;
-        (iteration.cause, iteration.regions, iteration.is_guess) = (Some(cause), regions, false);
+        (iteration.cause, iteration.regions) = (Some(cause), regions);
+        iteration.is_guess = is_guess;
     }
 
     /// Says whether the cause of the present step's skip is a guess: no gradient has come to a scope here.

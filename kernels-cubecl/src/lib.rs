@@ -40,6 +40,7 @@ mod job;
 mod kernel;
 /// Internal: for the tests of what CubeCL's compilers make of the kernels.
 #[cfg(feature = "dialects")]
+#[allow(missing_docs)] // of what CubeCL's macros make
 pub mod kernel;
 mod list;
 mod ops;

@@ -259,8 +259,9 @@ impl Shape {
                 (loads, stores, 0)
             }
             Kernel::Advance { border } => {
-                // Four counts of what is not finite, and the largest magnitude.
-                (vec![floats(5 * (1 + border))], vec![], 0)
+                // Four counts of what is not finite in each; and the largest magnitude, at the border only where something has left it.
+                let rows = 4 * (1 + border) + [1, 1, 3][border];
+                (vec![floats(rows)], vec![], 0)
             }
             Kernel::Decide { rule, clipped } => {
                 // Both betas; Adam's epsilon; the scale.

@@ -22,11 +22,11 @@ pub fn advance(
 ) {
     let verdict = verdict(rows, units);
     let mut spares = false.runtime();
-    if comptime!(border.len() > 0) {
-        let mut given = true.runtime();
-        if comptime!(border.len() > 1) {
-            given = self::verdict(&border[1], units) >= BAD;
-        }
+    if comptime!(border.len() == 1) {
+        // Half precision may have given what is not finite: then what has overflowed says nothing.
+        spares = rule::is_bad(&border[0], 0usize);
+    } else if comptime!(border.len() > 1) {
+        let given = self::verdict(&border[1], units) >= BAD;
         spares = rule::spares(&border[0], given, state, largest);
     }
     if UNIT_POS == 0u32 {

@@ -16,14 +16,20 @@ use crate::{UpdateRule, backends::compose, clip, rule::WORDS, status::FIELDS, st
 /// Cubes that a launch has in one dimension: what WebGPU grants.
 const MAX_COUNT: usize = 65_535;
 
-/// A tensor, and behind it its product, where that is not written in place.
-fn item(laid: Laid, factor: &Scaling<CubeTensor>, owner: &mut Owner) -> Item {
-    let dtype = laid.tensor.dtype;
-    let product = factor.as_ref().and_then(|(_, keep_dtype)| {
-        let made = product_dtype(dtype, *keep_dtype);
-        (made != dtype || !owner.may_overwrite(&laid.tensor)).then(|| laid.product(made))
-    });
-    [laid].into_iter().chain(product).collect()
+/// Tensors, each with its product behind it, where that is not written in place.
+fn items(tensors: Vec<CubeTensor>, factor: &Scaling<CubeTensor>) -> Vec<Item> {
+    // All copies are queued before the owner waits for the queue, which it does once.
+    let laid: Vec<_> = tensors.into_iter().map(Laid::padded).collect();
+    let mut owner = Owner::default();
+    let item = |laid: Laid| {
+        let dtype = laid.tensor.dtype;
+        let product = factor.as_ref().and_then(|(_, keep_dtype)| {
+            let made = product_dtype(dtype, *keep_dtype);
+            (made != dtype || !owner.may_overwrite(&laid.tensor)).then(|| laid.product(made))
+        });
+        [laid].into_iter().chain(product).collect()
+    };
+    laid.into_iter().map(item).collect()
 }
 
 /// Measures tensors, after scaling if there is a factor. Returns the products then, and the status.
@@ -33,11 +39,7 @@ pub(super) fn pass(
     factor: Scaling<CubeTensor>,
     edge: f32,
 ) -> Vec<CubeTensor> {
-    // All copies are queued before the owner waits for the queue, which it does once.
-    let laid: Vec<_> = tensors.into_iter().map(Laid::padded).collect();
-    let mut owner = Owner::default();
-    let items = (laid.into_iter()).map(|one| item(one, &factor, &mut owner));
-    let batch = Batch::new(items.collect(), limits, true, edge.to_bits());
+    let batch = Batch::new(items(tensors, &factor), limits, true, edge.to_bits());
     let partials = floats(batch.like(), [batch.plan().rows.max(1) * ROW]);
     let factor = factor.map(|(factor, _)| factor);
     for launch in &batch.plan().launches {

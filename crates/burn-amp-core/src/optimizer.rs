@@ -1,11 +1,11 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ParamGroup};
-use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
+use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams, OptimizerRecord};
 use burn::tensor::{Bytes, Tensor};
 
 use std::{any::type_name, path::Path, sync::Arc};
 
-pub(crate) mod burn_optimizer;
+mod burn_record;
 mod device;
 mod host;
 pub(crate) mod lr_scheduler;
@@ -202,13 +202,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lines.join("\n")
     }
 
-    /// Begins a call on all ranks: compares what must be the same, where that is due. Returns the votes so far; none without other ranks.
-    fn begin<M: Module>(&self, module: &M) -> Result<Option<u64>, AmpError> {
-        let Some(ranks) = &self.scaler.ranks else {
-            return Ok(None);
-        };
+    /// Begins a call on all ranks: compares what must be the same, where that is due. Returns the votes so far.
+    fn begin<M: Module>(&self, ranks: &Ranks, module: &M) -> Result<u64, AmpError> {
         let updates = self.scaler.counters().stepped();
-        ranks.begin(updates, || self.about(module)).map(Some)
+        ranks.begin(updates, || self.about(module))
     }
 
     /// Says to the other ranks that a call fails here, unless this one has voted in it, after so many votes.
@@ -312,7 +309,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: ScaledGradients,
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
-        let votes = self.begin(module)?;
+        let ranks = self.scaler.ranks.as_ref();
+        let votes = ranks.map(|ranks| self.begin(ranks, module)).transpose()?;
         let ready = self.check_settings().and_then(|()| self.synchronize());
         let ready = ready.and_then(|()| self.scaler.resolve_dropped());
         let unscaled = ready.and_then(|()| self.scaler.unscale(grads, module));
@@ -681,5 +679,28 @@ impl<O> std::fmt::Debug for ScaledOptimizer<O> {
             .field("scaler", &self.scaler)
             .field("options", &self.options)
             .finish_non_exhaustive()
+    }
+}
+
+impl ModuleOptim for ModuleOptimizer {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        ModuleOptimizer::step(self, lr, module, grads)
+    }
+
+    fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
+        ModuleOptimizer::step(self, update.lr, module, grads)
+    }
+
+    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        Ok(ModuleOptimizer::to_record(self))
+    }
+
+    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
+        burn_record::loaded(self.clone(), record).map(drop)
+    }
+
+    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        *self = burn_record::loaded(self.clone(), record)?;
+        Ok(())
     }
 }

@@ -9,6 +9,7 @@ mod accumulate;
 pub(crate) mod accumulation;
 mod joint;
 mod losses;
+mod ranks;
 mod record;
 mod settings;
 mod step;
@@ -22,7 +23,7 @@ use crate::border::SCALES_GRADIENTS;
 use crate::gradients::entries::{Entries, LOW_RANK, ids_of};
 use crate::gradients::running_statistics::Buffers;
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, handles};
-use crate::peers::{Ballot, Ranks};
+use crate::peers::Ranks;
 use crate::scale::finding::{Dropped, Finding, SkipCause};
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 use crate::scale::{account::Account, followed::Followed, place::Place};
@@ -272,8 +273,10 @@ impl Scaler {
     ) -> Result<UnscaledGradients, AmpError> {
         let entries = Entries::of(grads.params(), module)?;
         let in_own_dtype = self.config().parameter_dtype_gradients;
-        let grads = self.test(grads.into(), &entries, in_own_dtype)?;
-        let grads = self.agreed(grads, &mut None)?;
+        let mut grads = self.test(grads.into(), &entries, in_own_dtype)?;
+        if let Some(ranks) = &self.ranks {
+            self.agree(ranks, &mut grads, &mut None)?;
+        }
         Ok(self.registered(grads))
     }
 
@@ -298,7 +301,7 @@ impl Scaler {
             self.watch.check_plain();
         }
         let mut last = None;
-        let tested = match (window, grads) {
+        let mut tested = match (window, grads) {
             (None, Some(grads)) => {
                 let in_own_dtype = self.live.config().parameter_dtype_gradients;
                 self.test(grads, &entries, in_own_dtype)?
@@ -315,7 +318,9 @@ impl Scaler {
             (Some(window), None) => self.empty(window, entries.sums)?,
             (None, None) => return Ok(Inspected::Waits(StepOutcome::NoGradients)),
         };
-        let tested = self.agreed(tested, loss)?;
+        if let Some(ranks) = &self.ranks {
+            self.agree(ranks, &mut tested, loss)?;
+        }
         Ok(Inspected::Tested(tested.into(), last))
     }
 
@@ -415,25 +420,19 @@ impl Scaler {
         window: Option<VecDeque<BorderEvent>>,
     ) -> UnscaledGradients {
         let live = &self.live;
-        let cause = match (grads.skips(), window) {
-            (true, Some(events)) => {
-                Some(live.cause_of(BorderEvent::of_skip(events, 0), grads.overflows()))
-            }
-            (true, None) => Some(live.cause_of_skip(&ids_of(&grads.entries), grads.overflows())),
-            (false, window) => {
-                if let Some(window) = window {
-                    live.events.restore_window(window);
-                }
-                None
-            }
-        };
-        if let Some(cause) = cause {
+        if grads.finding.skips() {
+            let cause = match window {
+                Some(events) => live.cause_of(BorderEvent::of_skip(events, 0), grads.overflows()),
+                None => live.cause_of_skip(&ids_of(&grads.entries), grads.overflows()),
+            };
             // Ranks that vote explain it together.
             let cause = match self.ranks {
                 None => self.known_cause(cause, || grads.has_nan()),
                 Some(_) => cause,
             };
             grads.finding.explain(cause);
+        } else if let Some(window) = window {
+            live.events.restore_window(window);
         }
         live.note_test();
         if let Some(observer) = self.amp.as_ref().and_then(MixedPrecision::observer) {
@@ -454,54 +453,13 @@ impl Scaler {
         }
     }
 
-    /// Decides with the other ranks, if there are some, what was found in gradients. The `loss` becomes that of all.
-    pub(super) fn agreed(
-        &self,
-        mut grads: UnscaledGradients,
-        loss: &mut Option<f64>,
-    ) -> Result<UnscaledGradients, AmpError> {
-        let Some(ranks) = &self.ranks else {
-            return Ok(grads);
-        };
-        let mut entered = Default::default();
-        if self.live.has_regions() {
-            if !grads.skips() {
-                self.live.read_measures();
-            }
-            entered = self.live.regions().lock().of_step();
-        }
-        let spares = |cause| self.known_cause(cause, || grads.has_nan()) == SkipCause::Unknown;
-        let mut ballot = Ballot::of(&grads.finding, self.loss_scale(), &self.counters());
-        ballot.is_guess = self.live.is_cause_a_guess();
-        ballot.spares = grads.finding.cause().is_some_and(spares);
-        let regions = self.live.regions_at_fault();
-        ballot.regions = regions.iter().map(|name| name.to_string()).collect();
-        ballot.entered = entered;
-        let joined = ranks.decide(ballot, loss)?;
-        let found = &mut grads.finding;
-        (found.tested, found.measures) = (joined.tested.clone(), joined.measures());
-        for (name, state) in joined.entered {
-            (self.live.regions()).replace(|regions| regions.join(&name, state));
-        }
-        if let Some(cause) = found.cause() {
-            let cause = match cause {
-                SkipCause::Unknown if !joined.spares => SkipCause::Scale,
-                known => known,
-            };
-            found.explain(cause);
-            let regions = joined.regions.into_iter().map(Arc::from);
-            self.live.set_cause(cause, regions.collect(), false);
-        }
-        Ok(grads)
-    }
-
     /// Shows gradients to those who look at them before they are counted: to regions, and to the warning of zeros.
     pub(crate) fn look_at(&self, found: &Finding, status: Option<&GradientStatus>) {
         // Micro-batches were checked one by one, beside their losses.
         if found.is_resolved || !self.is_enabled() {
             return;
         }
-        if found.overflow().is_none() && self.live.has_regions() {
+        if !found.skips() && self.live.has_regions() {
             self.live.read_measures();
         }
         let is_new = || !self.account(|account| account.warned_of_zeros);

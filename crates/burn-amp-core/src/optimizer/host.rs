@@ -48,7 +48,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let end = |scaler: &mut Scaler, grads: &UnscaledGradients| {
             scaler.end_step(&grads.finding, grads.known_status())
         };
-        let begun = self.begin(&module);
+        let ranks = self.scaler.ranks.as_ref();
+        let begun = ranks.map(|ranks| self.begin(ranks, &module)).transpose();
         let votes = *begun.as_ref().unwrap_or(&None);
         let decided = begun.map_err(Failed::from);
         let decided = decided.and_then(|_| self.decide(&module, grads, &lr, end));
@@ -175,12 +176,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 Inspected::Waits(outcome) => return Ok(Decided::without_step(outcome)),
             };
         let mut judged = None;
-        if !options.hooks.0.is_empty() && !grads.skips() && !grads.entries.is_empty() {
+        if !options.hooks.0.is_empty() && !grads.finding.skips() && !grads.entries.is_empty() {
             let of_module = || distinct_parameters(module);
             judged = (options.hooks).judge(Some(&mut grads), loss, &of_module)?;
         }
         // A hook may have found an overflow.
-        let judged = judged.filter(|_| !grads.skips());
+        let judged = judged.filter(|_| !grads.finding.skips());
         let (hooks, factor, rejected) = match judged {
             Some((hooks, factor, rejected)) => (Some(hooks), factor, rejected),
             None => (None, 1.0, None),
@@ -226,7 +227,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let is_frozen = self.options.window.as_ref().is_some_and(frozen);
         match grads {
             // An overflow comes again and again unless the scale moves.
-            StepGradients::Unscaled(grads) if is_frozen && !grads.skips() => {
+            StepGradients::Unscaled(grads) if is_frozen && !grads.finding.skips() => {
                 grads.count(&self.scaler.dropped);
                 (self.scaler).discard_at_once(grads.into_params().into(), false)
             }

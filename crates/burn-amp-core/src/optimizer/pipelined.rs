@@ -224,7 +224,7 @@ pub fn make_step<O: ModuleOptim, M: Module>(
             finding: grads.finding.clone(),
             status: grads.known_status(),
             overflows: grads.overflows().map(String::from).collect(),
-            has_nan: grads.skips() && grads.has_nan(),
+            has_nan: grads.finding.skips() && grads.has_nan(),
         });
         // As it ends there, so that a hook whose rejection ends the run is as it was before.
         quietly(|| scaler.end_step(&grads.finding, None))

@@ -28,11 +28,13 @@ impl Scaler {
         let (mut outcome, mut status) = (StepOutcome::Accumulated, None);
         if window.config.skip_micro_batch {
             // Rounding to a half-precision dtype comes after the sum.
-            let grads = self.test(grads, entries, false)?;
-            let grads = self.agreed(grads, &mut None)?;
+            let mut grads = self.test(grads, entries, false)?;
+            if let Some(ranks) = &self.ranks {
+                self.agree(ranks, &mut grads, &mut None)?;
+            }
             status = grads.known_status();
             self.look_at(&grads.finding, status.as_deref());
-            if grads.skips() {
+            if grads.finding.skips() {
                 outcome = StepOutcome::Dropped;
             }
             // As the test of a step, and its update.
@@ -43,7 +45,7 @@ impl Scaler {
                 let outcome = Some(outcome);
                 return Err(Failed { error, outcome });
             }
-            if grads.skips() {
+            if grads.finding.skips() {
                 return Ok((outcome, status));
             }
             window.add(grads.into_tested(), found, 1.0);

@@ -99,7 +99,7 @@ impl Joint {
             StepGradients::Unscaled(grads) => Some(grads),
             _ => None,
         };
-        if (tested.as_ref()).is_none_or(UnscaledGradients::skips) {
+        if (tested.as_ref()).is_none_or(|grads| grads.finding.skips()) {
             scaler.buffers.suspect();
         }
         // Of untested gradients nobody knows the parameters: all that came are theirs.

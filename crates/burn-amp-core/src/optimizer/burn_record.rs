@@ -1,62 +1,43 @@
-//! Burn's own optimizers as optimizers of whole modules, with records that lose nothing.
+//! Records of Burn's own optimizers, which lose nothing.
 
+use burn::module::ParamGroup;
 use burn::optim::{
-    DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, OptimizerRecord,
-    SgdConfig, StateSink, StateSource,
+    DynOptimizer, DynState, LearningRate, ModuleOptimizer, OptimizerRecord, SgdConfig, StateSink,
+    StateSource,
 };
 use burn::tensor::{DType, Device, Shape, kind::BridgeTensor};
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, module::ParamGroup,
-};
 use burn_amp_kernels::panic_message;
 use burn_pack::Scalar;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::{collections::BTreeMap, sync::Arc, sync::Mutex};
 
-use crate::update::Update;
-use crate::update::module_optim::{ModuleOptim, ORIGIN, foreign};
+use crate::update::module_optim::{ORIGIN, foreign};
 use crate::{error::AmpError, lock::locked, record::Container, record::names_of};
 
-impl ModuleOptim for ModuleOptimizer {
-    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
-        ModuleOptimizer::step(self, lr, module, grads)
-    }
-
-    fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
-        ModuleOptimizer::step(self, update.lr, module, grads)
-    }
-
-    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
-        Ok(ModuleOptimizer::to_record(self))
-    }
-
-    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
-        ModuleOptim::load_record(&mut self.clone(), record)
-    }
-
-    /// Burn builds the tensors on `Device::default()`, the first GPU backend that was *compiled in*, and moves
-    /// them at the next step. Where that device does not exist it panics, which is an error here: the environment
-    /// variable `BURN_DEVICE` names another device.
-    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
-        let bytes = (record.into_bytes()).map_err(|error| foreign(error.to_string()))?;
-        let stored = Container::from_bytes(bytes.clone(), ORIGIN)?;
-        let record = OptimizerRecord::from_bytes(bytes).map_err(|e| foreign(e.to_string()))?;
-        // Cloning is cheap, and keeps the state that is to survive a failure.
-        let optim = self.clone();
-        let loaded = catch_unwind(AssertUnwindSafe(|| optim.load_record(record)));
-        let loaded = loaded.map_err(|panic| {
-            let message = panic_message(&*panic);
-            foreign(format!(
-                "Burn could not load it ({message}). If that names a device, set `BURN_DEVICE` to one that exists"
-            ))
-        })?;
-        // Burn drops state that the optimizer does not know and converts state to the device's default dtype, both
-        // silently; a resumed run would go on with less than was saved.
-        if let Some(lost) = Comparison::first_loss(stored, &loaded) {
-            return Err(foreign(lost));
-        }
-        *self = loaded;
-        Ok(())
+/// The optimizer with a stored state.
+///
+/// Burn builds the tensors on `Device::default()`, the first GPU backend that was *compiled in*, and moves
+/// them at the next step. Where that device does not exist it panics, which is an error here: the environment
+/// variable `BURN_DEVICE` names another device.
+pub(super) fn loaded(
+    optim: ModuleOptimizer,
+    record: OptimizerRecord,
+) -> Result<ModuleOptimizer, AmpError> {
+    let bytes = (record.into_bytes()).map_err(|error| foreign(error.to_string()))?;
+    let stored = Container::from_bytes(bytes.clone(), ORIGIN)?;
+    let record = OptimizerRecord::from_bytes(bytes).map_err(|e| foreign(e.to_string()))?;
+    let loaded = catch_unwind(AssertUnwindSafe(|| optim.load_record(record)));
+    let loaded = loaded.map_err(|panic| {
+        let message = panic_message(&*panic);
+        foreign(format!(
+            "Burn could not load it ({message}). If that names a device, set `BURN_DEVICE` to one that exists"
+        ))
+    })?;
+    // Burn drops state that the optimizer does not know and converts state to the device's default dtype, both
+    // silently; a resumed run would go on with less than was saved.
+    match Comparison::first_loss(stored, &loaded) {
+        Some(lost) => Err(foreign(lost)),
+        None => Ok(loaded),
     }
 }
 

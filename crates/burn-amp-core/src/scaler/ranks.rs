@@ -1,0 +1,48 @@
+//! Decisions that several ranks take together.
+
+use std::sync::Arc;
+
+use super::Scaler;
+use crate::peers::{Ballot, Ranks};
+use crate::{error::AmpError, gradients::UnscaledGradients, scale::finding::SkipCause};
+
+impl Scaler {
+    /// Decides with the other ranks what was found in gradients. The `loss` becomes that of all.
+    pub(super) fn agree(
+        &self,
+        ranks: &Ranks,
+        grads: &mut UnscaledGradients,
+        loss: &mut Option<f64>,
+    ) -> Result<(), AmpError> {
+        let mut entered = Default::default();
+        if self.live.has_regions() {
+            if !grads.finding.skips() {
+                self.live.read_measures();
+            }
+            entered = self.live.regions().lock().of_step();
+        }
+        let spares = |cause| self.known_cause(cause, || grads.has_nan()) == SkipCause::Unknown;
+        let mut ballot = Ballot::of(&grads.finding, self.loss_scale(), &self.counters());
+        ballot.is_guess = self.live.is_cause_a_guess();
+        ballot.spares = grads.finding.cause().is_some_and(spares);
+        let regions = self.live.regions_at_fault();
+        ballot.regions = regions.iter().map(|name| name.to_string()).collect();
+        ballot.entered = entered;
+        let joined = ranks.decide(ballot, loss)?;
+        let found = &mut grads.finding;
+        (found.tested, found.measures) = (joined.tested.clone(), joined.measures());
+        for (name, state) in joined.entered {
+            (self.live.regions()).replace(|regions| regions.join(&name, state));
+        }
+        if let Some(cause) = found.cause() {
+            let cause = match cause {
+                SkipCause::Unknown if !joined.spares => SkipCause::Scale,
+                known => known,
+            };
+            found.explain(cause);
+            let regions = joined.regions.into_iter().map(Arc::from);
+            self.live.set_cause(cause, regions.collect(), false);
+        }
+        Ok(())
+    }
+}

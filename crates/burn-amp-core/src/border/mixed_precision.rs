@@ -207,10 +207,7 @@ impl MixedPrecision {
     /// The present loss scale: that of the next scope; 1 without scaling. With a fused optimizer the device may be some steps ahead: scopes take the
     /// scale from there. In f32, scopes apply none.
     pub fn loss_scale(&self) -> f32 {
-        match self.shared.enabled {
-            true => self.shared.live.scale(),
-            false => 1.0,
-        }
+        self.shared.live.scale()
     }
 
     /// The regions of the network whose factors move ([`rescaled`](crate::rescaled) by a name), and what each multiplies gradients by

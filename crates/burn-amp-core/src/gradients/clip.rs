@@ -173,7 +173,7 @@ impl UnscaledGradients {
         factor: f64,
         later: bool,
     ) -> Result<(Self, Factors), AmpError> {
-        if self.skips() {
+        if self.finding.skips() {
             return Ok((self, Factors::new()));
         }
         self.measured()?;

@@ -217,11 +217,6 @@ impl UnscaledGradients {
         }
     }
 
-    /// Returns true if their step is skipped for an overflow: never with a disabled scaler.
-    pub(crate) fn skips(&self) -> bool {
-        matches!(self.finding.tested, Tested::Overflow { .. })
-    }
-
     /// Multiplies some of the gradients by a number in one pass a device, and keeps their dtypes. Does not wait.
     ///
     /// The pass reads and writes what a multiplication of each does, in a few launches. It is taken where a norm that was measured
@@ -267,7 +262,7 @@ impl UnscaledGradients {
     /// Returns true if a gradient holds an infinity or a NaN: then the step will be skipped, but for a disabled scaler, which skips nothing. Measures as
     /// [`status`](Self::status) does.
     pub fn has_overflow(&self) -> bool {
-        self.skips() || (!self.is_tested && self.status().has_overflow())
+        self.finding.skips() || (!self.is_tested && self.status().has_overflow())
     }
 
     /// Burn's own container of the unscaled gradients.

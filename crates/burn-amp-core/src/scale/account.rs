@@ -44,7 +44,7 @@ fn limit(
     in_a_row: u64,
     error: impl FnOnce() -> AmpError,
 ) -> Result<(), AmpError> {
-    let max = schedule.config().max_consecutive_skips;
+    let max = schedule.config.max_consecutive_skips;
     match max.is_some_and(|max| in_a_row > u64::from(max)) {
         true => Err(error()),
         false => Ok(()),
@@ -119,7 +119,7 @@ impl Account {
         is_first: bool,
     ) -> Result<(), AmpError> {
         self.untested = 0;
-        let overflows = matches!(found.tested, Tested::Overflow { .. });
+        let overflows = found.skips();
         match purpose {
             Purpose::Step => {
                 let is_rejected = matches!(found.tested, Tested::Rejected(_));
@@ -216,7 +216,7 @@ impl Account {
 
     /// Says whether a scale is more than one growth above the last at which gradients were finite, or the first of all, and can still fall to it.
     fn is_above(&self, schedule: &LossScale, floor: Floor) -> bool {
-        let config = schedule.config();
+        let config = &schedule.config;
         // All gradients so far may have been zero.
         let worked = self.worked_at.map_or(config.init_scale, f64::from);
         let is_above = f64::from(schedule.scale()) > worked * config.growth_factor;

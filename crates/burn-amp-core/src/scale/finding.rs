@@ -83,6 +83,11 @@ impl Finding {
         }
     }
 
+    /// Says whether one is not finite: never with a disabled scaler, which tests none.
+    pub(crate) fn skips(&self) -> bool {
+        matches!(self.tested, Tested::Overflow { .. })
+    }
+
     /// The parameter whose gradient is the first that is not finite, if there is one.
     pub(crate) fn overflow(&self) -> Option<&String> {
         match &self.tested {

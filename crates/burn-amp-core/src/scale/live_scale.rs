@@ -46,7 +46,7 @@ pub(crate) struct LiveScale {
     /// cloned takes them along. Locked before all else.
     queue: Mutex<VecDeque<Box<dyn Pending>>>,
     /// The time at which gradients were tested last, in the order of the events.
-    tested: AtomicU64,
+    pub(super) tested: AtomicU64,
     /// Gradients that nobody has tested since.
     pub(super) untested: Untested,
     /// The parameter that was read last in a scope, if one is closed.
@@ -64,15 +64,6 @@ pub(super) struct State {
     journal: Journal,
     /// The number of steps that were skipped, whatever for.
     overflows: u64,
-}
-
-impl State {
-    fn loss_scale(&self) -> f32 {
-        match self.schedule.config().enabled {
-            true => self.schedule.scale(),
-            false => 1.0,
-        }
-    }
 }
 
 /// The scale, and who has it.
@@ -131,7 +122,7 @@ impl LiveScale {
 
     /// The scale as a program is shown it: 1 where it is disabled.
     pub(crate) fn loss_scale(&self) -> f32 {
-        locked(&self.state).loss_scale()
+        locked(&self.state).schedule.scale()
     }
 
     pub(crate) fn schedule(&self) -> LossScale {
@@ -145,7 +136,7 @@ impl LiveScale {
 
     /// The settings of the schedule.
     pub(crate) fn config(&self) -> GradScalerConfig {
-        *locked(&self.state).schedule.config()
+        locked(&self.state).schedule.config
     }
 
     /// Goes on from this schedule, with a new iteration. Gradients that were not tested yet are still explained.
@@ -209,7 +200,6 @@ impl LiveScale {
 
     /// Gradients were tested: what came to the border before is explained, or explains nothing.
     pub(crate) fn note_test(&self) -> u64 {
-        self.untested.end();
         let now = next_number();
         self.tested.store(now, Ordering::Relaxed);
         now
@@ -290,14 +280,14 @@ impl LiveScale {
     /// Enters a call of an optimizer in the journal. `caller` was to step, with the learning rate of a scheduler.
     pub(crate) fn enter(&self, id: OptimizerId, call: Call, caller: Option<Caller>) {
         let state = &mut *locked(&self.state);
-        let scale = state.loss_scale();
+        let scale = state.schedule.scale();
         state.journal.enter(id, call, scale, caller);
     }
 
     /// Corrects the scale after the last steps of an optimizer, so many: their iteration has ended since.
     pub(crate) fn enter_end(&self, id: OptimizerId, steps: usize) {
         let state = &mut *locked(&self.state);
-        let scale = state.loss_scale();
+        let scale = state.schedule.scale();
         state.journal.end_iteration(id.optimizer, steps, scale);
     }
 
@@ -324,7 +314,7 @@ impl LiveScale {
         is_first: bool,
     ) -> Result<(), AmpError> {
         // Its rule is asked without a lock.
-        let overflows = matches!(found.tested, Tested::Overflow { .. });
+        let overflows = found.skips();
         let floor = match overflows {
             true => self.floor(),
             false => Floor::default(),
@@ -335,7 +325,7 @@ impl LiveScale {
             let account = state.journal.account(id);
             let counted = account.record(purpose, found, &state.schedule, floor, is_first);
             // The others that share the scale are not kept waiting.
-            let spares = found.spares_scale() && state.schedule.config().enabled;
+            let spares = found.spares_scale() && state.schedule.config.enabled;
             (counted, spares.then(|| state.members.report(id, None)))
         };
         moves.into_iter().for_each(|moves| self.apply(moves));
@@ -362,10 +352,7 @@ impl LiveScale {
     ) -> Result<(), AmpError> {
         self.count(id, purpose, found, true)?;
         if let Some(seen) = found.evidence() {
-            let overflow = match &found.tested {
-                Tested::Overflow { parameter, .. } => std::slice::from_ref(parameter),
-                _ => &[],
-            };
+            let overflow = found.overflow().map_or(&[][..], std::slice::from_ref);
             self.advance(id, seen, purpose, overflow);
         }
         Ok(())
@@ -384,7 +371,7 @@ impl LiveScale {
             if seen != Evidence::Overflow {
                 state.journal.account(id).end_row();
             }
-            if !state.schedule.config().enabled {
+            if !state.schedule.config.enabled {
                 return;
             }
             // Of a step that the host has decided, the device knows nothing.
@@ -442,19 +429,14 @@ impl LiveScale {
 
     /// Finds out what an overflow can lower: the scale, or the factors of the regions that are its cause. If nothing, it may end the run.
     fn floor(&self) -> Floor {
-        let (seen, regions, schedule) = {
-            let state = locked(&self.state);
-            let iteration = &state.members.iteration;
-            (
-                iteration.seen,
-                iteration.regions.clone(),
-                state.schedule.clone(),
-            )
-        };
+        let state = locked(&self.state);
+        let (iteration, schedule) = (&state.members.iteration, state.schedule.clone());
+        let (seen, regions) = (iteration.seen, iteration.regions.clone());
+        drop(state);
         // Where another optimizer's overflow was met, something was lowered in this iteration.
         let was_lowered = seen == Some(Evidence::Overflow);
         let is_reached = schedule.is_at_floor();
-        let ends = schedule.config().raise_error_at_min_scale
+        let ends = schedule.config.raise_error_at_min_scale
             && is_reached
             && !was_lowered
             && !self.regions.can_back_off(&regions);
@@ -527,50 +509,12 @@ impl std::fmt::Debug for LiveScale {
 #[cfg(test)]
 mod tests {
     use burn::{
-        module::Module,
-        nn::{Initializer, LinearConfig},
+        nn::LinearConfig,
         optim::{GradientsParams, SgdConfig},
         tensor::{Device, Tensor},
     };
 
-    use crate::scale::border_events::READS;
-    use crate::{
-        GradScalerConfig, MixedPrecision, Rescale, ScaledOptimizer, Schedule, gradients::pass,
-        lock, rescaled,
-    };
-
-    #[test]
-    fn measures_of_regions_are_read_with_the_gradients() {
-        let device = Device::flex().autodiff();
-        let amp = MixedPrecision::f16();
-        let linear = || {
-            let weights = Initializer::Constant { value: 0.25 };
-            let linear = LinearConfig::new(4, 4).with_initializer(weights);
-            let linear = linear.init(&device);
-            linear.apply_reparameterization(amp.clone())
-        };
-        let mut model = (linear(), linear());
-        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
-        let config = GradScalerConfig::new().with_init_scale(1.0);
-        let config = config.with_schedule(Schedule::log_max());
-        let region = |index: usize| {
-            let region = Rescale::dynamic(format!("region {index}"));
-            region.with_scaler(config).unwrap()
-        };
-        let before = pass::READS.get();
-        for step in 1..4 {
-            let output = amp.autocast(Tensor::<2>::ones([2, 4], &device), |x| {
-                let hidden = rescaled(region(0), x, |x| model.0.forward(x));
-                rescaled(region(1), hidden, |x| model.1.forward(x))
-            });
-            let loss = output.sum() * 1e-12;
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            model = optim.step(0.1, model, grads);
-            assert_eq!(pass::READS.get() - before, step);
-        }
-        assert_eq!(READS.get(), 0);
-        assert!(amp.regions().iter().all(|(_, factor)| *factor > 1.0));
-    }
+    use crate::{MixedPrecision, lock};
 
     /// The queue of steps in flight, the state of the scale, and the border events.
     #[test]

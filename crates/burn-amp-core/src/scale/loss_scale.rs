@@ -93,7 +93,7 @@ impl GradScalerConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Stored", into = "Stored")]
 pub struct LossScale {
-    config: GradScalerConfig,
+    pub(super) config: GradScalerConfig,
     /// The scale of the rule (a warm-up may hold down what is used), and the counts of steps: as devices have them too.
     state: ScaleState,
     memory: Memory,
@@ -119,11 +119,12 @@ impl LossScale {
         }
     }
 
-    /// The factor by which the loss of the next step is multiplied.
+    /// The factor by which the loss of the next step is multiplied: 1 where it is disabled.
     pub fn scale(&self) -> f32 {
-        match self.config.warmup_steps {
-            0 => self.state.scale,
-            _ => self.state.capped(),
+        match (self.config.enabled, self.config.warmup_steps) {
+            (false, _) => 1.0,
+            (true, 0) => self.state.scale,
+            (true, _) => self.state.capped(),
         }
     }
 
@@ -190,7 +191,7 @@ impl LossScale {
 
     /// The next state, and the scale that the rule asks for where it cannot be applied.
     fn moved(mut self, evidence: Evidence) -> (Self, Option<f32>) {
-        if !self.config.dynamic {
+        if !self.config.dynamic || !self.config.enabled {
             return (self, None);
         }
         let (before, used, remembered) = (self.state.scale, self.scale(), self.memory.clone());
@@ -215,7 +216,9 @@ impl LossScale {
             NextScale::AtOnce(scale) => self.below_ceiling(scale, f32::INFINITY),
             NextScale::Exactly(scale) => self.clamped(scale),
         };
-        let refused = (!has_inverse(asked)).then_some(asked);
+        // Gradients can be divided by it in f32.
+        let has_inverse = asked.is_finite() && (1.0 / f64::from(asked)) as f32 != f32::INFINITY;
+        let refused = (!has_inverse).then_some(asked);
         match refused {
             Some(_) => self.memory = remembered,
             None if is_evidence => self.state.scale = asked,
@@ -477,9 +480,4 @@ impl LossScale {
         let allowed = "left alone: the loss scale is static";
         in_range(field, value, self.config.dynamic, allowed)
     }
-}
-
-/// Gradients can be divided by this scale in f32.
-fn has_inverse(scale: f32) -> bool {
-    scale.is_finite() && (1.0 / f64::from(scale)) as f32 != f32::INFINITY
 }

@@ -348,7 +348,7 @@ impl RegionState {
     }
 
     fn can_back_off(&self) -> bool {
-        self.schedule.config().dynamic && !self.schedule.is_at_floor()
+        self.schedule.config.dynamic && !self.schedule.is_at_floor()
     }
 
     /// Ends a step in which the gradient has overflowed here first. Returns its factors before and after; none if there was no lower one to go to.
@@ -375,5 +375,54 @@ impl RegionState {
         let before = self.schedule.scale();
         self.schedule = self.schedule.clone().adjust(seen);
         [before, self.schedule.scale()].map(|factor| short(factor.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        module::Module,
+        nn::{Initializer, LinearConfig},
+        optim::{GradientsParams, SgdConfig},
+        tensor::{Device, Tensor},
+    };
+
+    use crate::scale::border_events::READS;
+    use crate::{
+        GradScalerConfig, MixedPrecision, Rescale, ScaledOptimizer, Schedule, gradients::pass,
+        rescaled,
+    };
+
+    #[test]
+    fn measures_of_regions_are_read_with_the_gradients() {
+        let device = Device::flex().autodiff();
+        let amp = MixedPrecision::f16();
+        let linear = || {
+            let weights = Initializer::Constant { value: 0.25 };
+            let linear = LinearConfig::new(4, 4).with_initializer(weights);
+            let linear = linear.init(&device);
+            linear.apply_reparameterization(amp.clone())
+        };
+        let mut model = (linear(), linear());
+        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+        let config = GradScalerConfig::new().with_init_scale(1.0);
+        let config = config.with_schedule(Schedule::log_max());
+        let region = |index: usize| {
+            let region = Rescale::dynamic(format!("region {index}"));
+            region.with_scaler(config).unwrap()
+        };
+        let before = pass::READS.get();
+        for step in 1..4 {
+            let output = amp.autocast(Tensor::<2>::ones([2, 4], &device), |x| {
+                let hidden = rescaled(region(0), x, |x| model.0.forward(x));
+                rescaled(region(1), hidden, |x| model.1.forward(x))
+            });
+            let loss = output.sum() * 1e-12;
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optim.step(0.1, model, grads);
+            assert_eq!(pass::READS.get() - before, step);
+        }
+        assert_eq!(READS.get(), 0);
+        assert!(amp.regions().iter().all(|(_, factor)| *factor > 1.0));
     }
 }

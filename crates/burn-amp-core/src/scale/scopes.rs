@@ -76,7 +76,9 @@ impl LiveScale {
         if !is_here {
             self.note_thread();
         }
-        let untested = self.untested.add_arrival(event.node());
+        let untested = self
+            .untested
+            .add_arrival(event.node(), self.tested.load(Ordering::Relaxed));
         let (pass, event) = (event.pass(), Measured::OnDevice(Box::new(event)));
         self.events.add(place, None, pass, event);
         if let Some(count) = untested {

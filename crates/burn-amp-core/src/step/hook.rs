@@ -167,7 +167,7 @@ impl Proposed<'_> {
             return None;
         }
         // An overflow that nobody had seen yet is no hook's.
-        (!grads.skips()).then(|| grads.status())
+        (!grads.finding.skips()).then(|| grads.status())
     }
 
     /// The unscaled gradients, before clipping, for what the status does not say: those of one parameter, for example, by

@@ -56,10 +56,10 @@ impl Pending for PendingStep {
         let params = GradientsParams::new();
         let mut grads = UnscaledGradients::new(params, self.entries, Some(statuses));
         let arrived = events.iter().any(BorderEvent::has_arrived);
-        if grads.skips() {
+        if grads.finding.skips() {
             (grads.finding).explain(live.cause_of(events, grads.overflows()));
         }
-        self.resolution.resolve(!grads.skips());
+        self.resolution.resolve(!grads.finding.skips());
         if !self.clip.0.is_empty() {
             // The device has done it: what is left is to say so.
             let clipped = grads.clip_by(&self.clip, 1.0, true);

@@ -1,11 +1,13 @@
 //! What the step of Adam costs, the gradients given: Burn's, ours in one pass, and the same bytes moved with nothing else done. Then the same
 //! with the test of the gradients and the loss scale: with a wait in each step, and without. Of many small tensors also with a global norm, which
-//! nobody waits for. At last whole training steps of two small networks, made one by one, and captured.
+//! nobody waits for. At last whole training steps of two small networks, made one by one, and captured; and at scale 1, with the test of the gradients
+//! and without.
 //!
 //! ```sh
 //! cargo bench -p burn-amp --bench step                  # Flex; 12 GB of memory
 //! cargo bench -p burn-amp --bench step -- --quick       # GPT-2 at a third of its width
 //! cargo bench -p burn-amp --bench step -- --only small  # the sets with this in their names: at most 6 GB of memory
+//! cargo bench -p burn-amp --bench step -- --only whole  # whole steps alone
 //! BURN_DEVICE=wgpu cargo bench -p burn-amp --bench step --features wgpu
 //! ```
 //!
@@ -344,7 +346,7 @@ fn main() {
             });
         }
     }
-    if only.is_none() {
+    if only.is_none_or(|only| only == "whole") {
         whole::tables(quick, &device, &mut file);
     }
 }

@@ -67,7 +67,7 @@ class Gpt(nn.Module):
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token(tokens) + self.position(places)
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
+            x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False) if self.checkpointing else block(x)
         return functional.linear(self.norm(x).flatten(0, 1), self.token.weight)
 
 

@@ -11,6 +11,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -55,7 +56,15 @@ static void report(void) {
     say("counts: %ld launches, %ld refused launches, %ld modules, %ld refused modules, %ld graph launches, %.0f MiB at most\n", launches,
         refused_launches, modules, refused_modules, graphs, peak / 1048576.0);
 }
-__attribute__((constructor)) static void start(void) { atexit(report); }
+// A process that is out of time is stopped so.
+static void stop(int signal) {
+  report();
+  _exit(128 + signal);
+}
+__attribute__((constructor)) static void start(void) {
+  atexit(report);
+  signal(SIGTERM, stop);
+}
 
 // Allocations, by their address.
 typedef struct Block { uint64_t p; size_t n; struct Block *next; } Block;
@@ -288,6 +297,8 @@ CUresult cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, unsi
   if (r) refused_launches++; else launches++;
   if (s && s->capturing) s->nodes++;
   pthread_mutex_unlock(&lock);
+  // By a clock CubeCL measures what the card can do, with ever more work in one kernel until that takes 20 ms.
+  if (!r && strstr(f->name, "throughput")) usleep(20000);
   if (r) say("refused launch (%d) of %s: grid %u %u %u, block %u %u %u, shared %u, %d registers\n", r, f->name, gx, gy, gz, bx, by, bz, shared, f->registers);
   return r;
 }

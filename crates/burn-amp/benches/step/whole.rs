@@ -5,14 +5,14 @@ use burn::nn::transformer::{
 };
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module,
     nn::attention::generate_autoregressive_mask, nn::loss::CrossEntropyLossConfig,
     tensor::activation::sigmoid,
 };
 use burn_amp::optim::{CapturedStep, FusedAdam, ModuleOptim};
-use burn_amp::{MixedPrecision, ScaledOptimizer};
+use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
 use std::time::Instant;
 
 use crate::{File, LR, Row, median};
@@ -82,12 +82,13 @@ impl Network for Gpt {
 type Step = Box<dyn FnMut()>;
 
 fn by_one<N: Network, O: ModuleOptim + 'static>(
+    amp: &MixedPrecision,
     network: &N,
     batch: N::Batch,
     optim: O,
     waits: bool,
 ) -> Step {
-    let amp = super::f16();
+    let amp = amp.clone();
     let mut network = Some(network.clone().apply_reparameterization(amp.clone()));
     let mut optim = ScaledOptimizer::new(optim, &amp);
     Box::new(move || {
@@ -116,7 +117,28 @@ fn adam() -> FusedAdam {
     FusedAdam::new(AdamConfig::new())
 }
 
-fn table<N: Network>(
+/// At scale 1, with the test of the gradients and without: in bf16, or in f16 where a device has no bf16. Gradients are f32 in both.
+fn tested_or_not(device: &Device) -> (DType, [MixedPrecision; 2]) {
+    let scaler = |tests: bool| {
+        let one = GradScalerConfig::new().with_init_scale(1.0);
+        one.with_dynamic(false)
+            .with_max_consecutive_skips(None)
+            .with_enabled(tests)
+    };
+    let dtype = match device.supports_dtype(DType::BF16) {
+        true => FloatDType::BF16,
+        false => FloatDType::F16,
+    };
+    let amp = |tests| {
+        let amp = MixedPrecision::new(dtype).with_scaler(scaler(tests));
+        amp.expect("1 is a scale")
+    };
+    (dtype.into(), [true, false].map(amp))
+}
+
+type Ways = Vec<(&'static str, Step)>;
+
+fn tables_of<N: Network>(
     name: &str,
     network: &N,
     batch: N::Batch,
@@ -124,19 +146,50 @@ fn table<N: Network>(
     (device, file): (&Device, &mut File),
 ) {
     let here = || batch.clone();
-    let mut ways: [(&str, Step); 4] = [
+    let burns = || AdamConfig::new().init();
+    let f16 = super::f16();
+    let ways: Ways = vec![
         (
             "scaled `Adam`",
-            by_one(network, here(), AdamConfig::new().init(), true),
+            by_one(&f16, network, here(), burns(), true),
         ),
         (
             "scaled `FusedAdam`, waiting",
-            by_one(network, here(), adam(), true),
+            by_one(&f16, network, here(), adam(), true),
         ),
-        ("scaled `FusedAdam`", by_one(network, here(), adam(), false)),
+        (
+            "scaled `FusedAdam`",
+            by_one(&f16, network, here(), adam(), false),
+        ),
         ("captured", captured(network, here())),
     ];
-    let mut times = [const { Vec::new() }; 4];
+    table(&format!("{name}, f16"), ways, rounds, (device, file));
+    let (dtype, [tested, untested]) = tested_or_not(device);
+    let ways: Ways = vec![
+        (
+            "`Adam`, not tested",
+            by_one(&untested, network, here(), burns(), false),
+        ),
+        (
+            "`Adam`, tested",
+            by_one(&tested, network, here(), burns(), false),
+        ),
+        (
+            "`FusedAdam`, not tested",
+            by_one(&untested, network, here(), adam(), false),
+        ),
+        (
+            "`FusedAdam`, tested",
+            by_one(&tested, network, here(), adam(), false),
+        ),
+    ];
+    let name = format!("{name}, {dtype:?} at scale 1");
+    table(&name, ways, rounds, (device, file));
+}
+
+/// Their steps in turn. Ratios are those to the first.
+fn table(name: &str, mut ways: Ways, rounds: usize, (device, file): (&Device, &mut File)) {
+    let mut times = vec![Vec::new(); ways.len()];
     for round in 0..rounds + 5 {
         for ((_, step), times) in ways.iter_mut().zip(&mut times) {
             let start = Instant::now();
@@ -148,7 +201,7 @@ fn table<N: Network>(
             }
         }
     }
-    let [first, ..] = times.clone();
+    let first = times[0].clone();
     for ((way, _), own) in ways.iter().zip(times) {
         let ratios = own.iter().zip(&first).map(|(own, first)| own / first);
         let ratio = median(ratios.collect());
@@ -170,8 +223,8 @@ pub fn tables(quick: bool, device: &Device, file: &mut File) {
         (false, false) => 100,
     };
     let autodiff = device.clone().autodiff();
-    println!("\nWhole steps in f16, forward and backward passes included\n");
-    println!("| network | way | step | / Burn's | |\n|---|---|--:|--:|--:|");
+    println!("\nWhole steps, forward and backward passes included\n");
+    println!("| network | way | step | / the first | |\n|---|---|--:|--:|--:|");
 
     let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&autodiff);
     let network = Digits {
@@ -180,7 +233,7 @@ pub fn tables(quick: bool, device: &Device, file: &mut File) {
     };
     let images = Tensor::ones([128, 64], &autodiff) * 0.5;
     let labels = Tensor::arange(0..128, &autodiff).remainder_scalar(10);
-    table(
+    tables_of(
         "digits, 128 images",
         &network,
         (images, labels),
@@ -202,7 +255,7 @@ pub fn tables(quick: bool, device: &Device, file: &mut File) {
     let count = (windows * LENGTH) as i64;
     let next = Tensor::<1, Int>::arange(0..count, &autodiff).remainder_scalar(WORDS as i64);
     let tokens = next.clone().reshape([windows, LENGTH]);
-    table(
+    tables_of(
         "a GPT, 4 windows of 32",
         &network,
         (tokens, next),

@@ -12,6 +12,10 @@ const NAN: Pass = Pass {
     slope: Slope::Nan,
     ..GOOD
 };
+const ZEROS: Action = Train(Pass {
+    slope: Slope::Zero,
+    shape: Shape::One,
+});
 /// At a scale of 2^8 and more.
 const OVERFLOW: Pass = Pass {
     slope: Slope::Power(12),
@@ -41,6 +45,22 @@ fn a_run_goes_on_from_the_middle_of_a_window() {
     differs(&around).unwrap();
 }
 
+#[test]
+fn a_good_loss_beside_a_bad_one_overflows_at_a_high_scale() {
+    let grown = [Action::Growth(3), ZEROS, ZEROS, ZEROS];
+    for shape in [Shape::First, Shape::Last] {
+        for pass in [
+            NAN,
+            Pass {
+                slope: Slope::Zero,
+                ..GOOD
+            },
+        ] {
+            holds(1, &[&grown[..], &[shaped(pass, shape)]].concat());
+        }
+    }
+}
+
 fn shaped(pass: Pass, shape: Shape) -> Action {
     Train(Pass { shape, ..pass })
 }
@@ -64,6 +84,14 @@ fn an_overflow_that_nobody_tested_comes_first() {
 
 #[test]
 fn what_came_before_a_finite_step_explains_nothing() {
+    holds(1, &[Untested(NAN), Train(GOOD), Train(OVERFLOW)]);
+    let frozen = shaped(GOOD, Shape::Frozen);
+    let dropping = Program::new(2, &[Untested(NAN), frozen, Train(OVERFLOW)]);
+    let drops = true;
+    differs(&Program { drops, ..dropping }).unwrap();
+    // The other optimizer has not stepped: the iteration goes on.
+    holds(1, &[Train(GOOD), Action::Swap, Train(NAN), Train(OVERFLOW)]);
+    holds(1, &[Action::Swap, Unscale(NAN), Train(OVERFLOW)]);
     let micro_batches = [Train(GOOD), Train(NAN), Train(GOOD), Train(GOOD)];
     let flushed = [Train(GOOD), Untested(OVERFLOW), Flush];
     holds(4, &[&flushed[..], &micro_batches].concat());

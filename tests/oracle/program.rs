@@ -160,7 +160,7 @@ impl Shape {
     ];
 }
 
-/// Exact in f16 under all scales of a run.
+/// Exact in f16 under the scales of nearly all runs: it overflows from 2^19 on.
 pub const BESIDE: i32 = -4;
 
 /// What a program may ask for, and not each executor has.

@@ -2,15 +2,16 @@
 
 use burn::module::Module;
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::error::AmpError;
 use crate::lock::locked;
-use crate::scale::finding::{Finding, SkipCause, Tested};
+use crate::scale::finding::{Finding, Grounds, SkipCause, Tested};
 use crate::scale::loss_scale::Measures;
 use crate::scale::regions::RegionState;
 use crate::scale::step_counters::StepCounters;
@@ -104,8 +105,8 @@ pub(crate) struct Ballot {
     scale: u32,
     calls: u64,
     pub(crate) tested: Tested,
-    /// Set if nothing has shown the cause of an overflow here: the part of the batch was empty, say.
-    pub(crate) is_guess: bool,
+    /// The grounds of the cause of an overflow.
+    pub(crate) grounds: Grounds,
     /// Set if a cause that nobody knows spares the loss scale.
     pub(crate) spares: bool,
     /// The regions that are the cause of an overflow.
@@ -239,7 +240,7 @@ impl Ballot {
             scale: scale.to_bits(),
             calls: before.steps() + before.dropped() + before.discarded(),
             tested: found.tested.clone(),
-            is_guess: false,
+            grounds: Grounds::Own,
             spares: false,
             regions: BTreeSet::new(),
             measures: found.measures.into(),
@@ -272,37 +273,32 @@ impl Ballot {
         }
     }
 
-    /// Ranks believe the finding with the highest.
-    fn severity(&self) -> u32 {
+    /// The rank of a finding among those of all, who believe the highest: by the grounds of a cause, and then by the cause.
+    fn severity(&self) -> (u32, u32) {
         match &self.tested {
-            Tested::Nothing => 0,
-            Tested::Finite | Tested::Rejected(_) => 1,
-            Tested::Overflow { cause, .. } => match cause {
-                _ if self.is_guess => 2,
-                SkipCause::Unknown => 3,
-                SkipCause::Scale => Self::OF_SCALE,
-                SkipCause::OtherScale => 5,
-                SkipCause::Loss { output_finite } => 7 - u32::from(*output_finite),
+            Tested::Nothing => (0, 0),
+            Tested::Finite | Tested::Rejected(_) => (1, 0),
+            Tested::Overflow { cause, .. } => match (self.grounds, cause) {
+                (Grounds::Guess, cause) => (2, cause.severity()),
+                (_, SkipCause::Unknown) => (3, 0),
+                (Grounds::Earlier, cause) => (4, cause.severity()),
+                (Grounds::Own, cause) => (5, cause.severity()),
             },
         }
     }
 
-    /// The severity of an overflow of which the loss scale is known to be the cause.
-    const OF_SCALE: u32 = 4;
-
     fn and(self, other: Self) -> Self {
-        let of_scale = |one: &Self| one.severity() == Self::OF_SCALE;
-        let is_of_self = self.severity() >= other.severity();
-        // Without regions it is the scale that all share.
-        let regions = match (of_scale(&self), of_scale(&other)) {
-            (true, true) if self.regions.is_empty() || other.regions.is_empty() => BTreeSet::new(),
-            (true, true) => self.regions.union(&other.regions).cloned().collect(),
-            (true, false) => self.regions,
-            _ => other.regions,
+        let order = self.severity().cmp(&other.severity());
+        let regions = match order {
+            Ordering::Greater => self.regions,
+            Ordering::Less => other.regions,
+            // Without regions it is the scale that all share.
+            _ if self.regions.is_empty() || other.regions.is_empty() => BTreeSet::new(),
+            _ => self.regions.union(&other.regions).cloned().collect(),
         };
-        let (tested, is_guess) = match is_of_self {
-            true => (self.tested, self.is_guess),
-            false => (other.tested, other.is_guess),
+        let (tested, grounds) = match order {
+            Ordering::Less => (other.tested, other.grounds),
+            _ => (self.tested, self.grounds),
         };
         let sum = f64::from_bits(self.loss.0) + f64::from_bits(other.loss.0);
         let (one, two) = (self.measures, other.measures);
@@ -318,7 +314,7 @@ impl Ballot {
             scale: self.scale,
             calls: self.calls,
             tested,
-            is_guess,
+            grounds,
             spares: self.spares || other.spares,
             regions,
             measures: Measured {
@@ -358,7 +354,7 @@ impl Ranks {
 
     /// The number of votes that this rank has given.
     pub(crate) fn votes(&self) -> u64 {
-        self.votes.load(Ordering::Relaxed)
+        self.votes.load(Relaxed)
     }
 
     /// Compares what is the same on all ranks, before the first step and after the first of these updates. Returns the number of votes then.
@@ -367,18 +363,18 @@ impl Ranks {
         updates: u64,
         about: impl FnOnce() -> String,
     ) -> Result<u64, AmpError> {
-        let from = self.compares_from.load(Ordering::Relaxed);
+        let from = self.compares_from.load(Relaxed);
         if updates >= from {
             self.vote(Says::Begins(about()))?;
             let next = if from == 0 { updates + 1 } else { u64::MAX };
-            self.compares_from.store(next, Ordering::Relaxed);
+            self.compares_from.store(next, Relaxed);
         }
         Ok(self.votes())
     }
 
     /// Has the next step begin as the first: another state was loaded.
     pub(crate) fn restart(&self) {
-        self.compares_from.store(0, Ordering::Relaxed);
+        self.compares_from.store(0, Relaxed);
     }
 
     /// Decides on gradients together with all ranks. The `loss` becomes the mean of all.
@@ -420,7 +416,7 @@ impl Ranks {
         if let Some(error) = &*locked(&self.over) {
             return Err(error.clone());
         }
-        self.votes.fetch_add(1, Ordering::Relaxed);
+        self.votes.fetch_add(1, Relaxed);
         let rank = self.peers.rank();
         match self.peers.agree(Vote { rank, says }) {
             Err(error) => Err(self.end(error.to_string(), None)),

@@ -422,7 +422,9 @@ impl Scaler {
         let live = &self.live;
         if grads.finding.skips() {
             let cause = match window {
-                Some(events) => live.cause_of(BorderEvent::of_skip(events, 0), grads.overflows()),
+                Some(events) => {
+                    live.cause_of(BorderEvent::of_skip(events, 0), 0, grads.overflows())
+                }
                 None => live.cause_of_skip(&ids_of(&grads.entries), grads.overflows()),
             };
             // Ranks that vote explain it together.

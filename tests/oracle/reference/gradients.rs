@@ -49,14 +49,19 @@ impl Found {
         // A chain is two products with the input.
         let times = if pass.shape == Shape::Chained { 2 } else { 1 };
         let skip_of = |part: [bool; 4]| {
-            let fits = |factor: f32, power: i32| {
+            let fits_of = |slope: f32, factor: f32, power: i32| {
                 let here = INPUT.iter().zip(part).filter(|(_, is_here)| *is_here);
                 let mut values = here.map(|(x, _)| slope * x.powi(power) * factor);
                 values.all(|value| value.abs() < 65520.0)
             };
+            let fits = |factor: f32, power: i32| fits_of(slope, factor, power);
             let all_fit = |factor: f32| (0..=times).all(|power| fits(factor, power));
+            let beside_fits = (0..=1).all(|power| fits_of(beside, scale, power));
             match pass.shape {
+                // Its gradients come first.
+                Shape::First if !beside_fits => Some(Cause::Scale),
                 _ if !slope.is_finite() => Some(Cause::Loss),
+                _ if !beside_fits => Some(Cause::Scale),
                 // It comes to the region as it comes to the scope.
                 Shape::Region if fits(scale, 0) => {
                     (!all_fit(scale * region)).then_some(Cause::Region)

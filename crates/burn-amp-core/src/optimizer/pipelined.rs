@@ -181,7 +181,7 @@ impl TrainingSide {
         let mut finding = found.finding.clone();
         if finding.overflow().is_some() {
             let overflows = found.overflows.iter().map(String::as_str);
-            let cause = live.cause_of(BorderEvent::of_skip(sent.events, 0), overflows);
+            let cause = live.cause_of(BorderEvent::of_skip(sent.events, 0), 0, overflows);
             finding.explain(self.scaler.known_cause(cause, || found.has_nan));
         } else {
             live.events.restore_window(sent.events);

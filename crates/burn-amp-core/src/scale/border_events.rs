@@ -10,7 +10,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::{lock::locked, scale::loss_scale::Measures};
+use crate::{lock::locked, scale::finding::Grounds, scale::loss_scale::Measures};
 
 /// The number of scopes that were opened and of events that there were, of all handles: it gives their order.
 static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -261,8 +261,17 @@ impl BorderEvent {
         Some((&region.name, measures))
     }
 
+    /// The grounds of what the first of these events explains that is bad, after a test at this number. They were read.
+    pub(super) fn grounds(events: &VecDeque<Self>, tested: u64) -> Grounds {
+        match events.iter().find(|event| event.is_bad()) {
+            _ if events.iter().all(Self::is_of_no_step) => Grounds::Guess,
+            Some(first) if first.number <= tested => Grounds::Earlier,
+            _ => Grounds::Own,
+        }
+    }
+
     /// Says whether its gradients were discarded, or are those of another step.
-    pub(super) fn is_of_no_step(&self) -> bool {
+    fn is_of_no_step(&self) -> bool {
         self.step == StepOf::None
     }
 

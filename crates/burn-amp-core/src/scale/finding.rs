@@ -53,6 +53,30 @@ pub(crate) enum SkipCause {
     Unknown,
 }
 
+impl SkipCause {
+    /// The order of causes, if several are found: the last holds.
+    pub(crate) fn severity(self) -> u32 {
+        match self {
+            Self::Unknown => 0,
+            Self::Scale => 1,
+            Self::OtherScale => 2,
+            Self::Loss { output_finite } => 4 - u32::from(output_finite),
+        }
+    }
+}
+
+/// The grounds of a cause. Ranks believe the one with better grounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum Grounds {
+    /// Nothing that came to a scope shows it: the part of the batch was empty, say.
+    Guess,
+    /// What came before the last test, of any optimizer: it may be of this step, or of one that is over.
+    Earlier,
+    /// What this step has shown.
+    #[default]
+    Own,
+}
+
 impl Tested {
     /// The result of a pass. The scale is the cause of an overflow until another is found.
     pub(crate) fn of(status: &GradientStatus) -> Self {

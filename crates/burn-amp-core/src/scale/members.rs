@@ -4,7 +4,7 @@ use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::scale::{finding::SkipCause, loss_scale::Evidence};
+use crate::scale::{finding::Grounds, finding::SkipCause, loss_scale::Evidence};
 
 /// An optimizer that shares a scale: whose steps are counted where, and for whom an iteration waits.
 #[derive(Clone, Copy, Debug)]
@@ -82,8 +82,7 @@ pub(super) struct Iteration {
     pub(super) seen: Option<Evidence>,
     /// The cause of the last skip.
     pub(super) cause: Option<SkipCause>,
-    /// Set if nothing has come to a border that explains it.
-    pub(super) is_guess: bool,
+    pub(super) grounds: Grounds,
     /// The regions whose factors are the cause, and not the scale that all share.
     pub(super) regions: Vec<Arc<str>>,
 }

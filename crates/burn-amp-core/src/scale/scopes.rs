@@ -11,7 +11,9 @@ use crate::scale::border_events::{
 };
 use crate::scale::live_scale::LiveScale;
 use crate::{
-    lock::locked, scale::device_step::DeviceStep, scale::finding::SkipCause,
+    lock::locked,
+    scale::device_step::DeviceStep,
+    scale::finding::{Grounds, SkipCause},
     scale::regions::RegionState,
 };
 
@@ -127,54 +129,55 @@ impl LiveScale {
         ids: &[ParamId],
         overflows: impl Iterator<Item = &'a str>,
     ) -> SkipCause {
-        let events = self.events.of_step(self.tested(), ids);
+        let tested = self.tested();
+        let events = self.events.of_step(tested, ids);
         // A skip is explained by them, and no other.
         self.events.clear(u64::MAX, ids);
-        self.cause_of(events, overflows)
+        self.cause_of(events, tested, overflows)
     }
 
-    /// Finds the cause as [`cause_of_skip`](Self::cause_of_skip), of these events.
+    /// Finds the cause as [`cause_of_skip`](Self::cause_of_skip), of these events, of which those after the test at this number are the step's.
     pub(crate) fn cause_of<'a>(
         &self,
         events: VecDeque<BorderEvent>,
+        tested: u64,
         overflows: impl Iterator<Item = &'a str>,
     ) -> SkipCause {
         let before = {
             let iteration = &locked(&self.state).members.iteration;
             iteration.cause.zip(Some(iteration.regions.clone()))
         };
-        let is_empty = events.is_empty();
-        let is_of_others = events.iter().all(BorderEvent::is_of_no_step);
-        let first = self.events.first_cause(events);
-        let is_guess = is_of_others || first.is_none();
-        let (cause, regions) = match (first, before) {
+        let events = BorderEvent::read_now(events);
+        let (is_empty, shown) = (events.is_empty(), BorderEvent::grounds(&events, tested));
+        let ((cause, regions), grounds) = match (self.events.first_cause(events), before) {
             // Another optimizer's skip has read them, when both backward passes were over; or another worker's, which computes the next iteration.
-            (None, Some(before)) if is_empty => before,
-            (Some((SkipCause::Unknown, _)), Some(before)) => before,
-            (Some(first), _) => first,
+            (None, Some(before)) if is_empty => (before, Grounds::Earlier),
+            (Some((SkipCause::Unknown, _)), Some(before)) => (before, Grounds::Earlier),
+            (Some(first), _) => (first, shown),
             (None, _) if self.is_of_scopes() && self.is_idle() => {
                 let output_finite = true;
-                (SkipCause::Loss { output_finite }, Vec::new())
+                let loss = SkipCause::Loss { output_finite };
+                ((loss, Vec::new()), Grounds::Guess)
             }
             (None, _) => {
                 let regions = self.regions.lock().of_parameters(overflows);
-                (SkipCause::Scale, regions)
+                ((SkipCause::Scale, regions), Grounds::Guess)
             }
         };
-        self.set_cause(cause, regions, is_guess);
+        self.set_cause(cause, regions, grounds);
         cause
     }
 
     /// Notes the cause of a skip, and the regions that are it, for the end of its step.
-    pub(crate) fn set_cause(&self, cause: SkipCause, regions: Vec<Arc<str>>, is_guess: bool) {
+    pub(crate) fn set_cause(&self, cause: SkipCause, regions: Vec<Arc<str>>, grounds: Grounds) {
         let iteration = &mut locked(&self.state).members.iteration;
         (iteration.cause, iteration.regions) = (Some(cause), regions);
-        iteration.is_guess = is_guess;
+        iteration.grounds = grounds;
     }
 
-    /// Says whether the cause of the present step's skip is a guess: no gradient has come to a scope here.
-    pub(crate) fn is_cause_a_guess(&self) -> bool {
-        locked(&self.state).members.iteration.is_guess
+    /// The grounds of the cause of the present step's skip.
+    pub(crate) fn grounds(&self) -> Grounds {
+        locked(&self.state).members.iteration.grounds
     }
 
     /// The regions that are the cause of the present step's skip, if there is one.

@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use super::Scaler;
 use crate::peers::{Ballot, Ranks};
-use crate::{error::AmpError, gradients::UnscaledGradients, scale::finding::SkipCause};
+use crate::{
+    error::AmpError,
+    gradients::UnscaledGradients,
+    scale::finding::{Grounds, SkipCause},
+};
 
 impl Scaler {
     /// Decides with the other ranks what was found in gradients. The `loss` becomes that of all.
@@ -23,7 +27,7 @@ impl Scaler {
         }
         let spares = |cause| self.known_cause(cause, || grads.has_nan()) == SkipCause::Unknown;
         let mut ballot = Ballot::of(&grads.finding, self.loss_scale(), &self.counters());
-        ballot.is_guess = self.live.is_cause_a_guess();
+        ballot.grounds = self.live.grounds();
         ballot.spares = grads.finding.cause().is_some_and(spares);
         let regions = self.live.regions_at_fault();
         ballot.regions = regions.iter().map(|name| name.to_string()).collect();
@@ -41,7 +45,7 @@ impl Scaler {
             };
             found.explain(cause);
             let regions = joined.regions.into_iter().map(Arc::from);
-            self.live.set_cause(cause, regions.collect(), false);
+            self.live.set_cause(cause, regions.collect(), Grounds::Own);
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ pub(crate) const BINS: usize = 4 + ExponentHistogram::LENGTH;
 /// subnormal values down to -24; what is of exponent `e` in a gradient has `e + log2(scale)` in the scaled one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExponentHistogram {
-    bins: [u64; BINS],
+    pub(crate) bins: [u64; BINS],
 }
 
 impl ExponentHistogram {
@@ -24,6 +24,14 @@ impl ExponentHistogram {
     pub const EXPONENTS: RangeInclusive<i32> = Self::MIN_EXPONENT..=Self::MAX_EXPONENT;
 
     const LENGTH: usize = (Self::MAX_EXPONENT - Self::MIN_EXPONENT + 1) as usize;
+
+    /// The bin of an exponent: below the range, in it or above it.
+    #[cfg(feature = "flex")]
+    #[inline(always)]
+    pub(crate) fn bin(exponent: i32) -> u32 {
+        let inside = exponent.clamp(Self::MIN_EXPONENT - 1, Self::MAX_EXPONENT + 1);
+        (inside - Self::MIN_EXPONENT + 3) as u32
+    }
 
     /// Zeros, of either sign.
     pub fn zeros(&self) -> u64 {

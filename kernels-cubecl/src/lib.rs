@@ -43,6 +43,8 @@ mod kernel;
 #[allow(missing_docs)] // of what CubeCL's macros make
 pub mod kernel;
 mod list;
+#[cfg(feature = "flex")]
+mod memory;
 mod ops;
 mod reading;
 mod remote;
@@ -58,8 +60,6 @@ mod words;
 
 #[cfg(feature = "router")]
 pub use backends::register_amp_ops;
-#[cfg(feature = "flex")]
-pub use backends::release_memory;
 #[cfg(feature = "remote-server")]
 pub use backends::remote_server;
 pub use blend::{blend, blend_unless};
@@ -70,6 +70,8 @@ pub use graph::{Graph, Preparation, panic_message};
 pub use histogram::{ExponentHistogram, Histogram};
 pub use job::{Elementwise, Job};
 pub use list::TensorList;
+#[cfg(feature = "flex")]
+pub use memory::release_memory;
 pub use ops::{AmpOps, BufferAddress, CastOps, TensorVec};
 pub use reading::Reading;
 pub use remote::{ServerError, ServerFault, check_server};

@@ -115,6 +115,43 @@ impl ScaleState {
     }
 }
 
+/// Moves a scale after a step of which these rows were found, as a kernel does where there is one. `border` has the rows of what came to the border
+/// and of what left half precision again, as far as there are any.
+#[cfg(feature = "flex")]
+pub(crate) fn advance_on_host(
+    state: &[u32],
+    rows: &[f32],
+    border: &[Vec<f32>],
+    largest: f32,
+) -> Vec<u32> {
+    let any = |rows: &[f32]| (0..rows.len() / FIELDS).any(|row| is_bad(rows, row));
+    let all_zero = (0..rows.len() / FIELDS).all(|row| is_zero(rows, row));
+    let spares = border.first().is_some_and(|arrived| {
+        let is_given = border.get(1).is_none_or(|given| any(given));
+        spares(arrived, is_given, state, largest)
+    });
+    let mut moved = state.to_vec();
+    advance(state, &mut moved, any(rows), all_zero, spares);
+    moved
+}
+
+/// Decides the rows of an update, as a kernel does where there is one, and clips by the factors if there are any.
+#[cfg(feature = "flex")]
+pub(crate) fn decide_on_host(
+    undecided: &[u32],
+    state: &[u32],
+    factors: Option<&[f32]>,
+    rule: UpdateRule,
+) -> Vec<f32> {
+    let rows = undecided.chunks_exact(UNDECIDED).flat_map(|words| {
+        let mut row: [f32; ROW] = std::array::from_fn(|i| f32::from_bits(words[i]));
+        decide(&mut row, 0, state, words[ROW], rule);
+        row[column::SCALE] *= factors.map_or(1.0, |factors| factors[words[ROW + 1] as usize]);
+        row
+    });
+    rows.collect()
+}
+
 /// Whether values of the tensor that a row of a status is of are not finite, before scaling or after.
 #[cfg_attr(feature = "cubecl", cube)]
 pub(crate) fn is_bad(rows: &[f32], row: usize) -> bool {

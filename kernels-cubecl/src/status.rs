@@ -64,6 +64,31 @@ pub(crate) fn decode_count(fields: &[f64]) -> u64 {
     fields[0] as u64 * u64::from(COUNT_BASE) + fields[1] as u64
 }
 
+/// Writes the row of a tensor, which [`decode`] reads.
+#[cfg(feature = "flex")]
+pub(crate) fn encode(found: &TensorStatus) -> [f64; FIELDS] {
+    let unit = power_near(found.max_abs).max(f32::MIN_POSITIVE.into());
+    let bad = [found.non_finite_before, found.non_finite];
+    let counts = [found.above, bad[0], bad[1], found.zeros].map(encode_count);
+    let mut row = [0.0; FIELDS];
+    let (of_counts, rest) = row.split_at_mut(2 * counts.len());
+    of_counts.copy_from_slice(counts.as_flattened());
+    rest.copy_from_slice(&[found.max_abs, unit, found.norm / unit]);
+    row
+}
+
+#[cfg(feature = "flex")]
+pub(crate) fn encode_count(count: u64) -> [f64; 2] {
+    let base = u64::from(COUNT_BASE);
+    [(count / base) as f64, (count % base) as f64]
+}
+
+/// The largest power of two that is not above a value, so that no digit is lost in this unit; above zero.
+#[cfg(feature = "flex")]
+pub(crate) fn power_near(value: f64) -> f64 {
+    f64::from_bits(value.to_bits() & f64::INFINITY.to_bits()).max(f64::MIN_POSITIVE)
+}
+
 /// The measures of a pass, still on the device.
 ///
 /// # Rows

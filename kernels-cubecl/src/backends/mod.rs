@@ -36,8 +36,6 @@ use burn::backend::DispatchTensor;
 use crate::BufferAddress;
 
 pub(crate) use compose::compose;
-#[cfg(feature = "flex")]
-pub use flex::release_memory;
 #[cfg(feature = "router")]
 pub use router::register_amp_ops;
 #[cfg(feature = "remote-server")]

@@ -1,18 +1,20 @@
 use super::*;
 use half::bf16;
+use macerator::{Arch, WithSimd};
 
 /// Of each group its wide values, and of the values around them the halves.
+#[derive(Clone)]
 struct Convert<T, const N: usize>(Vec<[T; LANES]>, [u32; N]);
 
-impl<T: Value<Real = f32>, const N: usize> Work for Convert<T, N> {
+impl<T: Value<Real = f32>, const N: usize> WithSimd for Convert<T, N> {
     type Output = Vec<([f32; LANES], [[T; LANES]; N])>;
 
     #[inline(always)]
-    fn run<C: Cpu>(self, cpu: C) -> Self::Output {
+    fn with_simd<S: Simd>(self) -> Self::Output {
         let each = |group: &[T; LANES]| {
-            let wide = T::widen(cpu, group);
+            let wide = T::widen::<S>(group);
             let near = |step| wide.map(|value| f32::from_bits(value.to_bits() + step));
-            (wide, self.1.map(|step| T::narrow(cpu, near(step))))
+            (wide, self.1.map(|step| T::narrow::<S>(near(step))))
         };
         self.0.iter().map(each).collect()
     }
@@ -29,8 +31,10 @@ fn conversions_are_right<T: Value<Real = f32>, const N: usize>(
     let firsts = (0..=u16::MAX).step_by(LANES);
     let groups = firsts.map(|first| std::array::from_fn(|i| of_bits(first + i as u16)));
     let groups: Vec<[T; LANES]> = groups.collect();
-    let convert = || Convert(groups.clone(), steps);
-    for found in [run(convert()), convert().run(Portable)] {
+    let convert = Convert(groups.clone(), steps);
+    for arch in [Arch::detect(), Arch::Scalar] {
+        // SAFETY: this CPU has what was found, and needs nothing for the other.
+        let found = unsafe { arch.dispatch(convert.clone()) };
         for (group, (wide, near)) in groups.iter().zip(found) {
             for (i, value) in wide.into_iter().enumerate() {
                 let expected = to_f32(group[i]);

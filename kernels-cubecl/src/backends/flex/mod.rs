@@ -2,7 +2,6 @@
 
 mod cpu;
 mod measure;
-mod memory;
 mod pass;
 mod update;
 
@@ -12,14 +11,14 @@ use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use crate::job::{Kernels, Scale, Scaling};
-use crate::rule::{WORDS, is_bad};
-use crate::status::{FIELDS, row_norm};
-use crate::step::{ROW, UNDECIDED, column};
+use crate::rule::{self, WORDS};
+use crate::status::{FIELDS, encode, encode_count, row_norm};
+use crate::step::{ROW, UNDECIDED};
 use crate::words::{data_of, words_of};
-use crate::{AmpOps, CastOps, Job, TensorStatus, TensorVec, UpdateRule, clip::factors, rule};
+use crate::{
+    AmpOps, CastOps, Job, TensorStatus, TensorVec, UpdateRule, clip::factors, memory::end_list,
+};
 use cpu::Value;
-use measure::{count_fields, row};
-pub use memory::release_memory;
 use pass::{blend, inspect, product};
 use update::update;
 
@@ -44,7 +43,7 @@ impl AmpOps for Flex {
     }
 }
 
-/// Of a tensor of shape `[1]`.
+/// Reads a tensor of shape `[1]`.
 fn value(tensor: FlexTensor) -> f32 {
     numbers(tensor).first().copied().unwrap_or(1.0)
 }
@@ -57,32 +56,22 @@ fn words(tensor: FlexTensor) -> Vec<u32> {
     words_of(&tensor.into_data())
 }
 
-fn floats(floats: Vec<f64>) -> FlexTensor {
-    let length = floats.len();
-    FlexTensor::from_data(TensorData::new(floats, [length]))
-}
-
 /// Works on each tensor of the list, and in the order of the list on the results.
 fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Sync) -> Vec<R> {
     let elements = tensors.iter().map(|tensor| tensor.layout().num_elements());
     let values = elements.sum();
-    shared(tensors.into_iter(), values, work)
+    shared(tensors, values, work)
 }
 
 /// Works on parts that have so many values together, by several threads if that pays; the results are in their order. Each part is boxed, so that
 /// Rayon is compiled once for each result and not for each dtype and formula, which was most of what this crate took to build.
-fn shared<T: Send, R: Send>(
-    parts: impl Iterator<Item = T>,
-    values: usize,
-    work: impl Fn(T) -> R + Sync,
-) -> Vec<R> {
+fn shared<T: Send, R: Send>(parts: Vec<T>, values: usize, work: impl Fn(T) -> R + Sync) -> Vec<R> {
     if values < PARALLEL {
-        return parts.map(work).collect();
+        return parts.into_iter().map(work).collect();
     }
-    type Share<'a, R> = Box<dyn FnOnce() -> R + Send + 'a>;
     let work = &work;
-    let share = |part| -> Share<'_, R> { Box::new(move || work(part)) };
-    let shares: Vec<_> = parts.map(share).collect();
+    let share = |part| -> Box<dyn FnOnce() -> R + Send + '_> { Box::new(move || work(part)) };
+    let shares: Vec<_> = parts.into_iter().map(share).collect();
     shares.into_par_iter().map(|share| share()).collect()
 }
 
@@ -98,49 +87,32 @@ fn pass(tensors: Vec<FlexTensor>, factor: Scaling<FlexTensor>, edge: f32) -> Vec
             }
         })
     });
-    if factor.is_some() {
-        memory::end_list();
-    }
+    end_list();
     let (products, found): (Vec<_>, Vec<TensorStatus>) = measured.into_iter().unzip();
-    let rows: Vec<_> = found.iter().map(row).collect();
-    let status = floats(rows.into_flattened());
+    let rows: Vec<_> = found.iter().map(encode).collect();
+    let status = FlexTensor::from_data(TensorData::from(rows.as_flattened()));
     products.into_iter().flatten().chain([status]).collect()
 }
 
 fn histogram(tensors: Vec<FlexTensor>) -> FlexTensor {
     let counts = |tensor: FlexTensor| by_dtype!(tensor.dtype(), T => pass::counts::<T>(tensor));
-    let total = pass::sums(each(tensors, counts));
-    floats(total.map(count_fields).concat())
+    let total = pass::total(each(tensors, counts)).bins.map(encode_count);
+    FlexTensor::from_data(TensorData::from(total.as_flattened()))
 }
 
-fn mul_cast(
-    tensor: FlexTensor,
-    dtype: FloatDType,
-    (factor, scale): Scale<FlexTensor>,
-) -> FlexTensor {
-    let factor = factor as f32 * scale.map_or(1.0, value);
+fn mul_cast(tensor: FlexTensor, dtype: FloatDType, scale: Scale<FlexTensor>) -> FlexTensor {
+    let factor = scale.0 as f32 * scale.1.map_or(1.0, value);
     by_dtype!(tensor.dtype(), S => by_dtype!(dtype.into(), T => {
         product::<S, T, false>(tensor, factor, f32::INFINITY).0
     }))
 }
 
-/// The state of a loss scale after a step.
 fn advance([state, rows]: [FlexTensor; 2], border: Vec<FlexTensor>, largest: f32) -> FlexTensor {
-    let (state, rows) = (words(state), numbers(rows));
-    let any = |rows: &[f32]| (0..rows.len() / FIELDS).any(|row| is_bad(rows, row));
-    let skipped = any(&rows);
-    let is_zero = (0..rows.len() / FIELDS).all(|row| rule::is_zero(&rows, row));
-    let mut border = border.into_iter().map(numbers);
-    let spares = border.next().is_some_and(|arrived| {
-        let is_given = border.next().is_none_or(|given| any(&given));
-        rule::spares(&arrived, is_given, &state, largest)
-    });
-    let mut moved = state.clone();
-    rule::advance(&state, &mut moved, skipped, is_zero, spares);
-    FlexTensor::from_data(data_of(moved, [WORDS]))
+    let border: Vec<_> = border.into_iter().map(numbers).collect();
+    let next = rule::advance_on_host(&words(state), &numbers(rows), &border, largest);
+    FlexTensor::from_data(data_of(next, [WORDS]))
 }
 
-/// Rows of an update, decided by the state of a loss scale.
 fn decide(both: [FlexTensor; 2], clip: Vec<FlexTensor>, rule: UpdateRule) -> FlexTensor {
     let [undecided, state] = both.map(words);
     let clip: Option<[_; 2]> = clip.try_into().ok();
@@ -149,15 +121,6 @@ fn decide(both: [FlexTensor; 2], clip: Vec<FlexTensor>, rule: UpdateRule) -> Fle
         let norms: Vec<f64> = rows.chunks_exact(FIELDS).map(row_norm).collect();
         factors(&words(table), &norms)
     });
-    let undecided = undecided.chunks_exact(UNDECIDED);
-    let parameters = undecided.len();
-    let rows = undecided.flat_map(|words| {
-        let mut row: [f32; ROW] = std::array::from_fn(|i| f32::from_bits(words[i]));
-        rule::decide(&mut row, 0, &state, words[ROW], rule);
-        if let Some(factors) = &factors {
-            row[column::SCALE] *= factors[words[ROW + 1] as usize];
-        }
-        row
-    });
-    FlexTensor::from_data(TensorData::new(rows.collect(), [parameters, ROW]))
+    let rows = rule::decide_on_host(&undecided, &state, factors.as_deref(), rule);
+    FlexTensor::from_data(TensorData::new(rows, [undecided.len() / UNDECIDED, ROW]))
 }

@@ -2,11 +2,12 @@
 
 use burn::tensor::{DType, bf16, f16};
 use burn_flex::FlexTensor;
-use rayon::prelude::*;
+use bytemuck::Pod;
+use macerator::{Simd, with_simd};
 
-use super::cpu::{Cpu, LANES, Value, Work, run};
+use super::cpu::{Group, LANES, Value};
 use super::pass::{is_whole, padded};
-use super::{PARALLEL, numbers};
+use super::{numbers, shared};
 use crate::UpdateRule;
 use crate::step::{ROW, column, has_master, step};
 
@@ -18,7 +19,7 @@ const BLOCK: usize = 32 * LANES;
 /// A parameter in f32, or its master, and the states of the rule that has the most; others are empty.
 type Wide<'a> = [&'a mut [f32]; 4];
 
-/// As [`Job::Update`](crate::Job::Update).
+/// Does [`Job::Update`](crate::Job::Update).
 pub(super) fn update(
     mut parameters: Vec<Vec<FlexTensor>>,
     rows: FlexTensor,
@@ -29,16 +30,13 @@ pub(super) fn update(
     let taken = rows.filter(|(row, _)| row[column::TAKEN] != 0.0);
     let chunks = taken.flat_map(|(row, own)| chunks(rule, row, own));
     let chunks: Vec<Chunk> = chunks.collect();
-    let values = chunks.iter().map(|chunk| chunk.wide[0].len());
-    match values.sum::<usize>() >= PARALLEL {
-        true => chunks.into_par_iter().for_each(run),
-        false => chunks.into_iter().for_each(run),
-    }
+    let values = chunks.iter().map(|chunk| chunk.wide[0].len()).sum();
+    shared(chunks, values, step_chunk);
     let written = |own: Vec<FlexTensor>| own.into_iter().skip(1);
     parameters.into_iter().flat_map(written).collect()
 }
 
-/// What threads share of a parameter and all that belongs to it. Tensors that somebody else holds are copied first.
+/// Cuts into chunks a parameter and all that belongs to it. Tensors that somebody else holds are copied first.
 fn chunks<'a>(
     rule: UpdateRule,
     row: &'a [f32; ROW],
@@ -85,77 +83,66 @@ fn split<'a, T>(slice: &mut &'a mut [T], length: usize) -> &'a mut [T] {
     slice.split_off_mut(..length).unwrap_or_default()
 }
 
+/// Looks at the values of a parameter in half precision; at nothing, of one that is its own master.
+fn halves<T: Pod>(half: &mut [u16]) -> &mut [T] {
+    bytemuck::try_cast_slice_mut(half).unwrap_or_default()
+}
+
 /// Values of one parameter that one thread steps.
 struct Chunk<'a> {
     rule: UpdateRule,
     row: &'a [f32; ROW],
-    /// All of the parameter's.
+    /// The parameter's whole gradient.
     gradient: &'a FlexTensor,
-    /// Of the gradient's first value here.
+    /// The place of the gradient's first value here.
     at: usize,
-    /// Of the parameter.
+    /// The parameter's dtype.
     dtype: DType,
     /// The parameter, if it is in half precision.
     half: &'a mut [u16],
     wide: Wide<'a>,
 }
 
-impl Work for Chunk<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<C: Cpu>(mut self, cpu: C) {
-        let mut widened = [0.0; BLOCK];
-        while !self.wide[0].is_empty() {
-            let half = split(&mut self.half, BLOCK);
-            let mut wide = self.wide.each_mut().map(|values| split(values, BLOCK));
-            let place = self.at..self.at + wide[0].len();
-            self.at = place.end;
-            let widened = &mut widened[..place.len()];
-            let gradient = match self.gradient.dtype() {
-                DType::F32 => &self.gradient.storage()[place],
-                DType::F16 => widen::<f16, C>(cpu, &self.gradient.storage()[place], widened),
-                _ => widen::<bf16, C>(cpu, &self.gradient.storage()[place], widened),
-            };
-            let has_master = has_master(self.dtype);
-            if has_master {
-                by_dtype!(narrow self.dtype, T => follow::<T, C>(cpu, wide[0], half));
-            }
-            step_by_rule(self.rule, *self.row, gradient, &mut wide);
-            if has_master {
-                by_dtype!(narrow self.dtype, T => round::<T, C>(cpu, wide[0], half));
-            }
-        }
+#[with_simd]
+fn step_chunk<'a, S: Simd>(chunk: Chunk<'a>) {
+    let mut chunk = chunk;
+    let mut widened = [0.0; BLOCK];
+    while !chunk.wide[0].is_empty() {
+        let half = split(&mut chunk.half, BLOCK);
+        let mut wide = chunk.wide.each_mut().map(|values| split(values, BLOCK));
+        let place = chunk.at..chunk.at + wide[0].len();
+        chunk.at = place.end;
+        let widened = &mut widened[..place.len()];
+        let gradient = match chunk.gradient.dtype() {
+            DType::F32 => &chunk.gradient.storage()[place],
+            DType::F16 => widen::<S, f16>(&chunk.gradient.storage()[place], widened),
+            _ => widen::<S, bf16>(&chunk.gradient.storage()[place], widened),
+        };
+        by_dtype!(narrow chunk.dtype, T => follow::<S, T>(halves(half), wide[0]));
+        step_by_rule(chunk.rule, *chunk.row, gradient, &mut wide);
+        by_dtype!(narrow chunk.dtype, T => {
+            by_group(wide[0], halves(half), |wide, half| *half = T::narrow::<S>(*wide))
+        });
     }
 }
 
 #[inline(always)]
-fn widen<'a, T: Value<Real = f32>, C: Cpu>(cpu: C, values: &[T], wide: &'a mut [f32]) -> &'a [f32] {
-    by_group(values, wide, |values, wide| *wide = T::widen(cpu, values));
+fn widen<'a, S: Simd, T: Value<Real = f32>>(values: &[T], wide: &'a mut [f32]) -> &'a [f32] {
+    by_group(values, wide, |values, wide| *wide = T::widen::<S>(values));
     wide
 }
 
 /// Gives masters the values of parameters that are no longer their rounded images.
 #[inline(always)]
-fn follow<T: Value<Real = f32>, C: Cpu>(cpu: C, masters: &mut [f32], parameters: &[u16]) {
-    let parameters: &[T] = bytemuck::cast_slice(parameters);
+fn follow<S: Simd, T: Value<Real = f32>>(parameters: &[T], masters: &mut [f32]) {
     by_group(parameters, masters, |parameters, masters| {
-        let image = T::widen(cpu, &T::narrow(cpu, *masters));
-        let mut followed = T::widen(cpu, parameters);
-        for i in 0..LANES {
-            if image[i] == followed[i] {
-                followed[i] = masters[i];
+        let image = T::widen::<S>(&T::narrow::<S>(*masters));
+        let held = T::widen::<S>(parameters);
+        for (i, master) in masters.iter_mut().enumerate() {
+            if image[i] != held[i] {
+                *master = held[i];
             }
         }
-        *masters = followed;
-    });
-}
-
-#[inline(always)]
-fn round<T: Value<Real = f32>, C: Cpu>(cpu: C, masters: &[f32], parameters: &mut [u16]) {
-    let parameters: &mut [T] = bytemuck::cast_slice_mut(parameters);
-    by_group(masters, parameters, |wide, half| {
-        *half = T::narrow(cpu, *wide)
     });
 }
 
@@ -163,14 +150,14 @@ fn round<T: Value<Real = f32>, C: Cpu>(cpu: C, masters: &[f32], parameters: &mut
 fn by_group<S: Value, T: Value>(
     source: &[S],
     target: &mut [T],
-    work: impl Fn(&[S; LANES], &mut [T; LANES]),
+    work: impl Fn(&Group<S>, &mut Group<T>),
 ) {
     let (sources, source) = source.as_chunks();
     let (targets, target) = target.as_chunks_mut();
     for (source, target) in sources.iter().zip(targets) {
         work(source, target);
     }
-    if !target.is_empty() {
+    if !source.is_empty() && !target.is_empty() {
         let mut group = padded(target);
         work(&padded(source), &mut group);
         target.copy_from_slice(&group[..target.len()]);

@@ -4,18 +4,19 @@
 //! list takes what fits, and what it leaves is freed then. All of it is freed by [`release_memory`].
 
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
+use std::collections::BTreeMap;
+use std::mem::{MaybeUninit, take as emptied};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
-use std::{collections::BTreeMap, mem::MaybeUninit, slice};
 
-/// Fewer words are left to the allocator, which has pages for them.
-const SMALLEST: usize = 1 << 9;
+/// Bytes of the smallest product that is kept: smaller ones are left to the allocator, which has pages for them.
+pub(crate) const SMALLEST: usize = 1 << 12;
 
 /// 64 bits each: aligned for all dtypes.
 type Words = Vec<u64>;
 
 #[derive(Default)]
 struct Pool {
-    /// By their lengths.
+    /// Buffers by their lengths.
     free: BTreeMap<usize, Vec<Words>>,
     /// In `free`, at most `limit`.
     words: usize,
@@ -24,9 +25,8 @@ struct Pool {
     taken: usize,
 }
 
-static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
-
 fn pool() -> MutexGuard<'static, Pool> {
+    static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
     // No panic leaves it half done.
     POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -38,37 +38,29 @@ fn pool() -> MutexGuard<'static, Pool> {
 /// no longer than until a list of other sizes is unscaled. This frees it before, when training is over.
 pub fn release_memory() {
     // Freed when others may take again.
-    let before = std::mem::take(&mut *pool());
-    drop(before);
+    let _before = emptied(&mut *pool());
 }
 
 /// That many bytes, of any values.
-pub(super) fn take(bytes: usize) -> Bytes {
+pub(crate) fn take(bytes: usize) -> Bytes {
     let length = bytes.div_ceil(size_of::<u64>());
-    let words = take_words(length).unwrap_or_else(|| vec![0; length]);
-    // SAFETY: there are at least so many bytes, and all are initialized.
-    unsafe { Bytes::from_controller(Box::new(Product(words)), bytes) }
-}
-
-fn take_words(length: usize) -> Option<Words> {
-    if length < SMALLEST {
-        return None;
-    }
     let mut pool = pool();
     pool.taken += length;
-    let words = pool.free.get_mut(&length)?.pop()?;
-    pool.words -= length;
-    Some(words)
+    let kept = pool.free.get_mut(&length).and_then(Vec::pop);
+    pool.words -= kept.as_ref().map_or(0, Vec::len);
+    drop(pool);
+    let product = Product(kept.unwrap_or_else(|| vec![0; length]));
+    // SAFETY: there are at least so many bytes, and all are initialized.
+    unsafe { Bytes::from_controller(Box::new(product), bytes) }
 }
 
 /// A list is done: frees what it has not taken, and keeps as much as it has.
-pub(super) fn end_list() {
+pub(crate) fn end_list() {
     let mut pool = pool();
     if pool.taken > 0 {
-        let before = std::mem::take(&mut *pool);
+        let before = emptied(&mut *pool);
         pool.limit = before.taken;
         drop(pool);
-        drop(before);
     }
 }
 
@@ -77,13 +69,10 @@ struct Product(Words);
 
 impl Drop for Product {
     fn drop(&mut self) {
-        let words = std::mem::take(&mut self.0);
-        if words.len() < SMALLEST {
-            return;
-        }
         let mut pool = pool();
-        if pool.words + words.len() <= pool.limit {
-            pool.words += words.len();
+        if pool.words + self.0.len() <= pool.limit {
+            pool.words += self.0.len();
+            let words = emptied(&mut self.0);
             pool.free.entry(words.len()).or_default().push(words);
         }
     }
@@ -104,16 +93,16 @@ impl AllocationController for Product {
     ) -> Result<&mut [MaybeUninit<u8>], AccessError> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.0);
         // SAFETY: the same bytes; callers write only what is initialized.
-        Ok(unsafe { slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len()) })
+        Ok(unsafe { &mut *(&raw mut *bytes as *mut [MaybeUninit<u8>]) })
     }
 
     fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
         let bytes: &[u8] = bytemuck::cast_slice(&self.0);
         // SAFETY: the same bytes, of which any may be called uninitialized.
-        Ok(unsafe { slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
+        Ok(unsafe { &*(&raw const *bytes as *const [MaybeUninit<u8>]) })
     }
 }
 
 #[cfg(test)]
-#[path = "../../../tests/units/memory.rs"]
+#[path = "../tests/units/memory.rs"]
 mod tests;

@@ -106,11 +106,27 @@ pub fn measure<I: Float, O: Float, N: Size>(
                 }
                 let mut raw = Array::<Vector<H, M>>::new(comptime!(loads as usize));
                 load(&*tensors, tensor, &places, &mut raw, loads, 0usize, count);
+                let mut factors = Array::<f32>::new(comptime!(loads as usize));
+                #[unroll]
+                for i in 0..loads {
+                    factors[i as usize] = multiplier;
+                }
+                // What is behind the end is zeros, whatever the factor is. Products that were zeroed in place of these would each need a register.
+                if position + comptime!(units * (loads - 1)) >= end {
+                    #[unroll]
+                    for i in 0..loads {
+                        if position + i * units >= end {
+                            raw[i as usize] = Vector::new(H::from_int(0));
+                            factors[i as usize] = 0.0f32;
+                            measures.zeros -= comptime!(width as u32);
+                        }
+                    }
+                }
                 let mut out = Array::<Vector<O, N>>::new(comptime!(loads as usize));
                 #[unroll]
                 for i in 0..loads {
                     let before = Vector::<I, N>::reinterpret(raw[i as usize]);
-                    out[i as usize] = product(before, multiplier, mode);
+                    out[i as usize] = product(before, factors[i as usize], mode);
                 }
                 // Products that are none are zeros, whatever the factor is, and taken back before they are counted.
                 if comptime!(form.padded) {
@@ -123,15 +139,6 @@ pub fn measure<I: Float, O: Float, N: Size>(
                             let mut vector = out[i as usize];
                             blank(&mut vector, column, share.columns, &mut measures);
                             out[i as usize] = vector;
-                        }
-                    }
-                }
-                if position + comptime!(units * (loads - 1)) >= end {
-                    #[unroll]
-                    for i in 0..loads {
-                        if position + i * units >= end {
-                            out[i as usize] = Vector::new(O::from_int(0));
-                            measures.zeros -= comptime!(width as u32);
                         }
                     }
                 }

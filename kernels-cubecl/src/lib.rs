@@ -74,7 +74,7 @@ pub use list::TensorList;
 pub use memory::release_memory;
 pub use ops::{AmpOps, BufferAddress, CastOps, TensorVec};
 pub use reading::Reading;
-pub use remote::{ServerError, ServerFault, check_server};
+pub use remote::{ServerError, ServerFault, check_server, is_remote};
 pub use rule::ScaleState;
 pub use run::{histogram, inspect, unscale, unscale_in_dtype};
 pub use schedule::DeviceScale;

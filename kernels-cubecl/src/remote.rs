@@ -71,7 +71,7 @@ impl Display for ServerError {
 impl std::error::Error for ServerError {}
 
 /// Returns true of a device behind a server.
-pub(crate) fn is_remote(device: &Device) -> bool {
+pub fn is_remote(device: &Device) -> bool {
     #[allow(unreachable_patterns)]
     match device.clone().inner().as_dispatch() {
         #[cfg(feature = "remote")]

@@ -27,3 +27,4 @@ mod reference;
 mod resume;
 mod schedule;
 mod support;
+mod workers;

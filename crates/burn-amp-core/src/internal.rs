@@ -27,6 +27,7 @@ pub use crate::{
 };
 #[cfg(any(test, feature = "counts"))]
 pub use crate::{gradients::pass::READS, scale::border_events::READS as EVENT_READS};
+pub use burn_amp_kernels::is_remote;
 
 /// Enters a call that was to step, and has not.
 pub fn enter_call(scaler: &Scaler, outcome: StepOutcome) {

@@ -422,10 +422,11 @@ impl Scaler {
         let live = &self.live;
         if grads.finding.skips() {
             let cause = match window {
-                Some(events) => {
-                    live.cause_of(BorderEvent::of_skip(events, 0), 0, grads.overflows())
+                Some(events) => live.cause_of(BorderEvent::of_skip(events), grads.overflows()),
+                None => {
+                    let ids = ids_of(&grads.entries);
+                    live.cause_of_skip(self.place.id, &ids, grads.overflows())
                 }
-                None => live.cause_of_skip(&ids_of(&grads.entries), grads.overflows()),
             };
             // Ranks that vote explain it together.
             let cause = match self.ranks {
@@ -436,7 +437,7 @@ impl Scaler {
         } else if let Some(window) = window {
             live.events.restore_window(window);
         }
-        live.note_test();
+        live.note_test(self.place.id, || ids_of(&grads.entries));
         if let Some(observer) = self.amp.as_ref().and_then(MixedPrecision::observer) {
             observer.tested(&grads, self.loss_scale());
         }
@@ -450,7 +451,7 @@ impl Scaler {
         has_nan: impl FnOnce() -> bool,
     ) -> SkipCause {
         match cause {
-            SkipCause::Unknown if !has_nan() || self.live.is_used_by_threads() => SkipCause::Scale,
+            SkipCause::Unknown if !has_nan() => SkipCause::Scale,
             known => known,
         }
     }

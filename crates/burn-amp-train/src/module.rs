@@ -24,7 +24,7 @@ impl<M: Module + 'static> Module for Scaled<M> {
         self.inner.collect_devices(devices)
     }
 
-    /// Forks the model. Each fork counts as an optimizer of its own: that of a worker of `ddp` steps by itself.
+    /// Forks the model. Each fork is a worker: those of `ddp` make the optimizer's steps together, each with the sum of all gradients.
     fn fork(mut self, device: &Device) -> Self {
         // Steps in flight are those of the one that is forked. A thread stays one update behind.
         if self.steps.kind.thread.is_none() {

@@ -1,11 +1,13 @@
 //! What ends a run, and whether something has.
 
+use burn::tensor::Device;
 use burn::train::train::WorkerFailure;
 use burn::train::{Interrupter, TrainingError};
 use std::ops::DerefMut;
-use std::sync::Mutex;
+use std::sync::{Mutex, Weak};
 
-use burn_amp_core::internal::{learner, locked};
+use super::steps::{self, Shared};
+use burn_amp_core::internal::{is_remote, learner, locked};
 use burn_amp_core::{AmpError, MixedPrecision};
 
 /// The state of a training, which clones of one `MixedPrecision` share.
@@ -13,6 +15,32 @@ use burn_amp_core::{AmpError, MixedPrecision};
 pub(super) struct State {
     pub(super) error: Option<AmpError>,
     pub(super) interrupter: Option<Interrupter>,
+    /// The workers whose gradients are summed, and their devices.
+    workers: Vec<(Worker, Device)>,
+}
+
+/// Says whether a worker is still there.
+type Worker = Weak<Mutex<steps::State>>;
+
+/// Refuses a second worker on one remote device, whose sums its server could not tell apart.
+pub(super) fn check_worker(
+    amp: &MixedPrecision,
+    steps: &Shared,
+    device: &Device,
+) -> Result<(), AmpError> {
+    let own = steps.worker();
+    let workers = &mut state(amp).workers;
+    workers.retain(|(worker, _)| worker.strong_count() > 0);
+    if workers.iter().any(|(worker, _)| worker.ptr_eq(&own)) {
+        return Ok(());
+    }
+    if is_remote(device) && workers.iter().any(|(_, other)| other == device) {
+        let device = format!("{device:?} twice");
+        let allowed = "each remote device once: start a server with two (`burn-amp serve --device flex --device flex`), or two servers";
+        return Err(AmpError::refused("devices", device, allowed));
+    }
+    workers.push((own, device.clone()));
+    Ok(())
 }
 
 /// Ends the run with an error, through the interrupter. The first error of a run stays.

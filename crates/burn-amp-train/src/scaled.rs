@@ -175,6 +175,11 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
 
     /// The model's own step, in its precision. A model that calls no [`autocast`](burn_amp_core::autocast) would train in f32: the first step ends
     /// the run with [`NoScope`](burn_amp_core::AmpError::NoScope).
+    ///
+    /// # Panics
+    ///
+    /// In a worker of `ExecutionStrategy::ddp`, which ends the run: if a step has no gradients, for which Burn lets the others wait, and if two workers
+    /// have one remote device.
     fn step(&self, batch: M::Input) -> TrainOutput<M::Output> {
         if !self.failed {
             // Before the step that Burn asks the interrupter after: with accumulation, `optimize` comes later.
@@ -184,8 +189,18 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
         let state = (!self.reloaded).then(|| self.steps.shared.lock());
         let newest = state.and_then(|state| state.current(&self.inner));
         let inner = newest.as_ref().unwrap_or(&self.inner);
-        inner.visit(&mut SumAgain);
+        let mut summed = SumAgain(None);
+        inner.visit(&mut summed);
+        if let Some(device) = &summed.0 {
+            or_panic(run::check_worker(&self.amp, &self.steps.shared, device));
+        }
         let mut output = in_model(&self.amp, || TrainStep::step(inner, batch));
+        if summed.0.is_some() && output.grads.is_empty() {
+            // The others wait inside their backward passes: what ends the run is a worker that panics.
+            let error = without_gradients();
+            let _ = run::fail(&self.amp, error.clone());
+            panic!("{error}");
+        }
         if self.steps.kind.mixed {
             // Burn's accumulation would sum them in half precision.
             output.grads = widened(output.grads, &self.inner);
@@ -270,7 +285,9 @@ impl<M: std::fmt::Display> std::fmt::Display for Scaled<M> {
 
 /// Has `ExecutionStrategy::ddp` sum the gradients of parameters in one more backward pass. Burn does so in the first one that a value of theirs is in, and
 /// in no other: after a skipped step, or inside a window, each worker would go on with its own (docs/upstream/ddp-second-backward.md).
-struct SumAgain;
+///
+/// Finds the device of such parameters, if there are some.
+struct SumAgain(Option<Device>);
 
 impl ModuleVisitor for SumAgain {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -278,8 +295,18 @@ impl ModuleVisitor for SumAgain {
         if value.is_require_grad() && value.is_distributed() {
             // Where Burn keeps what a backward pass needs, not in the tensor.
             drop(value.set_distributed(param.id));
+            self.0.get_or_insert_with(|| param.base().device());
         }
     }
+}
+
+/// The error of a worker of `ddp` whose backward pass has reached no parameter: the others wait for it.
+fn without_gradients() -> AmpError {
+    AmpError::refused(
+        "ddp",
+        "a strategy one of whose workers has a step without gradients, for which all others wait",
+        "one in which each worker's loss depends on the parameters in every step: multiply a loss that is not wanted by 0",
+    )
 }
 
 /// Tells whether a checkpoint may read the model's values when the next step has written them: on all devices but Flex, to which a copy would cost as

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::mem::{swap, take};
 use std::ops::DerefMut;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::checkpoint::{self, Recorded, Resumed};
 use burn_amp_core::internal::learner::{self, Container, step_by};
@@ -315,6 +315,10 @@ impl Recorded for Mutex<State> {
 impl Shared {
     pub(super) fn recorded(&self) -> Arc<dyn Recorded> {
         self.0.clone()
+    }
+
+    pub(super) fn worker(&self) -> Weak<Mutex<State>> {
+        Arc::downgrade(&self.0)
     }
 
     pub(super) fn lock(&self) -> impl DerefMut<Target = State> {

@@ -110,14 +110,15 @@ pub fn record<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>) -> AmpRecord {
     optim.options.record_with(&optim.scaler)
 }
 
-/// An iteration waits for this scaler from now on, and not as for the one that it was cloned from.
+/// This scaler is that of a worker from now on: one of several that make the steps of the optimizer that it was cloned from, each with the gradients of
+/// all.
 pub fn join(scaler: &mut Scaler) {
-    scaler.place = scaler.place.separate(&scaler.live, true);
+    scaler.place = scaler.place.worker(&scaler.live, true);
 }
 
-/// An iteration waits for this scaler no longer.
+/// This scaler makes no steps.
 pub fn leave(scaler: &mut Scaler) {
-    scaler.place = scaler.place.separate(&scaler.live, false);
+    scaler.place = scaler.place.worker(&scaler.live, false);
 }
 
 /// Shows counters that were loaded, or that a `Learner` begins with. Optimizers that are gone count no longer, if no other is there.

@@ -266,7 +266,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let live = self.scaler.live.clone();
         let mut has_islands = false;
         let found = self.find_gradients(lr, module, grads, |ids| {
-            let events = live.events.of_last_passes(live.tested(), ids);
+            let events = live.events.of_last_passes(ids);
             has_islands = events.iter().any(BorderEvent::is_return);
             events
         });
@@ -293,7 +293,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             }
         }
         // They go with the step.
-        live.events.clear(live.note_test(), &ids_of(&entries));
+        let ids = ids_of(&entries);
+        live.events.clear(&ids, false);
+        live.note_test(self.scaler.place.id, || ids);
         if let Some((hooks, ..)) = judged {
             self.options.hooks = hooks;
         }

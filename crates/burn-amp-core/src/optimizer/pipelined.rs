@@ -127,7 +127,7 @@ impl TrainingSide {
     /// Begins a step with all that was taken up since the last one.
     pub fn begin_step(&mut self) -> SentStep {
         let Self { scaler, window, .. } = self;
-        scaler.live.note_test();
+        scaler.live.note_test(scaler.place.id, Vec::new);
         // Passes before a flush explain nothing, here as elsewhere.
         drop(scaler.live.events.take());
         let regions = scaler.live.regions().lock().take_passes();
@@ -181,7 +181,7 @@ impl TrainingSide {
         let mut finding = found.finding.clone();
         if finding.overflow().is_some() {
             let overflows = found.overflows.iter().map(String::as_str);
-            let cause = live.cause_of(BorderEvent::of_skip(sent.events, 0), 0, overflows);
+            let cause = live.cause_of(BorderEvent::of_skip(sent.events), overflows);
             finding.explain(self.scaler.known_cause(cause, || found.has_nan));
         } else {
             live.events.restore_window(sent.events);

@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::thread::{self, ThreadId};
 
 use crate::{lock::locked, scale::finding::Grounds, scale::loss_scale::Measures};
 
@@ -24,6 +25,9 @@ pub(crate) fn next_number() -> u64 {
 const MANY: usize = 512;
 /// Values of gradients that are kept until a skip asks for them; with more, they are measured: 64 MB in half precision.
 const MAX_KEPT: usize = 1 << 25;
+
+/// Threads that are remembered.
+const MAX_THREADS: usize = 16;
 
 /// A region of a network whose factor moves, as a scope has entered it.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,13 +63,16 @@ pub(crate) enum EventPlace {
 pub(crate) struct BorderEvent {
     /// Its place in the order of the backward passes, and of the scopes that were opened.
     pub(crate) number: u64,
-    /// Its backward pass.
+    /// Its backward pass, and the thread that makes it.
     pass: u64,
+    thread: ThreadId,
     place: EventPlace,
     /// The parameters of the gradients that leave half precision for some.
     parameters: Vec<ParamId>,
     measured: Measured,
     step: StepOf,
+    /// Set once gradients were tested after it: those of its pass, or others.
+    is_tested: bool,
 }
 
 /// The step that gradients are of, as far as that is known.
@@ -261,13 +268,18 @@ impl BorderEvent {
         Some((&region.name, measures))
     }
 
-    /// The grounds of what the first of these events explains that is bad, after a test at this number. They were read.
-    pub(super) fn grounds(events: &VecDeque<Self>, tested: u64) -> Grounds {
+    /// The grounds of what the first of these events explains that is bad. They were read.
+    pub(super) fn grounds(events: &VecDeque<Self>) -> Grounds {
         match events.iter().find(|event| event.is_bad()) {
             _ if events.iter().all(Self::is_of_no_step) => Grounds::Guess,
-            Some(first) if first.number <= tested => Grounds::Earlier,
+            Some(first) if first.is_tested => Grounds::Earlier,
             _ => Grounds::Own,
         }
+    }
+
+    /// Says whether gradients were tested after it.
+    pub(super) fn is_tested(&self) -> bool {
+        self.is_tested
     }
 
     /// Says whether its gradients were discarded, or are those of another step.
@@ -275,13 +287,13 @@ impl BorderEvent {
         self.step == StepOf::None
     }
 
-    /// Sorts the events that explain a skip: those after the last test, at this number, and then those before. Those of discarded gradients, and of
-    /// others' windows, count if there is nothing else.
-    pub(crate) fn of_skip(mut events: VecDeque<Self>, tested: u64) -> VecDeque<Self> {
+    /// Sorts the events that explain a skip: those after the last test, and then those before. Those of discarded gradients, and of others' windows,
+    /// count if there is nothing else.
+    pub(crate) fn of_skip(mut events: VecDeque<Self>) -> VecDeque<Self> {
         if !events.iter().all(Self::is_of_no_step) {
             events.retain(|event| !event.is_of_no_step());
         }
-        let order = |event: &Self| (event.number <= tested, event.number);
+        let order = |event: &Self| (event.is_tested, event.number);
         events.make_contiguous().sort_by_key(order);
         events
     }
@@ -335,6 +347,8 @@ struct Queue {
     events: VecDeque<BorderEvent>,
     /// The number of values of gradients that are kept.
     kept: usize,
+    /// The threads that have tested gradients. What comes on another is for any of them.
+    testers: Vec<ThreadId>,
 }
 
 thread_local! {
@@ -375,10 +389,12 @@ impl BorderEvents {
             queue.events.push_back(BorderEvent {
                 number: next_number(),
                 pass,
+                thread: thread::current().id(),
                 place,
                 parameters: parameter.into_iter().collect(),
                 measured: gradient,
                 step: StepOf::Next,
+                is_tested: false,
             });
         }
         if queue.kept > MAX_KEPT {
@@ -401,18 +417,18 @@ impl BorderEvents {
     }
 
     /// Returns the events of a step with gradients of these parameters, as they explain it: see [`of_skip`](BorderEvent::of_skip).
-    pub(super) fn of_step(&self, tested: u64, ids: &[ParamId]) -> VecDeque<BorderEvent> {
+    pub(super) fn of_step(&self, ids: &[ParamId]) -> VecDeque<BorderEvent> {
         let queue = locked(&self.queue);
         let own = queue.own_passes(ids);
         let events = queue.events.iter().filter(|event| own(event));
-        BorderEvent::of_skip(events.cloned().collect(), tested)
+        BorderEvent::of_skip(events.cloned().collect())
     }
 
     /// Returns the same without the events before the last test, if there are any after it.
-    pub(crate) fn of_last_passes(&self, tested: u64, ids: &[ParamId]) -> VecDeque<BorderEvent> {
-        let mut events = self.of_step(tested, ids);
-        if (events.front()).is_some_and(|event| event.number > tested) {
-            events.retain(|event| event.number > tested);
+    pub(crate) fn of_last_passes(&self, ids: &[ParamId]) -> VecDeque<BorderEvent> {
+        let mut events = self.of_step(ids);
+        if (events.front()).is_some_and(|event| !event.is_tested) {
+            events.retain(|event| !event.is_tested);
         }
         events
     }
@@ -420,9 +436,17 @@ impl BorderEvents {
     /// Returns the events of a micro-batch with gradients of these parameters, which a window keeps until its test: all that no window has. Where
     /// optimizers are several, the `others` may need them too.
     pub(super) fn take_micro_batch(&self, others: bool, ids: &[ParamId]) -> VecDeque<BorderEvent> {
-        if !others {
-            return self.take();
-        }
+        let mut taken = match others {
+            true => self.take_own(ids),
+            false => self.take(),
+        };
+        // The tests of others say nothing of the window.
+        taken.iter_mut().for_each(|event| event.is_tested = false);
+        taken
+    }
+
+    /// Takes out a copy of those of gradients of these parameters. What stays is of no step.
+    fn take_own(&self, ids: &[ParamId]) -> VecDeque<BorderEvent> {
         // Under one lock: others add some meanwhile.
         let mut queue = locked(&self.queue);
         let own = queue.own_passes(ids);
@@ -440,12 +464,39 @@ impl BorderEvents {
         locked(&self.queue).events.extend(events);
     }
 
-    /// Forgets the events up to this number, of passes that have reached one of these parameters, or none at all.
-    pub(crate) fn clear(&self, until: u64, ids: &[ParamId]) {
+    /// Forgets the events of passes that have reached one of these parameters, or none at all; those of this thread alone if what others do is of the
+    /// next step.
+    pub(crate) fn clear(&self, ids: &[ParamId], only_here: bool) {
         let mut queue = locked(&self.queue);
-        let own = queue.own_passes(ids);
-        (queue.events).retain(|event| event.number > until || !own(event));
+        let (own, here) = (queue.own_passes(ids), thread::current().id());
+        let is_meant = |event: &BorderEvent| own(event) && (!only_here || event.thread == here);
+        (queue.events).retain(|event| !is_meant(event));
         queue.count_kept();
+    }
+
+    /// Gradients of these parameters were tested on this thread: what came before is explained, or explains nothing. Not what other threads that test
+    /// gradients have added meanwhile for themselves; nothing of others if that is of the next step.
+    pub(super) fn note_test(&self, ids: impl FnOnce() -> Vec<ParamId>, only_here: bool) {
+        let mut queue = locked(&self.queue);
+        let here = thread::current().id();
+        if !queue.testers.contains(&here) {
+            let before = (queue.testers.len() + 1).saturating_sub(MAX_THREADS);
+            queue.testers.drain(..before);
+            queue.testers.push(here);
+        }
+        let are_others = queue.events.iter().any(|event| queue.is_of_others(event));
+        let own = are_others.then(|| queue.own_passes(&ids()));
+        let Queue {
+            events, testers, ..
+        } = &mut *queue;
+        for event in events {
+            event.is_tested |= match (event.thread == here, &own) {
+                (true, _) => true,
+                (false, _) if only_here => false,
+                (false, Some(own)) => own(event) || !testers.contains(&event.thread),
+                (false, None) => true,
+            };
+        }
     }
 
     /// Forgets all of them.
@@ -453,12 +504,12 @@ impl BorderEvents {
         *locked(&self.queue) = Queue::default();
     }
 
-    /// An iteration has ended, whose last test was at this number: what came before it explains nothing. But where several passes were over,
-    /// some may be of a step that comes: these are kept for one more iteration.
-    pub(super) fn end_iteration(&self, tested: u64) {
+    /// An iteration has ended: what came before its last test explains nothing. But where several passes were over, some may be of a step that comes:
+    /// these are kept for one more iteration.
+    pub(super) fn end_iteration(&self) {
         let mut queue = locked(&self.queue);
         let of = |step| move |event: &&BorderEvent| event.step == step;
-        let is_over = |event: &&BorderEvent| event.number <= tested;
+        let is_over = |event: &&BorderEvent| event.is_tested;
         let mut next = queue.events.iter().filter(is_over).filter(of(StepOf::Next));
         let first = next.next().map(|event| event.pass);
         let are_several = next.any(|event| Some(event.pass) != first)
@@ -483,23 +534,24 @@ impl BorderEvents {
             if event.step == StepOf::Next {
                 event.step = StepOf::Window;
             }
+            event.is_tested = true;
             event
         }));
     }
 
-    /// Notes that the gradients of these parameters that came up to this number are thrown away, or a window has their events.
-    pub(crate) fn discard(&self, until: u64, ids: &[ParamId]) {
+    /// Notes that the gradients of these parameters are thrown away, or a window has their events: those alone that were tested, or all that came.
+    pub(crate) fn discard(&self, only_tested: bool, ids: &[ParamId]) {
         let mut queue = locked(&self.queue);
         let own = queue.own_passes(ids);
         let events = queue.events.iter_mut();
-        let events = events.filter(|event| event.number <= until && own(event));
+        let events = events.filter(|event| (event.is_tested || !only_tested) && own(event));
         events.for_each(|event| event.step = StepOf::None);
     }
 
-    /// Says whether a gradient that is not zero has come to a scope on its way back, up to this number. Waits for the device.
-    pub(super) fn have_arrived(&self, until: u64) -> bool {
+    /// Says whether a gradient that is not zero has come to a scope on its way back, before the last test. Waits for the device.
+    pub(super) fn have_arrived(&self) -> bool {
         let events = locked(&self.queue).events.clone().into_iter();
-        let is_meant = |event: &BorderEvent| event.number <= until && event.step != StepOf::Either;
+        let is_meant = |event: &BorderEvent| event.is_tested && event.step != StepOf::Either;
         let scopes = events.filter(|event| event.is_scope() && is_meant(event));
         BorderEvent::read_now(scopes)
             .iter()
@@ -545,23 +597,32 @@ impl Queue {
         self.kept = kept.sum();
     }
 
+    /// Says whether it comes on another thread that tests gradients: for itself, as long as nothing else is known of its pass.
+    fn is_of_others(&self, event: &BorderEvent) -> bool {
+        event.thread != thread::current().id() && self.testers.contains(&event.thread)
+    }
+
     /// Finds the events that are of gradients of these parameters, or of all if there are none: not those of passes that have reached others alone. If
     /// there is no such event, a model has got other ids since, by loading a record: then all are.
     fn own_passes(&self, ids: &[ParamId]) -> impl Fn(&BorderEvent) -> bool + use<> {
-        let mut others = HashSet::new();
+        let (mut own, mut others) = (HashSet::new(), HashSet::new());
         let first = self.events.front().map(|event| event.pass);
+        let are_others = self.events.iter().any(|event| self.is_of_others(event));
         // One pass alone is always own: that of a plain step, which is to cost nothing.
-        if self.events.iter().any(|event| Some(event.pass) != first) {
-            let given = || self.events.iter().filter(|e| !e.parameters.is_empty());
-            others.extend(given().map(|event| event.pass));
+        if are_others || self.events.iter().any(|event| Some(event.pass) != first) {
             let ids: HashSet<_> = ids.iter().collect();
-            let is_own = |event: &&BorderEvent| event.parameters.iter().any(|id| ids.contains(id));
-            given()
-                .filter(is_own)
-                .for_each(|event| _ = others.remove(&event.pass));
+            for event in &self.events {
+                match event.parameters.iter().any(|id| ids.contains(id)) {
+                    true => own.insert(event.pass),
+                    false if event.parameters.is_empty() && !self.is_of_others(event) => continue,
+                    false => others.insert(event.pass),
+                };
+            }
         }
-        let is_own = move |event: &BorderEvent| !others.contains(&event.pass);
-        let all = ids.is_empty() || !self.events.iter().any(&is_own);
+        let is_own =
+            move |event: &BorderEvent| own.contains(&event.pass) || !others.contains(&event.pass);
+        let is_none = !are_others && !self.events.iter().any(&is_own);
+        let all = ids.is_empty() || is_none;
         move |event| all || is_own(event)
     }
 }

@@ -1,6 +1,8 @@
 //! What a pass over gradients has found, as a step is counted by it. Knows no tensors.
 
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering as Order;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once};
 
@@ -54,13 +56,43 @@ pub(crate) enum SkipCause {
 }
 
 impl SkipCause {
-    /// The order of causes, if several are found: the last holds.
+    /// The order of causes, if several are found by threads or ranks that compute one step: the last holds.
     pub(crate) fn severity(self) -> u32 {
         match self {
             Self::Unknown => 0,
             Self::Scale => 1,
             Self::OtherScale => 2,
             Self::Loss { output_finite } => 4 - u32::from(output_finite),
+        }
+    }
+
+    /// The one of two causes that holds, with the regions at fault.
+    pub(crate) fn most_severe<T: Ord>(
+        (one, own): (Self, BTreeSet<T>),
+        (other, others): (Self, BTreeSet<T>),
+    ) -> (Self, BTreeSet<T>) {
+        let order = one.severity().cmp(&other.severity());
+        let regions = regions_at_fault(order, own, others);
+        match order {
+            Order::Less => (other, regions),
+            _ => (one, regions),
+        }
+    }
+}
+
+/// The regions at fault by two findings in this order: those of the one that holds, or of both. Without regions it is the scale that all share.
+pub(crate) fn regions_at_fault<T: Ord>(
+    order: Order,
+    mut own: BTreeSet<T>,
+    others: BTreeSet<T>,
+) -> BTreeSet<T> {
+    match order {
+        Order::Greater => own,
+        Order::Less => others,
+        _ if own.is_empty() || others.is_empty() => BTreeSet::new(),
+        _ => {
+            own.extend(others);
+            own
         }
     }
 }

@@ -1,17 +1,17 @@
 //! The loss scale that all scopes of one `MixedPrecision` and its optimizers share: its owner, and where every step ends.
 
+use burn::module::ParamId;
 use burn_amp_kernels::ScaleState;
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::ThreadId;
 
 use crate::error::{AmpError, in_range};
 use crate::scale::account::{Account, Call, Floor, Purpose, log_scale};
-use crate::scale::border_events::{BorderEvents, next_number};
+use crate::scale::border_events::BorderEvents;
 use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale, StepOutcome};
-use crate::scale::members::{Members, Moves, OptimizerId, Seat};
+use crate::scale::members::{Ended, Members, Moves, OptimizerId, Seat};
 use crate::{
     lock::locked,
     scale::device_step::DeviceStep,
@@ -36,17 +36,15 @@ pub(crate) struct LiveScale {
     pub(super) opened: AtomicU64,
     pub(super) state: Mutex<State>,
     pub(super) regions: SharedRegions,
-    /// The threads on which gradients came to scopes, the last of them at the end.
-    pub(super) threads: Mutex<Vec<ThreadId>>,
-    /// Set if several threads did so in turn.
-    pub(crate) is_on_threads: AtomicBool,
     /// The gradients that came to the border since the last step.
     pub(crate) events: Arc<BorderEvents>,
     /// The steps of which the host does not know the outcome, in their order. They belong to the scale, so that no optimizer that is dropped or
     /// cloned takes them along. Locked before all else.
     queue: Mutex<VecDeque<Box<dyn Pending>>>,
-    /// The time at which gradients were tested last, in the order of the events.
-    pub(super) tested: AtomicU64,
+    /// The number of tests so far.
+    pub(super) tests: AtomicU64,
+    /// Held by the worker who explains a skip: the others take what it has found.
+    pub(super) explaining: Mutex<()>,
     /// Gradients that nobody has tested since.
     pub(super) untested: Untested,
     /// The parameter that was read last in a scope, if one is closed.
@@ -105,8 +103,7 @@ impl LiveScale {
 
     /// A scale of its own, in the same state, that no scope uses.
     pub(crate) fn detached(&self) -> Self {
-        let mut detached = Self::with(self.schedule(), self.range);
-        detached.is_on_threads = self.is_used_by_threads().into();
+        let detached = Self::with(self.schedule(), self.range);
         if self.has_regions() {
             let regions = self.regions.lock().clone();
             detached.regions.replace(|own| *own = regions);
@@ -198,16 +195,12 @@ impl LiveScale {
         &self.regions
     }
 
-    /// Gradients were tested: what came to the border before is explained, or explains nothing.
-    pub(crate) fn note_test(&self) -> u64 {
-        let now = next_number();
-        self.tested.store(now, Ordering::Relaxed);
-        now
-    }
-
-    /// The time at which gradients were tested last, in the order of the events.
-    pub(crate) fn tested(&self) -> u64 {
-        self.tested.load(Ordering::Relaxed)
+    /// An optimizer has tested gradients of these parameters: what came to the border before is explained, or explains nothing.
+    pub(crate) fn note_test(&self, id: OptimizerId, ids: impl FnOnce() -> Vec<ParamId>) {
+        self.tests.fetch_add(1, Ordering::Relaxed);
+        // Held: another worker adds gradients of the next step once it has ended this one.
+        let state = locked(&self.state);
+        (self.events).note_test(ids, state.members.is_ended_by_others(id));
     }
 
     /// The number of times that gradients of any optimizer have overflowed so far, those included that were thrown away.
@@ -301,7 +294,8 @@ impl LiveScale {
         state.journal.show(id, restarts);
     }
 
-    /// Counts gradients, which move the scale later, with others of their iteration. `is_first` of those to overflow.
+    /// Counts gradients, which move the scale later, with others of their iteration. `is_first` of those to overflow. Says whether they move it: not if
+    /// they are those of a step that another worker has ended.
     ///
     /// # Errors
     ///
@@ -312,26 +306,40 @@ impl LiveScale {
         purpose: Purpose,
         found: &Finding,
         is_first: bool,
-    ) -> Result<(), AmpError> {
+    ) -> Result<bool, AmpError> {
         // Its rule is asked without a lock.
         let overflows = found.skips();
         let floor = match overflows {
             true => self.floor(),
             false => Floor::default(),
         };
-        let (mut counted, moves) = {
+        let (mut counted, leads, moves) = {
             let state = &mut *locked(&self.state);
             state.overflows += u64::from(overflows);
+            let end = || Ended {
+                tested: found.tested.clone(),
+                schedule: state.schedule.clone(),
+                floor,
+            };
+            let known = match purpose {
+                Purpose::Step => state.members.end(id, &found.tested, end),
+                _ => None,
+            };
+            let (schedule, floor) = match &known {
+                Some(known) => (&known.schedule, known.floor),
+                None => (&state.schedule, floor),
+            };
             let account = state.journal.account(id);
-            let counted = account.record(purpose, found, &state.schedule, floor, is_first);
+            let counted = account.record(purpose, found, schedule, floor, is_first);
             // The others that share the scale are not kept waiting.
-            let spares = found.spares_scale() && state.schedule.config.enabled;
-            (counted, spares.then(|| state.members.report(id, None)))
+            let spares = known.is_none() && found.spares_scale() && state.schedule.config.enabled;
+            let moves = spares.then(|| state.members.report(id, None));
+            (counted.map(|()| known.is_none()), known.is_none(), moves)
         };
         moves.into_iter().for_each(|moves| self.apply(moves));
         // A step without gradients says nothing of the scale, but what came before it explains nothing that comes.
-        if found.tested == Tested::Nothing && purpose == Purpose::Step {
-            self.events.end_iteration(self.tested());
+        if found.tested == Tested::Nothing && purpose == Purpose::Step && leads {
+            self.events.end_iteration();
         }
         if let Err(AmpError::LossNotFinite { last_read, .. }) = &mut counted {
             *last_read = self.last_read().map(|path| path.to_string());
@@ -350,10 +358,14 @@ impl LiveScale {
         purpose: Purpose,
         found: &Finding,
     ) -> Result<(), AmpError> {
-        self.count(id, purpose, found, true)?;
+        let moves = self.count(id, purpose, found, true)?;
         if let Some(seen) = found.evidence() {
             let overflow = found.overflow().map_or(&[][..], std::slice::from_ref);
-            self.advance(id, seen, purpose, overflow);
+            match seen {
+                _ if moves => self.advance(id, seen, purpose, overflow),
+                Evidence::Overflow => {}
+                _ => self.account(id, Account::end_row),
+            }
         }
         Ok(())
     }
@@ -401,8 +413,7 @@ impl LiveScale {
             if self.has_regions() {
                 self.regions.end_iteration(finite);
             }
-            let tested = self.tested.load(Ordering::Relaxed);
-            self.events.end_iteration(tested);
+            self.events.end_iteration();
         };
         moves.before.into_iter().for_each(end);
         if let Some(regions) = moves.back_off
@@ -424,7 +435,7 @@ impl LiveScale {
             let finite = seen.filter(|seen| *seen != Evidence::Overflow);
             self.regions.end_iteration(finite);
         }
-        self.events.end_iteration(self.tested());
+        self.events.end_iteration();
     }
 
     /// Finds out what an overflow can lower: the scale, or the factors of the regions that are its cause. If nothing, it may end the run.

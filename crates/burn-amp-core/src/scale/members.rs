@@ -3,17 +3,20 @@
 use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread::{self, ThreadId};
 
-use crate::scale::{finding::Grounds, finding::SkipCause, loss_scale::Evidence};
+use crate::scale::account::Floor;
+use crate::scale::finding::{Grounds, SkipCause, Tested};
+use crate::scale::loss_scale::{Evidence, LossScale};
 
 /// An optimizer that shares a scale: whose steps are counted where, and for whom an iteration waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OptimizerId {
     /// The account in which its steps are counted. A clone counts on by itself.
     pub(super) account: u64,
-    /// The number in the journal of who has made a step. Clones are one.
+    /// The number of the one for whom an iteration waits, and in the journal of who has made a step. Clones are one, and so are workers.
     pub(crate) optimizer: u64,
-    /// The number of the one for whom an iteration waits. Clones are one.
+    /// The number of the worker who makes its steps. Clones are one.
     pub(super) seat: u64,
 }
 
@@ -36,8 +39,8 @@ impl OptimizerId {
         }
     }
 
-    /// The id of a clone for which an iteration waits by itself.
-    pub(super) fn separate(self) -> Self {
+    /// The id of a worker, which steps by itself with the gradients of all.
+    pub(super) fn worker(self) -> Self {
         Self {
             account: new_number(),
             seat: new_number(),
@@ -52,7 +55,7 @@ fn new_number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Held by all clones of an optimizer: it is there as long as one is.
+/// Held by all clones of a worker: it is there as long as one is.
 pub(super) type Seat = Arc<()>;
 
 #[derive(Debug, Default)]
@@ -63,15 +66,39 @@ pub(super) struct Members {
     has_ended: bool,
 }
 
-/// An optimizer that shares the scale.
+/// An optimizer that shares the scale, or one of the workers that make its steps.
 #[derive(Debug)]
 struct Member {
+    optimizer: u64,
     seat: u64,
     handle: Weak<()>,
+    /// The number of steps that it has ended.
+    steps: u64,
+    /// The last step of which it has decided something.
+    decided: Option<Decided>,
     /// Set if an iteration waits for its step: not for a scaler that tests no gradients.
     is_expected: bool,
     /// Set if it has not stepped yet, and others had when it began.
     is_late: bool,
+}
+
+/// The decisions of a worker on a step, which hold for the others: they make the same one, with the sum of the gradients of all.
+#[derive(Debug)]
+struct Decided {
+    /// The number of the step.
+    step: u64,
+    /// Workers are threads.
+    thread: ThreadId,
+    cause: Option<SkipCause>,
+    ended: Option<Ended>,
+}
+
+/// The end of a step: its finding, and by what it was counted.
+#[derive(Clone, Debug)]
+pub(super) struct Ended {
+    pub(super) tested: Tested,
+    pub(super) schedule: LossScale,
+    pub(super) floor: Floor,
 }
 
 /// The steps of all optimizers between two movements of the scale.
@@ -109,9 +136,17 @@ impl Members {
     /// Adds one that is not expected yet.
     pub(super) fn join(&mut self, id: OptimizerId) -> Seat {
         let seat = Seat::default();
+        let workers = self
+            .all
+            .iter()
+            .filter(|member| member.optimizer == id.optimizer);
+        let steps = workers.map(|member| member.steps).max();
         self.all.push(Member {
+            optimizer: id.optimizer,
             seat: id.seat,
             handle: Arc::downgrade(&seat),
+            steps: steps.unwrap_or(0),
+            decided: None,
             is_expected: false,
             is_late: false,
         });
@@ -125,6 +160,78 @@ impl Members {
         if let Some(member) = member.filter(|member| !member.is_expected) {
             (member.is_expected, member.is_late) = (true, is_late);
         }
+    }
+
+    /// The other workers of its optimizer. One may be gone, after its last step.
+    fn others(&self, id: OptimizerId) -> impl Iterator<Item = &Member> {
+        self.all
+            .iter()
+            .filter(move |member| member.optimizer == id.optimizer && member.seat != id.seat)
+    }
+
+    /// Returns what other workers of its optimizer have decided on the step that this one makes now.
+    fn decided_by_others(&self, id: OptimizerId) -> impl Iterator<Item = &Decided> {
+        let here = thread::current().id();
+        let own = self.all.iter().find(|member| member.seat == id.seat);
+        let step = own.map(|own| own.steps + 1);
+        let decided = self.others(id).filter_map(|member| member.decided.as_ref());
+        decided.filter(move |decided| Some(decided.step) == step && decided.thread != here)
+    }
+
+    /// The decisions on the step that this one makes now.
+    fn decided(&mut self, id: OptimizerId) -> Option<&mut Decided> {
+        let own = self.all.iter_mut().find(|member| member.seat == id.seat)?;
+        let step = own.steps + 1;
+        let known = own.decided.take().filter(|decided| decided.step == step);
+        Some(own.decided.insert(known.unwrap_or(Decided {
+            step,
+            thread: thread::current().id(),
+            cause: None,
+            ended: None,
+        })))
+    }
+
+    /// The cause of the skip of the present step, if another worker has found it.
+    pub(super) fn cause_by_others(&self, id: OptimizerId) -> Option<SkipCause> {
+        self.decided_by_others(id).find_map(|decided| decided.cause)
+    }
+
+    /// Notes the cause for other workers.
+    pub(super) fn explain(&mut self, id: OptimizerId, cause: SkipCause) {
+        if let Some(decided) = self.decided(id) {
+            decided.cause = Some(cause);
+        }
+    }
+
+    /// Says whether another worker has ended the present step.
+    pub(super) fn is_ended_by_others(&self, id: OptimizerId) -> bool {
+        let mut decided = self.decided_by_others(id);
+        decided.any(|decided| decided.ended.is_some())
+    }
+
+    /// Ends a step of this one, which has found this. Returns its end by another worker who has found the same, if there is one: it has moved the scale.
+    pub(super) fn end(
+        &mut self,
+        id: OptimizerId,
+        tested: &Tested,
+        own: impl FnOnce() -> Ended,
+    ) -> Option<Ended> {
+        let ended = self
+            .decided_by_others(id)
+            .find_map(|decided| decided.ended.as_ref());
+        let known = ended.filter(|ended| ended.tested == *tested).cloned();
+        let is_there = |member: &Member| member.handle.strong_count() > 0;
+        let are_others = self.others(id).any(is_there);
+        if are_others && let Some(decided) = self.decided(id) {
+            decided.ended = Some(own());
+        }
+        if let Some(own) = self.all.iter_mut().find(|member| member.seat == id.seat) {
+            own.steps += 1;
+            if known.is_some() {
+                (own.is_expected, own.is_late) = (true, false);
+            }
+        }
+        known
     }
 
     /// Says whether an iteration waits for others than this one; for several, if it is none.
@@ -149,12 +256,12 @@ impl Members {
     /// again: as one, with the measures of all their gradients.
     pub(super) fn report(&mut self, id: OptimizerId, seen: Option<Evidence>) -> Moves {
         let mut moves = Moves::default();
-        if self.iteration.reported.contains(&id.seat) {
+        if self.iteration.reported.contains(&id.optimizer) {
             moves.before = Some(take(&mut self.iteration).seen);
             self.has_ended = true;
         }
         let iteration = &mut self.iteration;
-        iteration.reported.push(id.seat);
+        iteration.reported.push(id.optimizer);
         if let Some(seen) = seen {
             let before = iteration.seen.replace(seen.after(iteration.seen));
             let is_first = seen == Evidence::Overflow && before != Some(seen);
@@ -172,7 +279,7 @@ impl Members {
                 };
                 member.is_expected = true;
             }
-            is_missing |= member.is_expected && !iteration.reported.contains(&member.seat);
+            is_missing |= member.is_expected && !iteration.reported.contains(&member.optimizer);
             true
         });
         // The first step of one that has begun after others belongs to theirs, and not to what they do next.

@@ -27,10 +27,10 @@ impl Place {
         Self::with(live, self.id.forked(), self.seat.clone(), account)
     }
 
-    /// The place of a clone for which an iteration waits by itself; for which none waits, if it has not `joined`.
-    pub(crate) fn separate(&self, live: &Arc<LiveScale>, joined: bool) -> Arc<Self> {
+    /// The place of a clone that is a worker of the same optimizer; of one that makes no steps, if it has not `joined`.
+    pub(crate) fn worker(&self, live: &Arc<LiveScale>, joined: bool) -> Arc<Self> {
         let account = live.account(self.id, |account| account.clone());
-        let id = self.id.separate();
+        let id = self.id.worker();
         let seat = match joined {
             true => live.join(id),
             false => Seat::default(),

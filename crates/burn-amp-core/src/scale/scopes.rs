@@ -3,22 +3,20 @@
 use burn::module::ParamId;
 use burn_amp_kernels::{PassedGradient, UnreadEvent};
 use std::collections::{BTreeMap, VecDeque};
+use std::ptr;
 use std::sync::{Arc, atomic::Ordering};
-use std::{ptr, thread};
 
 use crate::scale::border_events::{
     BorderEvent, EventPlace, LAST, Measured, OpenRegion, next_number,
 };
 use crate::scale::live_scale::LiveScale;
+use crate::scale::members::OptimizerId;
 use crate::{
     lock::locked,
     scale::device_step::DeviceStep,
     scale::finding::{Grounds, SkipCause},
     scale::regions::RegionState,
 };
-
-/// Threads that are remembered.
-const MAX_THREADS: usize = 16;
 
 /// A scope that is counted, and the scale in it.
 pub(crate) struct Opened {
@@ -67,20 +65,11 @@ impl LiveScale {
         locked(&self.last_read).clone()
     }
 
-    /// Says whether several threads use it, in their own time: the test of one may clear what explains the skip of another.
-    pub(crate) fn is_used_by_threads(&self) -> bool {
-        self.is_on_threads.load(Ordering::Relaxed)
-    }
-
     /// Remembers a gradient on its way back.
     pub(crate) fn add_event(&self, place: EventPlace, event: UnreadEvent) {
-        let is_here = locked(&self.threads).last() == Some(&thread::current().id());
-        if !is_here {
-            self.note_thread();
-        }
         let untested = self
             .untested
-            .add_arrival(event.node(), self.tested.load(Ordering::Relaxed));
+            .add_arrival(event.node(), self.tests.load(Ordering::Relaxed));
         let (pass, event) = (event.pass(), Measured::OnDevice(Box::new(event)));
         self.events.add(place, None, pass, event);
         if let Some(count) = untested {
@@ -91,21 +80,6 @@ impl LiveScale {
                 self.scale()
             );
         }
-    }
-
-    /// Notes that gradients come on another thread than before. A training that goes on on another thread is one; where a thread comes back, they are
-    /// several.
-    fn note_thread(&self) {
-        let here = thread::current().id();
-        let mut threads = locked(&self.threads);
-        if threads.contains(&here) {
-            self.is_on_threads.store(true, Ordering::Relaxed);
-        }
-        // Of those that come one after the other, no more than the last are of interest.
-        let before = threads.len().saturating_sub(MAX_THREADS);
-        threads.drain(..before);
-        threads.retain(|thread| *thread != here);
-        threads.push(here);
     }
 
     /// Remembers a gradient that leaves half precision, maybe for a parameter, or comes back to it, to be measured where it is asked for.
@@ -124,23 +98,32 @@ impl LiveScale {
 
     /// Finds the cause of a skip with gradients of these parameters: the forward pass, or the first event in the order of the backward pass, or else the
     /// regions of the `overflows`, the parameters whose gradients overflow; but no scale that scopes do not apply. Waits for the device.
+    ///
+    /// Of workers who make the same step, the first finds it, while none is in the next one.
     pub(crate) fn cause_of_skip<'a>(
         &self,
+        id: OptimizerId,
         ids: &[ParamId],
         overflows: impl Iterator<Item = &'a str>,
     ) -> SkipCause {
-        let tested = self.tested();
-        let events = self.events.of_step(tested, ids);
+        let _first = locked(&self.explaining);
+        let known = locked(&self.state).members.cause_by_others(id);
+        if let Some(cause) = known {
+            self.events.clear(ids, true);
+            return cause;
+        }
+        let events = self.events.of_step(ids);
         // A skip is explained by them, and no other.
-        self.events.clear(u64::MAX, ids);
-        self.cause_of(events, tested, overflows)
+        self.events.clear(ids, false);
+        let cause = self.cause_of(events, overflows);
+        locked(&self.state).members.explain(id, cause);
+        cause
     }
 
-    /// Finds the cause as [`cause_of_skip`](Self::cause_of_skip), of these events, of which those after the test at this number are the step's.
+    /// Finds the cause as [`cause_of_skip`](Self::cause_of_skip), of these events.
     pub(crate) fn cause_of<'a>(
         &self,
         events: VecDeque<BorderEvent>,
-        tested: u64,
         overflows: impl Iterator<Item = &'a str>,
     ) -> SkipCause {
         let before = {
@@ -148,9 +131,9 @@ impl LiveScale {
             iteration.cause.zip(Some(iteration.regions.clone()))
         };
         let events = BorderEvent::read_now(events);
-        let (is_empty, shown) = (events.is_empty(), BorderEvent::grounds(&events, tested));
+        let (is_empty, shown) = (events.is_empty(), BorderEvent::grounds(&events));
         let ((cause, regions), grounds) = match (self.events.first_cause(events), before) {
-            // Another optimizer's skip has read them, when both backward passes were over; or another worker's, which computes the next iteration.
+            // Another optimizer's skip has read them, when both backward passes were over.
             (None, Some(before)) if is_empty => (before, Grounds::Earlier),
             (Some((SkipCause::Unknown, _)), Some(before)) => (before, Grounds::Earlier),
             (Some(first), _) => (first, shown),
@@ -187,7 +170,7 @@ impl LiveScale {
 
     /// Takes out the events of regions whose rules look at gradients, if they were measured and not read, to be read with the gradients of a step.
     pub(crate) fn take_measures(&self) -> (VecDeque<BorderEvent>, Vec<UnreadEvent>) {
-        let unread = self.take_wanted(u64::MAX, |event| event.unread().is_some());
+        let unread = self.take_wanted(|event| event.unread().is_some());
         let events = unread.iter().filter_map(BorderEvent::unread);
         let events = events.cloned().collect();
         (unread, events)
@@ -196,7 +179,7 @@ impl LiveScale {
     /// Shows regions whose rules look at gradients those that came to them, after a backward pass without overflow. Waits for the device if they were
     /// not read with the gradients.
     pub(crate) fn read_measures(&self) {
-        for event in BorderEvent::read_now(self.take_wanted(self.tested(), |_| true)) {
+        for event in BorderEvent::read_now(self.take_wanted(BorderEvent::is_tested)) {
             if let Some((region, measures)) = event.measures() {
                 self.regions.lock().see(region, measures);
             }
@@ -205,7 +188,7 @@ impl LiveScale {
 
     /// Says whether a gradient that is not zero came to a scope before the last test. Waits for the device.
     pub(crate) fn have_arrived(&self) -> bool {
-        self.events.have_arrived(self.tested())
+        self.events.have_arrived()
     }
 
     /// Returns the regions for a record, with the gradients that have come to them in an open window, which has kept these events. Waits for the device.
@@ -243,11 +226,11 @@ impl LiveScale {
         self.regions.lock().needs_measures(&region.name)
     }
 
-    fn take_wanted(&self, until: u64, fits: fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
+    fn take_wanted(&self, fits: fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
         let regions = self.regions.lock();
         self.events.take_if(|event| {
             let is_wanted = |region: &Arc<OpenRegion>| regions.needs_measures(&region.name);
-            event.number <= until && fits(event) && event.entered().is_some_and(is_wanted)
+            fits(event) && event.entered().is_some_and(is_wanted)
         })
     }
 }

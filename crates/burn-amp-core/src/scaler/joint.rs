@@ -50,6 +50,7 @@ impl Joint {
     ) -> Result<(), AmpError> {
         let is_first = self.seen != Some(Evidence::Overflow);
         let counted = (scaler.live).count(scaler.place.id, purpose, found, is_first);
+        let counted = counted.map(drop);
         match &counted {
             Ok(()) => self.add(found),
             Err(_) if found.spares_scale() => {}
@@ -103,11 +104,9 @@ impl Joint {
             scaler.buffers.suspect();
         }
         // Of untested gradients nobody knows the parameters: all that came are theirs.
-        let (until, ids) = match &tested {
-            Some(grads) => (scaler.live.tested(), ids_of(&grads.entries)),
-            None => (u64::MAX, Vec::new()),
-        };
-        scaler.live.events.discard(until, &ids);
+        let ids = tested.as_ref().map(|grads| ids_of(&grads.entries));
+        let only_tested = ids.is_some();
+        (scaler.live.events).discard(only_tested, &ids.unwrap_or_default());
         let mut status = None;
         let is_enabled = scaler.is_enabled();
         let counted = match tested.filter(|_| is_enabled) {

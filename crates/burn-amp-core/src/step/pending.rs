@@ -57,7 +57,7 @@ impl Pending for PendingStep {
         let mut grads = UnscaledGradients::new(params, self.entries, Some(statuses));
         let arrived = events.iter().any(BorderEvent::has_arrived);
         if grads.finding.skips() {
-            (grads.finding).explain(live.cause_of(events, 0, grads.overflows()));
+            (grads.finding).explain(live.cause_of(events, grads.overflows()));
         }
         self.resolution.resolve(!grads.finding.skips());
         if !self.clip.0.is_empty() {

@@ -1,6 +1,6 @@
 //! The cause of a skip: which gradient was not finite first, and where.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 
 use super::{BorderEvent, BorderEvents, EventPlace, OpenRegion};
@@ -10,23 +10,41 @@ impl BorderEvents {
     /// Finds what was not finite first in events of this order, and the regions in which it became so; none if nothing is known of what scopes have
     /// given. Waits for the device.
     ///
-    /// A gradient that is not finite where it comes to a border was made so before: in f32 by the loss, or by what is between two scopes; in half
-    /// precision by the scale. One that overflows there was made so by the scale of the side that it goes to.
+    /// Threads that compute one step come in any order: each has its first, and of several causes the most severe counts, as of ranks.
     pub(crate) fn first_cause(
         &self,
         events: VecDeque<BorderEvent>,
     ) -> Option<(SkipCause, Vec<Arc<str>>)> {
         let events = Vec::from(BorderEvent::read_now(events));
-        let Some(at) = events.iter().position(BorderEvent::is_bad) else {
-            let mut from = events.iter().map(|event| &event.place);
-            let is_known =
-                from.any(|place| matches!(place, EventPlace::Left(..) | EventPlace::Parameter(..)));
-            return is_known.then(|| (SkipCause::Unknown, Vec::new()));
-        };
-        let (first, status) = (&events[at], events[at].status()?);
+        // Those after the last test, and those before.
+        let mut eras = events.chunk_by(|one, next| one.is_tested == next.is_tested);
+        let found = eras.find_map(|era| {
+            let threads: HashSet<_> = era.iter().map(|event| event.thread).collect();
+            let causes = threads.into_iter().filter_map(|thread| {
+                let events = era.iter().filter(|event| event.thread == thread);
+                self.first_of_thread(&events.collect::<Vec<_>>())
+            });
+            causes.reduce(SkipCause::most_severe)
+        });
+        if let Some((cause, regions)) = found {
+            return Some((cause, regions.into_iter().collect()));
+        }
+        let mut from = events.iter().map(|event| &event.place);
+        let is_known =
+            from.any(|place| matches!(place, EventPlace::Left(..) | EventPlace::Parameter(..)));
+        is_known.then(|| (SkipCause::Unknown, Vec::new()))
+    }
+
+    /// Finds what was not finite first on one thread, if something was not.
+    ///
+    /// A gradient that is not finite where it comes to a border was made so before: in f32 by the loss, or by what is between two scopes; in half
+    /// precision by the scale. One that overflows there was made so by the scale of the side that it goes to.
+    fn first_of_thread(&self, events: &[&BorderEvent]) -> Option<(SkipCause, BTreeSet<Arc<str>>)> {
+        let at = events.iter().position(|event| event.is_bad())?;
+        let (first, status) = (events[at], events[at].status()?);
         if let EventPlace::Parameter(..) = first.place {
             let of_pass = events[at..].iter().filter(|event| event.pass == first.pass);
-            return Some((SkipCause::Scale, overflown(of_pass)));
+            return Some((SkipCause::Scale, overflown(of_pass.copied())));
         }
         let [from, to] = first.place.sides();
         let side = to.filter(|_| status.gradient_finite).or(from);
@@ -36,7 +54,7 @@ impl BorderEvents {
                 true => SkipCause::OtherScale,
                 false => SkipCause::Loss { output_finite },
             };
-            return Some((cause, Vec::new()));
+            return Some((cause, BTreeSet::new()));
         };
         let names = region.map(|region: &OpenRegion| region.name.clone());
         Some((SkipCause::Scale, names.into_iter().collect()))
@@ -72,12 +90,12 @@ impl BorderEvents {
 }
 
 /// Finds the regions in which gradients of parameters overflow, before anything else does; none if one is outside of all.
-fn overflown<'a>(events: impl Iterator<Item = &'a BorderEvent>) -> Vec<Arc<str>> {
+fn overflown<'a>(events: impl Iterator<Item = &'a BorderEvent>) -> BTreeSet<Arc<str>> {
     let bad = events.filter(|event| event.is_bad());
     let regions = bad.map_while(|event| match &event.place {
         EventPlace::Parameter(_, region) => Some(region.as_ref().map(|region| region.name.clone())),
         _ => None,
     });
-    let regions: Option<HashSet<_>> = regions.collect();
-    regions.into_iter().flatten().collect()
+    let regions: Option<BTreeSet<_>> = regions.collect();
+    regions.unwrap_or_default()
 }

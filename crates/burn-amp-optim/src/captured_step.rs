@@ -16,7 +16,7 @@ use self::draws::Draws;
 pub use self::input::CaptureInput;
 use self::input::{Kind, addresses_of, copied_to, kinds_of};
 use crate::PANICKED;
-use burn_amp_core::internal::fused::{InspectedStep, Recorder, Rehearses, Stage};
+use burn_amp_core::internal::fused::{InspectedStep, Recorder, Rehearses, Stage, refused};
 use burn_amp_core::internal::replaced;
 use burn_amp_core::{AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, StepError};
 
@@ -469,11 +469,6 @@ impl<M, B, O, F> std::fmt::Debug for CapturedStep<M, B, O, F> {
             .field("shapes", &self.captured.len())
             .finish_non_exhaustive()
     }
-}
-
-fn refused(reason: impl Into<String>) -> AmpError {
-    let reason = reason.into();
-    AmpError::CannotCapture { reason }
 }
 
 /// The error for a closure that goes through the host, with the words of the device.

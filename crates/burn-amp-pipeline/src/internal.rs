@@ -28,14 +28,14 @@ pub fn start<O: ModuleOptim + Send + 'static>(
 pub fn into_parts<O: ModuleOptim + Send + 'static>(
     mut pipeline: PipelinedOptimizer<O>,
 ) -> Result<Parts<O>, AmpError> {
-    let of = pipeline.not_in_module();
+    let are_missing = pipeline.is_module_behind();
     for job in take(&mut pipeline.in_flight.0) {
-        job.end(&mut pipeline.side)?;
+        (job.end)(&mut pipeline.side)?;
     }
     let mut update = pipeline.worker.finish()?;
     pipeline.side.give_back(&mut update.optim);
     Ok(Parts {
-        masters: update.masters_or(pipeline.stored, of.as_ref()),
+        masters: update.masters_or(pipeline.stored, are_missing),
         optim: update.optim,
         host: update.host,
         synchronous: pipeline.synchronous,

@@ -40,10 +40,11 @@ use burn::tensor::{Device, Tensor};
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::ModuleOptimizer,
 };
-use std::{mem::take, path::Path};
+use std::{cell::LazyCell, mem::take, path::Path};
 
 use burn_amp_core::internal::pipeline::{
-    SentStep, TrainingSide, check_scale, masters_in, quietly, refused_record, with_culprit,
+    Made, SentStep, Trained, TrainingSide, check_scale, masters_in, quietly, refused_record,
+    with_culprit,
 };
 use burn_amp_core::internal::{
     Entries, ParamTensors, Parameter, StepGradients, detached, enter_call, is_half,
@@ -54,8 +55,7 @@ use burn_amp_core::{
     StepOutcome,
 };
 use in_flight::{InFlight, Job};
-use masters::Trained;
-use update::{Update, Updated};
+use update::Update;
 use worker::Worker;
 
 /// An optimizer that steps on a thread of its own, on another device, while the training device computes the next iteration.
@@ -124,6 +124,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             optim,
             host: host.inner(),
             masters: None,
+            trained: Trained::default(),
         };
         Ok(Self {
             worker: Worker::start("optimizer", update)?,
@@ -290,7 +291,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
 
     /// Changes settings of the scaler after all that was handed over, and before what comes next: where the training receives that.
     ///
-    /// `change` is also called for copies of the scaler that are ahead, by which gradients are tested and records made.
+    /// `change` is also called for copies of the scaler that are ahead, of which records are made.
     ///
     /// ```
     /// use burn::{optim::SgdConfig, tensor::Device};
@@ -318,7 +319,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         change: impl Fn(&mut TrainingSide) -> Result<(), AmpError> + Send + 'static,
     ) -> Result<(), AmpError> {
         self.worker.check()?;
-        self.in_flight.0.push_back(Job::Set(Box::new(change)));
+        self.add(false, change);
         Ok(())
     }
 
@@ -333,24 +334,23 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// that resumes goes on from them. After [`synchronize`](Self::synchronize), an f32 module is the masters, and the record has none. If the thread
     /// has ended, the record's `save`, `into_bytes` and `into_optimizer` return [`AmpError::OptimizerThread`].
     pub fn to_record(&mut self) -> AmpRecord {
-        let (stored, of) = (self.stored.clone(), self.not_in_module());
+        let (stored, are_missing) = (self.stored.clone(), self.is_module_behind());
         let record = self.after_all().and_then(|after| {
             self.ask(move |update| {
                 after.give_back(&mut update.optim);
                 let mut record = update.optim.to_record();
-                *masters_in(&mut record) = update.masters_or(stored, of.as_ref());
+                *masters_in(&mut record) = update.masters_or(stored, are_missing);
                 record
             })
         });
         record.unwrap_or_else(refused_record)
     }
 
-    /// The parameters whose masters are not what the module of the program holds: it is behind, or they are in half precision.
-    fn not_in_module(&self) -> Option<Trained> {
-        let is_ahead = self.in_flight.has_update();
+    /// Says whether the module of the program does not have the masters: it is behind, or its parameters are in half precision.
+    fn is_module_behind(&self) -> bool {
         let is_half = |parameter: &Parameter| is_half(parameter.value.dtype());
-        let trained = self.trained.clone();
-        trained.filter(|trained| is_ahead || trained.iter().any(is_half))
+        let has_half = |trained: &Trained| trained.iter().any(is_half);
+        self.in_flight.has_update() || self.trained.as_ref().is_some_and(has_half)
     }
 
     /// Takes over a stored state, as [`ScaledOptimizer::load_record`] does. The update in flight is finished, and discarded.
@@ -436,12 +436,10 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// Hands a module over, of which masters are to be kept.
     fn begin<M: Module + 'static>(&mut self, module: &M) -> Result<(), AmpError> {
         let trained = masters::trained(module);
-        if !self.stored.is_empty() {
-            masters::check_stored(&trained, &self.stored)?;
-        }
+        masters::check_stored(&trained, &self.stored)?;
         let (own, stored) = (module.clone(), take(&mut self.stored));
         self.trained = Some(trained.clone());
-        self.send(None, move |update| update.begin(own, &trained, &stored))
+        self.send(None, move |update| Ok(update.begin(own, trained, &stored)))
     }
 
     /// Sends what is to be stepped with, and returns the module as it is to be computed with.
@@ -461,14 +459,10 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         if grads.is_some() {
             self.side.take_pass();
         }
-        let mut copy = self.side.copy();
-        let settings = self.in_flight.0.iter().filter(|job| job.is_setting());
-        end_quietly(settings, &mut copy);
+        let (TrainingSide { scaler, .. }, loss) = (self.side.copy(), self.loss.take());
         let step = is_update.then(|| self.side.begin_step());
-        let (loss, trained) = (self.loss.take(), self.trained.clone().unwrap_or_default());
-        let sent = self.send(step, move |update| {
-            update.step::<M>(copy.scaler, lr, grads, loss, &trained)
-        });
+        let update = move |update: &mut Update<O>| update.step::<M>(scaler, lr, grads, loss);
+        let sent = self.send(step, update);
         module = StepError::join(module, sent)?;
         self.sent = match is_update {
             true => 0,
@@ -486,7 +480,9 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// The side of the training after all that was handed over: waits for that. Nothing has changed here.
     fn after_all(&self) -> Result<TrainingSide, AmpError> {
         let mut after = self.side.copy();
-        end_quietly(self.in_flight.0.iter(), &mut after);
+        // Errors are those of the call that receives them, and so are lines of the log.
+        let end = |job: &Job| drop((job.end)(&mut after));
+        quietly(|| self.in_flight.0.iter().for_each(end));
         self.worker.check().map(|()| after)
     }
 
@@ -498,15 +494,26 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         self.worker.send(job)?.wait()
     }
 
+    /// Gives the thread a job, whose result the training receives later: that of a step, if it is one.
     fn send(
         &mut self,
         step: Option<SentStep>,
-        job: impl FnOnce(&mut Update<O>) -> Updated + Send + 'static,
+        job: impl FnOnce(&mut Update<O>) -> Result<Made, AmpError> + Send + 'static,
     ) -> Result<(), AmpError> {
         let pending = self.worker.send(job)?;
-        let sent = Job::Sent(step, pending, Box::default());
-        self.in_flight.0.push_back(sent);
+        let made = LazyCell::new(move || pending.wait().flatten());
+        let is_update = step.is_some();
+        self.add(is_update, move |side| side.receive(step.clone(), &made));
         Ok(())
+    }
+
+    fn add(
+        &mut self,
+        is_update: bool,
+        end: impl Fn(&mut TrainingSide) -> Result<(), AmpError> + Send + 'static,
+    ) {
+        let end = Box::new(end);
+        self.in_flight.0.push_back(Job { is_update, end });
     }
 
     /// Waits for all jobs in their order, or for those up to the last update if it `is_behind`: the module has made forward passes of which that knows
@@ -514,27 +521,19 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     fn receive<M: Module>(&mut self, mut module: M, is_behind: bool) -> Result<M, StepError<M>> {
         let jobs = &mut self.in_flight.0;
         let until = match is_behind {
-            true => (jobs.iter().rposition(Job::is_update)).map_or(0, |last| last + 1),
+            true => (jobs.iter().rposition(|job| job.is_update)).map_or(0, |last| last + 1),
             false => jobs.len(),
         };
-        let (mut failed, mut image) = (None, None);
-        for job in jobs.drain(..until) {
-            failed = failed.or(job.end(&mut self.side).err());
-            if let Some(Ok(updated)) = job.result() {
-                image = updated.image.clone().or(image);
-                if let Some(made) = updated.made.as_ref().filter(|_| job.is_update()) {
-                    self.side.leave_step(&module, is_behind, made);
-                }
-            }
-        }
-        if let Some(image) = image {
+        let ends = jobs.drain(..until).map(|job| (job.end)(&mut self.side));
+        let received = ends.fold(Ok(()), Result::and);
+        self.side.leave_step(&module, is_behind);
+        if let Some(image) = self.side.image.take() {
             module = masters::put(module, &image);
             self.trained = Some(image);
         }
-        let ended = self.worker.check().err();
-        match failed.or(ended) {
-            Some(error) => Err(self.refused(module, error)),
-            None => Ok(module),
+        match received.and(self.worker.check()) {
+            Ok(()) => Ok(module),
+            Err(error) => Err(self.refused(module, error)),
         }
     }
 
@@ -544,11 +543,6 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         let error = with_culprit(error, &module);
         StepError::new(module, error)
     }
-}
-
-/// Ends jobs on a copy. Errors are those of the call that receives them, and so are lines of the log.
-fn end_quietly<'j>(jobs: impl Iterator<Item = &'j Job>, copy: &mut TrainingSide) {
-    quietly(|| jobs.for_each(|job| drop(job.end(copy))));
 }
 
 /// Leaves out what is on the other thread.

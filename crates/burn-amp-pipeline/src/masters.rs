@@ -5,12 +5,10 @@ use burn::tensor::Device;
 use std::{collections::HashMap, sync::Arc};
 
 use burn_amp_core::AmpError;
+use burn_amp_core::internal::pipeline::Trained;
 use burn_amp_core::internal::{
     AnyTensor, ParamTensor, ParamTensors, Parameter, distinct_parameters, replaced, working_dtype,
 };
-
-/// The parameters of a module that are trained, with their values on the training device: as they were handed over, or images of masters.
-pub(super) type Trained = Arc<Vec<Parameter>>;
 
 /// The parameters that an optimizer trains, in the order of the module.
 pub(super) fn trained<M: Module>(module: &M) -> Trained {
@@ -51,8 +49,11 @@ pub(super) fn check<M: Module>(
     }
 }
 
-/// Refuses masters of a record that are not those of these parameters.
+/// Refuses masters of a record, if there are some, that are not those of these parameters.
 pub(super) fn check_stored(trained: &Trained, masters: &ParamTensors) -> Result<(), AmpError> {
+    if masters.is_empty() {
+        return Ok(());
+    }
     let misfit = |reason| AmpError::foreign("the record of the pipelined optimizer", reason);
     let is_known = |found: &&Parameter| masters.contains_key(&found.id);
     let known = trained.iter().filter(is_known).count();
@@ -99,14 +100,19 @@ pub(super) fn masters_of<M: Module>(
 }
 
 /// The trained parameters as the training device is to have them. Does not wait for that device.
-pub(super) fn images_of(masters: Vec<Parameter>, trained: &Trained) -> Trained {
+pub(super) fn images_of<M: Module>(masters: &M, trained: &Trained) -> Trained {
     let like = by_id(trained);
     let image = |master: Parameter| {
         let like = like.get(&master.id)?;
         let value = master.value.cast_to(like.dtype().into(), &like.device());
         Some(Parameter { value, ..master })
     };
-    Arc::new(masters.into_iter().filter_map(image).collect())
+    Arc::new(
+        distinct_parameters(masters)
+            .into_iter()
+            .filter_map(image)
+            .collect(),
+    )
 }
 
 /// The masters themselves, to be stored: handles.

@@ -3,8 +3,8 @@
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, tensor::Device};
 use std::any::Any;
 
-use super::masters::{self, Trained, images_of, values_of};
-use burn_amp_core::internal::pipeline::{Made, make_step, scaled_by};
+use super::masters::{images_of, masters_of, values_of};
+use burn_amp_core::internal::pipeline::{Made, Trained, make_step, scaled_by};
 use burn_amp_core::internal::{
     ParamTensors, Parameter, StepGradients, distinct_parameters, widened,
 };
@@ -15,6 +15,8 @@ pub(super) struct Update<O> {
     pub(super) optim: ScaledOptimizer<O>,
     pub(super) host: Device,
     pub(super) masters: Option<Box<dyn Masters>>,
+    /// The parameters as they were handed over: their images are like them.
+    pub(super) trained: Trained,
 }
 
 /// A module of f32 parameters, its type forgotten.
@@ -28,27 +30,19 @@ impl<M: Module + 'static> Masters for M {
     }
 }
 
-/// The result of a job.
-pub(super) struct Updated {
-    /// The result of its gradients, if it had some.
-    pub(super) made: Option<Result<Made, AmpError>>,
-    /// The parameters, if they have changed.
-    pub(super) image: Option<Trained>,
-}
-
 impl<O: ModuleOptim> Update<O> {
     /// Keeps masters of this module: those of a record, or its parameters.
     pub(super) fn begin<M: Module + 'static>(
         &mut self,
         module: M,
-        trained: &Trained,
+        trained: Trained,
         stored: &ParamTensors,
-    ) -> Updated {
-        let masters = masters::masters_of(&module, trained, &self.host, stored);
-        let image = (!stored.is_empty()).then(|| images_of(masters.parameters(), trained));
+    ) -> Made {
+        let masters = masters_of(&module, &trained, &self.host, stored);
+        let image = (!stored.is_empty()).then(|| images_of(&masters, &trained));
         self.masters = Some(Box::new(masters));
-        let made = None;
-        Updated { made, image }
+        self.trained = trained;
+        image.into()
     }
 
     /// The masters, if they are of this type.
@@ -65,27 +59,21 @@ impl<O: ModuleOptim> Update<O> {
         lr: ModuleLearningRate,
         grads: Option<StepGradients>,
         loss: Option<f64>,
-        trained: &Trained,
-    ) -> Updated {
-        let Some(masters) = self.take_masters::<M>() else {
-            let reason = "belong to a module of another type";
-            let made = Some(Err(AmpError::other_module("all of them", reason)));
-            return Updated { made, image: None };
-        };
+    ) -> Result<Made, AmpError> {
+        let other = || AmpError::other_module("all of them", "belong to a module of another type");
+        let masters: M = self.take_masters().ok_or_else(other)?;
         let grads = grads.map(|grads| moved(grads, &masters, &self.host));
-        let (masters, made) = make_step(&mut self.optim, scaler, lr, masters, grads, loss);
-        let is_applied = made.as_ref().is_ok_and(|made| made.is_applied);
-        let image = is_applied.then(|| images_of(masters.parameters(), trained));
+        let image = |masters: &M| images_of(masters, &self.trained);
+        let (masters, made) = make_step(&mut self.optim, scaler, lr, masters, grads, loss, image);
         self.masters = Some(Box::new(masters));
-        let made = Some(made);
-        Updated { made, image }
+        made
     }
 
-    /// The masters of these parameters; those of a record, where no module was stepped with them yet.
-    pub(super) fn masters_or(&self, stored: ParamTensors, of: Option<&Trained>) -> ParamTensors {
-        match (&self.masters, of) {
-            (Some(masters), Some(trained)) if stored.is_empty() => {
-                values_of(masters.parameters(), trained)
+    /// The masters, where the module does not have them; those of a record, where no module was stepped with them yet.
+    pub(super) fn masters_or(&self, stored: ParamTensors, are_missing: bool) -> ParamTensors {
+        match &self.masters {
+            Some(masters) if are_missing && stored.is_empty() => {
+                values_of(masters.parameters(), &self.trained)
             }
             _ => stored,
         }

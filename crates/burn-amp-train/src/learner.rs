@@ -82,11 +82,8 @@ fn check_plain<M>() -> Result<(), AmpError> {
         return Ok(());
     }
     let allowed = "the model in it: `scaled.into_inner().train()`";
-    Err(AmpError::refused(
-        "model",
-        "a `Scaled`, which a run has returned",
-        allowed,
-    ))
+    let value = "a `Scaled`, which a run has returned";
+    Err(AmpError::refused("model", value, allowed))
 }
 
 /// Refuses what no Learner of this handle can step with.

@@ -65,8 +65,7 @@ pub(super) fn fail(amp: &MixedPrecision, error: AmpError) -> Result<(), AmpError
 
 /// Forgets a failure: another run begins, or a model takes a step that has not failed.
 pub(super) fn forget_failure(amp: &MixedPrecision) {
-    let failed = state(amp).error.take();
-    if failed.is_some() {
+    if state(amp).error.take().is_some() {
         reset(amp);
     }
 }

@@ -46,11 +46,10 @@ pub struct Scaled<M> {
 impl<M> Scaled<M> {
     /// Ends the run, if there is an error, through its interrupter; panics where there is none.
     fn end_with(&mut self, result: Result<(), AmpError>) {
-        let Err(error) = result else {
-            return;
-        };
-        self.failed = true;
-        or_panic(run::fail(&self.amp, error));
+        if let Err(error) = result {
+            self.failed = true;
+            or_panic(run::fail(&self.amp, error));
+        }
     }
 
     /// The model as it was trained, where validation has put averages in its place.

@@ -1,7 +1,7 @@
 //! What the optimizers and the captured steps of `burn-amp-optim` are made of.
 
 pub use crate::{
-    optimizer::{InspectedStep, Recorder, Stage},
+    optimizer::{InspectedStep, Recorder, Stage, refused},
     scale::device_step::{DeviceStep, Run},
     scale::rehearsal::{Rehearsal, Rehearses},
     update::module_optim::FRESH,

@@ -6,7 +6,7 @@ use crate::values::ParamTensors;
 use crate::{AmpError, AmpRecord, LossScale, ScaledGradients};
 pub use crate::{
     lock::quietly,
-    optimizer::pipelined::{Made, SentStep, TrainingSide, make_step, with_culprit},
+    optimizer::pipelined::{Made, SentStep, Trained, TrainingSide, make_step, with_culprit},
 };
 
 /// Gradients of a loss that was multiplied by a factor.

@@ -13,7 +13,10 @@ use crate::lock::quietly;
 use crate::scale::{account::Call, border_events::BorderEvent, finding::Finding};
 use crate::scale::{journal::Caller, loss_scale::StepOutcome, regions::PassRegions};
 use crate::scaler::{Failed, Scaler};
-use crate::update::module_optim::ModuleOptim;
+use crate::{update::module_optim::ModuleOptim, values::Parameter};
+
+/// The parameters of a module that are trained, with their values on the training device: as they were handed over, or images of masters.
+pub type Trained = Arc<Vec<Parameter>>;
 
 /// The side of an optimizer that trains, and has the scale. Another thread has the rest.
 #[derive(Debug)]
@@ -24,6 +27,10 @@ pub struct TrainingSide {
     window: VecDeque<BorderEvent>,
     /// The loss scale that is to follow the next update, whatever its outcome.
     pub next_scale: Option<f64>,
+    /// The parameters that came with the last results, until the module has them.
+    pub image: Option<Trained>,
+    /// The outcome of the step that has ended, until running statistics are repaired after it.
+    ended: Option<StepOutcome>,
 }
 
 /// A step that was sent, and of which nothing has come back: what its passes have left.
@@ -33,14 +40,25 @@ pub struct SentStep {
     regions: PassRegions,
 }
 
-/// The result of gradients on the other thread. Host values.
-#[derive(Clone, Debug)]
+/// The result of what the other thread was sent.
+#[derive(Clone, Debug, Default)]
 pub struct Made {
-    /// Set if the module was updated, or hooks may have changed it.
-    pub is_applied: bool,
-    outcome: StepOutcome,
+    /// The outcome of gradients; none where there were none to step with: a module was handed over.
+    outcome: Option<StepOutcome>,
     /// The findings in them; none where they wait in a window.
     found: Option<Found>,
+    /// The parameters, where they have changed.
+    image: Option<Trained>,
+}
+
+/// The result of a module that was handed over.
+impl From<Option<Trained>> for Made {
+    fn from(image: Option<Trained>) -> Self {
+        Self {
+            image,
+            ..Self::default()
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -66,6 +84,8 @@ impl TrainingSide {
             scaler: replace(&mut optim.scaler, copy),
             window: window.map_or_else(VecDeque::new, |window| take(&mut window.state.events)),
             next_scale: None,
+            image: None,
+            ended: None,
         })
     }
 
@@ -83,6 +103,8 @@ impl TrainingSide {
             scaler: self.scaler.snapshot(),
             window: self.window.clone(),
             next_scale: self.next_scale,
+            image: None,
+            ended: None,
         }
     }
 
@@ -137,23 +159,18 @@ impl TrainingSide {
         }
     }
 
-    /// Repairs the running statistics of a module after a step. `is_behind` if it has made another forward pass since.
-    pub fn leave_step<M: Module>(
-        &mut self,
-        module: &M,
-        is_behind: bool,
-        made: &Result<Made, AmpError>,
-    ) {
-        let outcome = made.as_ref().ok().map(|made| made.outcome);
+    /// Repairs the running statistics of a module after a step, if one has ended. `is_behind` if it has made another forward pass since.
+    pub fn leave_step<M: Module>(&mut self, module: &M, is_behind: bool) {
         let overflows = self.scaler.live.overflows();
+        let outcome = self.ended.take();
         (self.scaler.buffers).after_step(module, outcome, false, is_behind, overflows);
     }
 
-    /// Receives the result of a step, which ends, or of a micro-batch.
+    /// Receives the result of a step, which ends, of a micro-batch, or of a module that was handed over.
     ///
     /// # Errors
     ///
-    /// If the thread has refused it. Those of the end of any step. If the scale cannot be set that is to follow it.
+    /// If the thread has refused it, or has ended. Those of the end of any step. If the scale cannot be set that is to follow it.
     pub fn receive(
         &mut self,
         step: Option<SentStep>,
@@ -161,24 +178,31 @@ impl TrainingSide {
     ) -> Result<(), AmpError> {
         // A micro-batch was entered as a call when it was sent.
         let caller = step.is_some().then(Caller::here);
-        if let (Some(step), Ok(made)) = (step, made)
-            && let Some(found) = &made.found
-        {
+        let Made {
+            outcome,
+            found,
+            image,
+        } = made.clone().unwrap_or_default();
+        self.image = image.or(self.image.take());
+        if let (Some(step), Some(found)) = (step, found) {
+            self.ended = outcome;
             return self.end_step(step, found);
         }
-        let call = made.as_ref().map(|made| Call::of(made.outcome, None));
-        let (live, id) = (&self.scaler.live, self.scaler.place.id);
-        live.enter(id, call.unwrap_or_default(), caller);
+        if made.is_err() || outcome.is_some() {
+            let call = outcome.map(|outcome| Call::of(outcome, None));
+            let (live, id) = (&self.scaler.live, self.scaler.place.id);
+            live.enter(id, call.unwrap_or_default(), caller);
+        }
         made.as_ref().map(drop).map_err(AmpError::clone)
     }
 
     /// Ends a step by what was found in its gradients. It is explained by what its own passes have left: others are under way.
-    fn end_step(&mut self, sent: SentStep, found: &Found) -> Result<(), AmpError> {
+    fn end_step(&mut self, sent: SentStep, found: Found) -> Result<(), AmpError> {
         let live = self.scaler.live.clone();
         let since = live.regions().lock().take_passes();
         live.regions().lock().join_passes(sent.regions);
         let before = live.schedule();
-        let mut finding = found.finding.clone();
+        let mut finding = found.finding;
         if finding.overflow().is_some() {
             let overflows = found.overflows.iter().map(String::as_str);
             let cause = live.cause_of(BorderEvent::of_skip(sent.events), overflows);
@@ -186,7 +210,7 @@ impl TrainingSide {
         } else {
             live.events.restore_window(sent.events);
         }
-        let ended = self.scaler.end_step(&finding, found.status.clone());
+        let ended = self.scaler.end_step(&finding, found.status);
         live.regions().lock().join_passes(since);
         let is_update = |_: &mut f64| finding.outcome() != StepOutcome::NoGradients;
         if let Some(scale) = self.next_scale.take_if(is_update) {
@@ -199,12 +223,13 @@ impl TrainingSide {
 
     /// Forgets all that was sent: another state was loaded.
     pub fn forget_sent(&mut self) {
-        (self.window, self.next_scale) = (VecDeque::new(), None);
+        (self.window, self.next_scale, self.image) = Default::default();
         self.scaler.buffers.forget();
     }
 }
 
 /// Makes a step with gradients, or a part of one, on the other thread. `scaler` is a copy that came with them: the step ends on the thread that trains.
+/// `image` makes that of a module that was updated, or that hooks may have changed.
 ///
 /// # Errors
 ///
@@ -216,6 +241,7 @@ pub fn make_step<O: ModuleOptim, M: Module>(
     module: M,
     grads: Option<StepGradients>,
     loss: Option<f64>,
+    image: impl FnOnce(&M) -> Trained,
 ) -> (M, Result<Made, AmpError>) {
     (optim.scaler, optim.options.loss) = (scaler, loss);
     let mut found = None;
@@ -229,29 +255,27 @@ pub fn make_step<O: ModuleOptim, M: Module>(
         // As it ends there, so that a hook whose rejection ends the run is as it was before.
         quietly(|| scaler.end_step(&grads.finding, None))
     };
-    match optim.decide(&module, grads, &lr, end) {
-        Ok(Decided { outcome, grads }) => {
-            let is_applied = grads.is_some();
-            let module = match grads {
-                Some(grads) => optim.apply(lr, module, grads, O::update),
-                None => module,
-            };
-            let made = Made {
-                is_applied,
-                outcome,
-                found,
-            };
-            (module, Ok(made))
-        }
-        Err(Failed { outcome, error }) => {
-            let made = outcome.map(|outcome| Made {
-                is_applied: false,
-                outcome,
-                found,
-            });
-            (module, made.ok_or(error))
-        }
-    }
+    let (module, outcome, image) = match optim.decide(&module, grads, &lr, end) {
+        Ok(Decided { outcome, grads }) => match grads {
+            Some(grads) => {
+                let module = optim.apply(lr, module, grads, O::update);
+                let image = image(&module);
+                (module, Some(outcome), Some(image))
+            }
+            None => (module, Some(outcome), None),
+        },
+        Err(Failed {
+            outcome: None,
+            error,
+        }) => return (module, Err(error)),
+        Err(Failed { outcome, .. }) => (module, outcome, None),
+    };
+    let made = Made {
+        outcome,
+        found,
+        image,
+    };
+    (module, Ok(made))
 }
 
 /// Names the parameter with which an error may have begun, if there is one.

@@ -1,7 +1,7 @@
 //! Groups of values and the float dtypes, in loops that macerator compiles for the instructions of each kind of CPU.
 
 use burn::tensor::Element;
-use bytemuck::{Pod, bytes_of, pod_read_unaligned};
+use bytemuck::Pod;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use macerator::{Simd, Vector};
 #[cfg(target_arch = "x86_64")]
@@ -180,10 +180,10 @@ pub(super) fn write<T: Pod, const STREAM: bool>(target: &mut Group<T>, group: Gr
     #[cfg(target_arch = "x86_64")]
     if STREAM && target.as_ptr().cast::<__m128i>().is_aligned() {
         let place = target.as_mut_ptr().cast::<__m128i>();
-        let parts = bytes_of(&group).chunks_exact(size_of::<__m128i>());
+        let parts = bytemuck::bytes_of(&group).chunks_exact(size_of::<__m128i>());
         for (i, part) in parts.enumerate() {
             // SAFETY: the target is as large as the parts, and aligned; every x86-64 has SSE2.
-            unsafe { _mm_stream_si128(place.add(i), pod_read_unaligned(part)) }
+            unsafe { _mm_stream_si128(place.add(i), bytemuck::pod_read_unaligned(part)) }
         }
         return;
     }

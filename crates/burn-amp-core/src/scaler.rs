@@ -419,25 +419,21 @@ impl Scaler {
         mut grads: UnscaledGradients,
         window: Option<VecDeque<BorderEvent>>,
     ) -> UnscaledGradients {
-        let live = &self.live;
+        let (live, id) = (&self.live, self.place.id);
         if grads.finding.skips() {
-            let cause = match window {
+            let mut cause = match window {
                 Some(events) => live.cause_of(BorderEvent::of_skip(events), grads.overflows()),
-                None => {
-                    let ids = ids_of(&grads.entries);
-                    live.cause_of_skip(self.place.id, &ids, grads.overflows())
-                }
+                None => live.cause_of_skip(id, &ids_of(&grads.entries), grads.overflows()),
             };
             // Ranks that vote explain it together.
-            let cause = match self.ranks {
-                None => self.known_cause(cause, || grads.has_nan()),
-                Some(_) => cause,
-            };
+            if self.ranks.is_none() {
+                cause = self.known_cause(cause, || grads.has_nan());
+            }
             grads.finding.explain(cause);
         } else if let Some(window) = window {
             live.events.restore_window(window);
         }
-        live.note_test(self.place.id, || ids_of(&grads.entries));
+        live.note_test(id, || ids_of(&grads.entries));
         if let Some(observer) = self.amp.as_ref().and_then(MixedPrecision::observer) {
             observer.tested(&grads, self.loss_scale());
         }

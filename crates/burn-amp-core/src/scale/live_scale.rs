@@ -2,10 +2,9 @@
 
 use burn::module::ParamId;
 use burn_amp_kernels::ScaleState;
-use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::{collections::VecDeque, convert::Infallible};
 
 use crate::error::{AmpError, in_range};
 use crate::scale::account::{Account, Call, Floor, Purpose, log_scale};
@@ -156,10 +155,9 @@ impl LiveScale {
     ) -> Result<[f32; 2], E> {
         let [_, max] = self.range;
         loop {
-            let (schedule, changes) = {
-                let state = locked(&self.state);
-                (state.schedule.clone(), state.changes)
-            };
+            let state = locked(&self.state);
+            let (schedule, changes) = (state.schedule.clone(), state.changes);
+            drop(state);
             let before = schedule.scale();
             let mut next = change(schedule)?;
             if next.scale() > max {
@@ -309,10 +307,7 @@ impl LiveScale {
     ) -> Result<bool, AmpError> {
         // Its rule is asked without a lock.
         let overflows = found.skips();
-        let floor = match overflows {
-            true => self.floor(),
-            false => Floor::default(),
-        };
+        let floor = overflows.then(|| self.floor()).unwrap_or_default();
         let (mut counted, leads, moves) = {
             let state = &mut *locked(&self.state);
             state.overflows += u64::from(overflows);
@@ -325,10 +320,8 @@ impl LiveScale {
                 Purpose::Step => state.members.end(id, &found.tested, end),
                 _ => None,
             };
-            let (schedule, floor) = match &known {
-                Some(known) => (&known.schedule, known.floor),
-                None => (&state.schedule, floor),
-            };
+            let by = known.as_ref().map(|known| (&known.schedule, known.floor));
+            let (schedule, floor) = by.unwrap_or((&state.schedule, floor));
             let account = state.journal.account(id);
             let counted = account.record(purpose, found, schedule, floor, is_first);
             // The others that share the scale are not kept waiting.
@@ -359,13 +352,11 @@ impl LiveScale {
         found: &Finding,
     ) -> Result<(), AmpError> {
         let moves = self.count(id, purpose, found, true)?;
-        if let Some(seen) = found.evidence() {
-            let overflow = found.overflow().map_or(&[][..], std::slice::from_ref);
-            match seen {
-                _ if moves => self.advance(id, seen, purpose, overflow),
-                Evidence::Overflow => {}
-                _ => self.account(id, Account::end_row),
-            }
+        let overflow = found.overflow().map_or(&[][..], std::slice::from_ref);
+        match found.evidence() {
+            Some(seen) if moves => self.advance(id, seen, purpose, overflow),
+            Some(Evidence::Finite(_)) => self.account(id, Account::end_row),
+            _ => {}
         }
         Ok(())
     }
@@ -388,8 +379,7 @@ impl LiveScale {
             }
             // Of a step that the host has decided, the device knows nothing.
             state.device_step = None;
-            let moves = state.members.report(id, Some(seen));
-            (state.schedule.scale(), moves)
+            (state.schedule.scale(), state.members.report(id, Some(seen)))
         };
         self.apply(moves);
         let state = &mut *locked(&self.state);
@@ -498,9 +488,8 @@ impl LiveScale {
     /// are gone have left an iteration that is to be ended.
     pub(crate) fn on_device(&self) -> Option<ScaleState> {
         let has_regions = self.has_regions() && self.regions.lock().were_opened();
-        let is_open = self.is_in_iteration();
         let state = self.schedule().on_device();
-        let state = state.filter(|_| !has_regions && !is_open)?;
+        let state = state.filter(|_| !has_regions && !self.is_in_iteration())?;
         Some(ScaleState {
             max_scale: state.max_scale.min(MAX_SCALE),
             ..state
@@ -510,9 +499,8 @@ impl LiveScale {
 
 impl std::fmt::Debug for LiveScale {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let schedule = self.schedule();
         f.debug_struct("LiveScale")
-            .field("schedule", &schedule)
+            .field("schedule", &self.schedule())
             .finish_non_exhaustive()
     }
 }

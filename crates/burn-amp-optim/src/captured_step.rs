@@ -3,12 +3,10 @@
 mod draws;
 mod input;
 
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleVisitor};
-use burn::tensor::{Device, Tensor};
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams,
-    tensor::kind::BridgeTensor,
-};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor, kind::BridgeTensor};
 use burn_amp_kernels::{BufferAddress, ClipTable, Graph, Preparation, copied};
 use std::{marker::PhantomData, rc::Rc};
 
@@ -315,10 +313,8 @@ where
         let stage = self.warm_up(device, stage, lr, &batch)?;
         // Without the update first: what a recording that fails would have written cannot be read any more.
         let loss = &mut self.loss;
-        let (model, optim) = (
-            self.model.as_ref().expect(PANICKED),
-            Recorder(&mut self.optim),
-        );
+        let model = self.model.as_ref().expect(PANICKED);
+        let optim = Recorder(&mut self.optim);
         let found = prepared
             .record(|| optim.find(&stage.scale, lr, model, |model| loss(model, batch.clone())));
         let (graph, found) = found.map_err(|error| refused(host_values(&error)))?;

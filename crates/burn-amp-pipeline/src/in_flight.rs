@@ -8,10 +8,13 @@ use std::collections::VecDeque;
 #[derive(Default)]
 pub(super) struct InFlight(pub(super) VecDeque<Job>);
 
+/// Ends a job on the side that trains, or on a copy.
+type End = dyn Fn(&mut TrainingSide) -> Result<(), AmpError> + Send;
+
 pub(super) struct Job {
     pub(super) is_update: bool,
     /// Ends it on the side that trains, or on a copy. Waits for its result.
-    pub(super) end: Box<dyn Fn(&mut TrainingSide) -> Result<(), AmpError> + Send>,
+    pub(super) end: Box<End>,
 }
 
 impl InFlight {

@@ -307,7 +307,7 @@ impl LiveScale {
     ) -> Result<bool, AmpError> {
         // Its rule is asked without a lock.
         let overflows = found.skips();
-        let floor = overflows.then(|| self.floor()).unwrap_or_default();
+        let floor = found.overflow().map(|_| self.floor()).unwrap_or_default();
         let (mut counted, leads, moves) = {
             let state = &mut *locked(&self.state);
             state.overflows += u64::from(overflows);

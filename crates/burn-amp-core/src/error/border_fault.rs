@@ -2,7 +2,7 @@
 
 use burn::tensor::DType;
 
-/// The ways to cross the border of half precision, or not to cross it, that are refused: see [`AmpError::Border`].
+/// The ways to cross the border of half precision, or not to cross it, that are refused: see [`AmpError::Border`](crate::AmpError::Border).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum BorderFault {

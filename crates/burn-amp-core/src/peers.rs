@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::error::AmpError;
 use crate::lock::locked;
-use crate::scale::finding::{Finding, Grounds, SkipCause, Tested, regions_at_fault};
+use crate::scale::finding::{Finding, Grounds, SkipCause, Tested, join_regions};
 use crate::scale::loss_scale::Measures;
 use crate::scale::regions::RegionState;
 use crate::scale::step_counters::StepCounters;
@@ -289,7 +289,7 @@ impl Ballot {
 
     fn and(self, other: Self) -> Self {
         let order = self.severity().cmp(&other.severity());
-        let regions = regions_at_fault(order, self.regions, other.regions);
+        let regions = join_regions(order, self.regions, other.regions);
         let (tested, grounds) = match order {
             Ordering::Less => (other.tested, other.grounds),
             _ => (self.tested, self.grounds),

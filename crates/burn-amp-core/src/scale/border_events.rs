@@ -63,12 +63,7 @@ impl BorderEvents {
         mut gradient: Measured,
     ) {
         let mut queue = locked(&self.queue);
-        if let Measured::Kept(gradients) = &gradient {
-            queue.kept += gradients
-                .iter()
-                .map(PassedGradient::elements)
-                .sum::<usize>();
-        }
+        queue.kept += gradient.kept_values();
         let device = |of: &[PassedGradient]| of.first().map(PassedGradient::device);
         let mut last = queue.events.iter_mut().rev().take(16);
         let is_joined = parameter.is_some()

@@ -67,12 +67,12 @@ impl SkipCause {
     }
 
     /// The one of two causes that holds, with the regions at fault.
-    pub(crate) fn most_severe<T: Ord>(
-        (one, own): (Self, BTreeSet<T>),
-        (other, others): (Self, BTreeSet<T>),
-    ) -> (Self, BTreeSet<T>) {
+    pub(crate) fn most_severe(
+        (one, own): (Self, BTreeSet<Arc<str>>),
+        (other, others): (Self, BTreeSet<Arc<str>>),
+    ) -> (Self, BTreeSet<Arc<str>>) {
         let order = one.severity().cmp(&other.severity());
-        let regions = regions_at_fault(order, own, others);
+        let regions = join_regions(order, own, others);
         match order {
             Order::Less => (other, regions),
             _ => (one, regions),
@@ -81,7 +81,7 @@ impl SkipCause {
 }
 
 /// The regions at fault by two findings in this order: those of the one that holds, or of both. Without regions it is the scale that all share.
-pub(crate) fn regions_at_fault<T: Ord>(
+pub(crate) fn join_regions<T: Ord>(
     order: Order,
     mut own: BTreeSet<T>,
     others: BTreeSet<T>,
@@ -98,7 +98,7 @@ pub(crate) fn regions_at_fault<T: Ord>(
 }
 
 /// The grounds of a cause. Ranks believe the one with better grounds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Grounds {
     /// Nothing that came to a scope shows it: the part of the batch was empty, say.
     Guess,

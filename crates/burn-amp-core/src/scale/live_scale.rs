@@ -327,7 +327,7 @@ impl LiveScale {
             // The others that share the scale are not kept waiting.
             let spares = known.is_none() && found.spares_scale() && state.schedule.config.enabled;
             let moves = spares.then(|| state.members.report(id, None));
-            (counted.map(|()| known.is_none()), known.is_none(), moves)
+            (counted, known.is_none(), moves)
         };
         moves.into_iter().for_each(|moves| self.apply(moves));
         // A step without gradients says nothing of the scale, but what came before it explains nothing that comes.
@@ -337,7 +337,7 @@ impl LiveScale {
         if let Err(AmpError::LossNotFinite { last_read, .. }) = &mut counted {
             *last_read = self.last_read().map(|path| path.to_string());
         }
-        counted
+        counted.map(|()| leads)
     }
 
     /// Counts gradients that are an iteration by themselves, and moves the scale by them.

@@ -130,13 +130,12 @@ impl LiveScale {
             let iteration = &locked(&self.state).members.iteration;
             iteration.cause.zip(Some(iteration.regions.clone()))
         };
-        let events = BorderEvent::read_now(events);
-        let (is_empty, shown) = (events.is_empty(), BorderEvent::grounds(&events));
+        let is_empty = events.is_empty();
         let ((cause, regions), grounds) = match (self.events.first_cause(events), before) {
             // Another optimizer's skip has read them, when both backward passes were over.
             (None, Some(before)) if is_empty => (before, Grounds::Earlier),
-            (Some((SkipCause::Unknown, _)), Some(before)) => (before, Grounds::Earlier),
-            (Some(first), _) => (first, shown),
+            (Some(((SkipCause::Unknown, _), _)), Some(before)) => (before, Grounds::Earlier),
+            (Some(first), _) => first,
             (None, _) if self.is_of_scopes() && self.is_idle() => {
                 let output_finite = true;
                 let loss = SkipCause::Loss { output_finite };

@@ -4,17 +4,21 @@ use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 
 use super::{BorderEvent, BorderEvents, EventPlace, OpenRegion};
-use crate::{lock::locked, scale::finding::SkipCause};
+use crate::lock::locked;
+use crate::scale::finding::{Grounds, SkipCause};
+
+/// A cause, and the regions at fault.
+type Explanation = (SkipCause, Vec<Arc<str>>);
 
 impl BorderEvents {
-    /// Finds what was not finite first in events of this order, and the regions in which it became so; none if nothing is known of what scopes have
-    /// given. Waits for the device.
+    /// Finds what was not finite first in events of this order, the regions in which it became so, and on what grounds; none if nothing is known of what
+    /// scopes have given. Waits for the device.
     ///
     /// Threads that compute one step come in any order: each has its first, and of several causes the most severe counts, as of ranks.
     pub(crate) fn first_cause(
         &self,
         events: VecDeque<BorderEvent>,
-    ) -> Option<(SkipCause, Vec<Arc<str>>)> {
+    ) -> Option<(Explanation, Grounds)> {
         let events = Vec::from(BorderEvent::read_now(events));
         // Those after the last test, and those before.
         let mut eras = events.chunk_by(|one, next| one.is_tested == next.is_tested);
@@ -24,15 +28,21 @@ impl BorderEvents {
                 let events = era.iter().filter(|event| event.thread == thread);
                 self.first_of_thread(&events.collect::<Vec<_>>())
             });
-            causes.reduce(SkipCause::most_severe)
+            let cause = causes.reduce(SkipCause::most_severe)?;
+            Some((cause, era[0].is_tested))
         });
-        if let Some((cause, regions)) = found {
-            return Some((cause, regions.into_iter().collect()));
+        let grounds = match &found {
+            _ if events.iter().all(BorderEvent::is_of_no_step) => Grounds::Guess,
+            Some((_, true)) => Grounds::Earlier,
+            _ => Grounds::Own,
+        };
+        if let Some(((cause, regions), _)) = found {
+            return Some(((cause, regions.into_iter().collect()), grounds));
         }
         let mut from = events.iter().map(|event| &event.place);
         let is_known =
             from.any(|place| matches!(place, EventPlace::Left(..) | EventPlace::Parameter(..)));
-        is_known.then(|| (SkipCause::Unknown, Vec::new()))
+        is_known.then(|| ((SkipCause::Unknown, Vec::new()), grounds))
     }
 
     /// Finds what was not finite first on one thread, if something was not.

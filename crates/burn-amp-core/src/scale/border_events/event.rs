@@ -6,7 +6,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-use crate::{scale::finding::Grounds, scale::loss_scale::Measures};
+use crate::scale::loss_scale::Measures;
 
 /// Events from which on those that explain nothing are folded away.
 pub(super) const MANY: usize = 512;
@@ -250,15 +250,6 @@ impl BorderEvent {
             outer_factor: region.outer_factor,
         };
         Some((&region.name, measures))
-    }
-
-    /// The grounds of what the first of these events explains that is bad. They were read.
-    pub(in crate::scale) fn grounds(events: &VecDeque<Self>) -> Grounds {
-        match events.iter().find(|event| event.is_bad()) {
-            _ if events.iter().all(Self::is_of_no_step) => Grounds::Guess,
-            Some(first) if first.is_tested => Grounds::Earlier,
-            _ => Grounds::Own,
-        }
     }
 
     /// Says whether gradients were tested after it.

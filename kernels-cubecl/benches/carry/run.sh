@@ -71,15 +71,12 @@ level = "minimal"
 [environment.path]
 directory = "$scratch/cache"
 TOML
-unpacked() { # what, by which file
-  case $1 in
-  *.gz) gzip -dc "$1" ;;
-  *) xz -dc "$1" 2>/dev/null || python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer)' "$1" ;;
-  esac
+unpacked() { # what
+  xz -dc "$1" 2>/dev/null || python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer)' "$1"
 }
 program=$work/carry
-if [ ! -x "$program" ] && ! { unpacked "$folder/carry.gz" >"$program" && chmod +x "$program"; }; then
-  echo "run.sh: $folder/carry.gz cannot be unpacked to $work" >&2
+if [ ! -x "$program" ] && ! { unpacked "$folder/carry.xz" >"$program" && chmod +x "$program"; }; then
+  echo "run.sh: $folder/carry.xz cannot be unpacked to $work: xz, or Python, is needed" >&2
   exit 1
 fi
 # Threads of torch that wait by counting would slow down those that work, where other programs run.
@@ -262,14 +259,14 @@ if [ "$device" = cuda ]; then
   first=(--set gpt2) others=(--set "large,mlp")
   gradients=(--backend cuda --seconds 1.5 --without-composed)
   peers=(--seconds 1 --set "gpt2,large,mlp")
-  quick=() steps=(--seconds 2)
+  quick=() steps=(--seconds 2) patience=60
 else
   size=(--size tiny --steps 5 --rounds 2)
   product=(--size 256 --copied $((1 << 22)) --seconds 1)
   first=(--set resnet) others=(--set mlp)
   gradients=(--backend flex --seconds 1 --quick --without-composed)
   peers=(--seconds 0.5 --set resnet)
-  quick=(--quick) steps=(--seconds 1 --width 256 --set "digits,GPT-2,1000 small")
+  quick=(--quick) steps=(--seconds 1 --width 256 --set "digits,GPT-2,1000 small") patience=100
 fi
 
 bench device device 60 "${product[@]}"
@@ -290,7 +287,7 @@ bench checkpointing training 50 --checkpointing "${size[@]}"
 bench captured_checkpointing training 40 --captured --checkpointing "${size[@]}"
 peer torch_checkpointing 30 torch_training_peer.py --checkpointing "${size[@]}"
 bench fused_training training 40 --fused "${size[@]}"
-bench step step 60 "${quick[@]}"
+bench step step "$patience" "${quick[@]}"
 peer torch_step 30 torch_peer.py step "${steps[@]}"
 step digits 40 "$way" "$program" digits_table --exact --ignored --nocapture
 

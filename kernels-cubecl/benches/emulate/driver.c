@@ -1,7 +1,8 @@
 // A stand-in for the driver's library (libcuda.so.1) of an H100 with driver 580, CUDA 13.0: for machines without a GPU.
 //
 // What is real: modules are assembled by ptxas, launches are held against the card's limits, memory has the card's size, captured streams
-// become graphs. What is not: no kernel is executed, so device memory holds zeros, or what was copied there. Only what CubeCL calls is here.
+// become graphs. What is not: no kernel is executed, so whatever is read from the device is zero: what was copied into memory that another
+// tensor has now would be read as what a kernel has found. Only what CubeCL calls is here.
 //
 //   cc -O1 -shared -fPIC -o libcuda.so.1 driver.c
 //
@@ -197,8 +198,8 @@ CUresult cuMemFreeAsync(CUdeviceptr p, void *s) { return give(p); }
 CUresult cuMemAllocHost_v2(void **p, size_t n) { return posix_memalign(p, 4096, n ? n : 1) ? OOM : OK; }
 CUresult cuMemHostAlloc(void **p, size_t n, unsigned f) { return cuMemAllocHost_v2(p, n); }
 CUresult cuMemFreeHost(void *p) { free(p); return OK; }
-CUresult cuMemcpyDtoH_v2(void *d, CUdeviceptr s, size_t n) { memcpy(d, (void *)s, n); return OK; }
-CUresult cuMemcpyDtoHAsync_v2(void *d, CUdeviceptr s, size_t n, void *q) { memcpy(d, (void *)s, n); return OK; }
+CUresult cuMemcpyDtoH_v2(void *d, CUdeviceptr s, size_t n) { memset(d, 0, n); return OK; }
+CUresult cuMemcpyDtoHAsync_v2(void *d, CUdeviceptr s, size_t n, void *q) { memset(d, 0, n); return OK; }
 CUresult cuMemcpyHtoD_v2(CUdeviceptr d, const void *s, size_t n) { memcpy((void *)d, s, n); return OK; }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr d, const void *s, size_t n, void *q) { memcpy((void *)d, s, n); return OK; }
 CUresult cuMemcpyDtoD_v2(CUdeviceptr d, CUdeviceptr s, size_t n) { memmove((void *)d, (void *)s, n); return OK; }
@@ -209,7 +210,11 @@ typedef struct { size_t sx, sy; int st; const void *sh; CUdeviceptr sd; void *sa
 CUresult cuMemcpy2DAsync_v2(const Copy2D *c, void *q) {
   const char *s = c->st == 1 ? c->sh : (const char *)c->sd;
   char *d = c->dt == 1 ? c->dh : (char *)c->dd;
-  for (size_t y = 0; y < c->h; y++) memcpy(d + (c->dy + y) * c->dp + c->dx, s + (c->sy + y) * c->sp + c->sx, c->w);
+  for (size_t y = 0; y < c->h; y++) {
+    char *row = d + (c->dy + y) * c->dp + c->dx;
+    if (c->dt == 1) memset(row, 0, c->w);
+    else memcpy(row, s + (c->sy + y) * c->sp + c->sx, c->w);
+  }
   return OK;
 }
 

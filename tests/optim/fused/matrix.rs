@@ -150,3 +150,41 @@ fn clipping() {
     let own = FusedAdam::new(AdamConfig::new().with_grad_clipping(own));
     check(own, global(), 60);
 }
+
+#[derive(Module, Debug)]
+struct Many {
+    vectors: Vec<Param<Tensor<1>>>,
+}
+
+/// Some are stepped before all of them are known. The norm is of all.
+#[test]
+fn more_parameters_than_are_stepped_together() {
+    let vector = |at: usize| {
+        let values = Tensor::<1>::full([8], (at % 7) as f32 / 64.0, &device().autodiff());
+        Param::from_tensor(values)
+    };
+    let many = Many {
+        vectors: (0..560).map(vector).collect(),
+    };
+    let loss = |many: &Many, amp: &MixedPrecision, (x, factor): Batch| {
+        let output = amp.autocast(x, |x| {
+            let vectors = many.vectors.iter().map(Param::val).collect();
+            x.matmul(Tensor::stack::<2>(vectors, 1))
+        });
+        (output - 0.5).square().mean() * factor
+    };
+    let batch = |step| {
+        let event = if step == 2 {
+            Event::Overflow
+        } else {
+            Event::Nothing
+        };
+        batch(step, event, 4)
+    };
+    let grouped = FusedAdam::new(AdamConfig::new());
+    let tens = AdamConfig::new().with_amsgrad(true);
+    let grouped = grouped.with_group(ParamGroup::from_predicate("vectors.10"), tens);
+    let plan = Plan::clipped(&[(None, GlobalNorm(1e-3))]);
+    let counters = same_bits((grouped, plan), &many, 4, batch, loss);
+    assert_eq!(counters.skipped(), 1);
+}

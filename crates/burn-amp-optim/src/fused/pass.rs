@@ -12,6 +12,9 @@ use burn_amp_core::internal::fused::{DeviceStep, Rehearsal, Rehearses};
 use burn_amp_core::internal::{AnyTensor, ParamTensor, during, locked};
 use burn_amp_torch::internal::WithMaster;
 
+/// Parameters that are stepped together: with more, the lists of their tensors leave the cache, and are new memory in each step.
+const TOGETHER: usize = 512;
+
 thread_local! {
     /// The pass of the module that is being stepped.
     static OPEN: RefCell<Option<Pass>> = const { RefCell::new(None) };
@@ -75,6 +78,9 @@ pub(super) type Stepped = Option<AnyTensor>;
 pub(super) struct Pass {
     groups: Vec<Group>,
     len: usize,
+    stepped: Vec<Stepped>,
+    /// The number of calls so far.
+    calls: usize,
     /// The step of the device that decides it; none where the host has decided.
     decides: Option<Arc<DeviceStep>>,
     /// The factors of the gradients, in their order, where the host decides.
@@ -131,28 +137,39 @@ impl Pass {
         }
         group.jobs.push(job);
         group.gradients.push(position as u32);
+        if group.jobs.len() == TOGETHER {
+            let group = self.groups.swap_remove(place);
+            self.step(group);
+        }
     }
 
-    /// Steps all of them, in one call a rule and device. They come back in the order in which they came. Does not wait.
-    fn run(self) -> Vec<Stepped> {
-        let mut stepped: Vec<Stepped> = (0..self.len).map(|_| None).collect();
-        for (call, mut group) in self.groups.into_iter().enumerate() {
-            let list = match &self.decides {
-                Some(decides) => {
-                    let mut rehearsal = decides.rehearsal();
-                    let (scale, clip) = (&decides.scale, decides.clip.as_ref());
-                    group.step(scale, clip, call, rehearsal.as_mut())
-                }
-                None => group.step(&taken_on(&group.jobs[0].device), None, call, None),
-            };
-            #[cfg(any(test, feature = "counts"))]
-            PASSES.set(PASSES.get() + 1);
-            let mut list = AnyTensor::all_of(list);
-            for (job, position) in group.jobs.into_iter().zip(group.gradients) {
-                stepped[position as usize] = Some(job.take_from(&mut list));
-            }
+    /// Steps all of them, in one call a rule, a device and so many parameters. They come back in the order in which they came. Does not wait.
+    fn run(mut self) -> Vec<Stepped> {
+        for group in take(&mut self.groups) {
+            self.step(group);
         }
-        stepped
+        self.stepped.resize_with(self.len, || None);
+        self.stepped
+    }
+
+    fn step(&mut self, mut group: Group) {
+        let call = self.calls;
+        self.calls += 1;
+        let list = match &self.decides {
+            Some(decides) => {
+                let mut rehearsal = decides.rehearsal();
+                let (scale, clip) = (&decides.scale, decides.clip.as_ref());
+                group.step(scale, clip, call, rehearsal.as_mut())
+            }
+            None => group.step(&taken_on(&group.jobs[0].device), None, call, None),
+        };
+        #[cfg(any(test, feature = "counts"))]
+        PASSES.set(PASSES.get() + 1);
+        self.stepped.resize_with(self.len, || None);
+        let mut list = AnyTensor::all_of(list);
+        for (job, position) in group.jobs.into_iter().zip(group.gradients) {
+            self.stepped[position as usize] = Some(job.take_from(&mut list));
+        }
     }
 }
 

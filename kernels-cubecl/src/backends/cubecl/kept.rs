@@ -13,8 +13,8 @@ use super::plan::{Extent, Limits, Plan};
 pub(super) const SPARE: usize = 256;
 /// Clients, each a device and a stream of it.
 const MAX_CLIENTS: usize = 32;
-/// Plans of a client: the passes of a few models, or of one in a few ways.
-const MAX_PLANS: usize = 32;
+/// Plans of a client: the passes of a few models, or of one in a few ways. A large one takes some for each pass.
+const MAX_PLANS: usize = 256;
 
 /// What a plan is made of.
 #[derive(PartialEq, Eq, Hash)]

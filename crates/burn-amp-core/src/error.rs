@@ -157,8 +157,9 @@ pub enum AmpError {
 
     /// A dry run found gradients that are infinite or NaN at every loss scale.
     #[error(
-        "the gradient of `{parameter}` is infinite or NaN at every loss scale: the inputs, the loss or the forward pass overflow. \
-         Run the region that overflows `in_f32`, or try bf16"
+        "the gradient of `{parameter}` is infinite or NaN at every loss scale: the inputs, the loss or the forward pass overflow, \
+         or inside `autocast` a matrix product combines two dtypes. Run the region that overflows `in_f32`, or try bf16; give a captured tensor to \
+         `amp.cast`"
     )]
     GradientsNotFinite {
         /// The path of the first such parameter.

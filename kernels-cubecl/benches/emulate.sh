@@ -11,7 +11,7 @@ Runs FOLDER (default: target/carry; `carry.sh` builds it) with NVRTC, ptxas and 
 (emulate/driver.c) that assembles each module for an H100, holds each launch against its limits, and executes nothing. So figures, and tests of
 values, mean nothing; that steps end, what is refused and what spills does.
 
-Ends with 1 if a module or a launch was refused, or a bench did not end. Each may take three times as long as there, and all of them 24 minutes: ptxas is
+Ends with 1 if a module or a launch was refused, or a bench did not end. Each may take six times as long as there, and all of them 45 minutes: ptxas is
 a process for each module here, and two cores stand for sixteen. What was compiled is kept, so that a second run takes a third of the time.
 
 Needs a C compiler and Python with pip. All of it is kept in target/emulate.
@@ -51,8 +51,8 @@ ptxas=$(find "$here/python" -name ptxas)
 chmod +x "$ptxas"
 code=0
 PATH=$here/bin:$PATH PYTHONPATH=$here/python LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} CARRY_EMULATED=1 CARRY_SCRATCH=$here \
-  CARRY_PATIENCE=${CARRY_PATIENCE:-3} \
-  DRIVER_PTXAS=$ptxas DRIVER_FOLDER=$here/modules DRIVER_LOG=$log "$folder/run.sh" --minutes 24 --out "$here/results.json" "$@" || code=$?
+  CARRY_PATIENCE=${CARRY_PATIENCE:-6} \
+  DRIVER_PTXAS=$ptxas DRIVER_FOLDER=$here/modules DRIVER_LOG=$log "$folder/run.sh" --minutes 45 --out "$here/results.json" "$@" || code=$?
 
 echo
 # Counts of all processes together.

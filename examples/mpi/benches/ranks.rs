@@ -13,7 +13,10 @@ use burn_amp::{AmpError, MixedPrecision, ScaledOptimizer, mpi::MpiPeers, optim::
 use burn_amp::{optim::FusedAdam, optim::ModuleOptim};
 use digits::{data::Digits, model::Network, training::brier_score};
 use gpt::model::{Gpt, Size};
-use std::{env, process::Command, process::ExitCode, time::Instant};
+use std::{env, process::ExitCode, time::Instant};
+
+#[path = "../../../crates/burn-amp-mpi/tests/units/mpirun.rs"]
+mod mpirun;
 
 /// What a rank does beside its step.
 #[derive(Clone, Copy, PartialEq)]
@@ -38,7 +41,8 @@ struct Start {
 struct Run<M, O> {
     way: Way,
     amp: MixedPrecision,
-    model: M,
+    /// Nothing else holds it in a step, so that it is updated in place.
+    model: Option<M>,
     optim: ScaledOptimizer<O>,
     times: Vec<f64>,
 }
@@ -51,12 +55,13 @@ impl<M: Module, O: ModuleOptim> Run<M, O> {
         loss: &impl Fn(&M, &MixedPrecision) -> Tensor<1>,
     ) -> Result<(), AmpError> {
         let begun = Instant::now();
-        let grads = loss(&self.model, &self.amp).backward();
-        let mut grads = GradientsParams::from_grads(grads, &self.model);
+        let model = self.model.take().expect("the last step has given it back");
+        let grads = loss(&model, &self.amp).backward();
+        let mut grads = GradientsParams::from_grads(grads, &model);
         if self.way == Way::Averages {
-            grads = peers.average(&self.model, grads)?;
+            grads = peers.average(&model, grads)?;
         }
-        self.model = self.optim.try_step(1e-4, self.model.clone(), grads)?;
+        self.model = Some(self.optim.try_step(1e-4, model, grads)?);
         self.times.push(1e3 * begun.elapsed().as_secs_f64());
         Ok(())
     }
@@ -86,7 +91,7 @@ fn compare<M: Module, O: ModuleOptim>(
         Run {
             way,
             amp,
-            model,
+            model: Some(model),
             optim,
             times: Vec::new(),
         }
@@ -158,15 +163,9 @@ fn main() -> ExitCode {
         };
     }
     let program = env::current_exe().expect("a program has a path");
-    let mut command = Command::new("mpirun");
-    command.args([
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-    ]);
-    command.args(["-n", "2"]).arg(program);
-    match command.env("RAYON_NUM_THREADS", "1").status() {
+    let mut job = mpirun::mpirun(2, 600);
+    job.arg(program).env("RAYON_NUM_THREADS", "1");
+    match job.status() {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {

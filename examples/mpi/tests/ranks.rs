@@ -3,6 +3,10 @@
 #[path = "../../../kernels-cubecl/tests/backend/skipped.rs"]
 mod skipped;
 
+#[cfg(feature = "mpi")]
+#[path = "../../../crates/burn-amp-mpi/tests/units/mpirun.rs"]
+mod mpirun;
+
 #[cfg(not(feature = "mpi"))]
 #[test]
 fn ranks() {
@@ -26,14 +30,7 @@ mod ranks {
     }
 
     fn mpirun(ranks: usize, args: &[&str]) -> Command {
-        let mut command = Command::new("mpirun");
-        command.args([
-            "--allow-run-as-root",
-            "--oversubscribe",
-            "--bind-to",
-            "none",
-        ]);
-        command.args(["--timeout", "120", "-n", &ranks.to_string()]);
+        let mut command = super::mpirun::mpirun(ranks, 120);
         command.arg(env!("CARGO_BIN_EXE_mpi")).args(args);
         command
     }

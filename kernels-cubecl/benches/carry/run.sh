@@ -259,14 +259,14 @@ if [ "$device" = cuda ]; then
   first=(--set gpt2) others=(--set "large,mlp")
   gradients=(--backend cuda --seconds 1.5 --without-composed)
   peers=(--seconds 1 --set "gpt2,large,mlp")
-  quick=() steps=(--seconds 2) patience=60
+  quick=() steps=(--seconds 2) step_seconds=60
 else
   size=(--size tiny --steps 5 --rounds 2)
   product=(--size 256 --copied $((1 << 22)) --seconds 1)
   first=(--set resnet) others=(--set mlp)
   gradients=(--backend flex --seconds 1 --quick --without-composed)
   peers=(--seconds 0.5 --set resnet)
-  quick=(--quick) steps=(--seconds 1 --width 256 --set "digits,GPT-2,1000 small") patience=100
+  quick=(--quick) steps=(--seconds 1 --width 256 --set "digits,GPT-2,1000 small") step_seconds=100
 fi
 
 bench device device 60 "${product[@]}"
@@ -287,7 +287,7 @@ bench checkpointing training 50 --checkpointing "${size[@]}"
 bench captured_checkpointing training 40 --captured --checkpointing "${size[@]}"
 peer torch_checkpointing 30 torch_training_peer.py --checkpointing "${size[@]}"
 bench fused_training training 40 --fused "${size[@]}"
-bench step step "$patience" "${quick[@]}"
+bench step step "$step_seconds" "${quick[@]}"
 peer torch_step 30 torch_peer.py step "${steps[@]}"
 step digits 40 "$way" "$program" digits_table --exact --ignored --nocapture
 

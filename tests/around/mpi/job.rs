@@ -5,6 +5,9 @@ use burn_amp::mpi::MpiPeers;
 use burn_amp::optim::Peers;
 use std::process::Command;
 
+#[path = "../../../crates/burn-amp-mpi/tests/units/mpirun.rs"]
+mod mpirun;
+
 /// What each rank has written, by its number, where `mpirun` runs the test of this path in so many processes; none where there is no MPI.
 pub fn run(ranks: usize, test: &str) -> Option<Vec<BTreeMap<String, String>>> {
     if Command::new("mpirun").arg("--version").output().is_err() {
@@ -13,14 +16,7 @@ pub fn run(ranks: usize, test: &str) -> Option<Vec<BTreeMap<String, String>>> {
     }
     let folder = tempfile::tempdir().unwrap();
     let rank = child(test, folder.path());
-    let mut job = Command::new("mpirun");
-    job.args([
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-    ]);
-    job.args(["--timeout", "60", "-n", &ranks.to_string()]);
+    let mut job = mpirun::mpirun(ranks, 60);
     job.arg(rank.get_program()).args(rank.get_args());
     job.envs(
         rank.get_envs()

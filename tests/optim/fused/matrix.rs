@@ -174,10 +174,9 @@ fn more_parameters_than_are_stepped_together() {
         (output - 0.5).square().mean() * factor
     };
     let batch = |step| {
-        let event = if step == 2 {
-            Event::Overflow
-        } else {
-            Event::Nothing
+        let event = match step {
+            2 => Event::Overflow,
+            _ => Event::Nothing,
         };
         batch(step, event, 4)
     };

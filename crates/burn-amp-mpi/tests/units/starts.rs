@@ -13,22 +13,18 @@ use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use burn_amp_core::{AmpError, Peers};
 
+#[path = "mpirun.rs"]
+mod mpirun;
+
 /// Runs a test of this file in so many processes; in one alone without `mpirun` if it is none.
 fn run(ranks: Option<usize>, test: &str) -> Option<Output> {
     let program = std::env::current_exe().unwrap();
     let mut command = match ranks {
         None => Command::new(&program),
         Some(ranks) => {
-            let mut mpirun = Command::new("mpirun");
-            mpirun.args([
-                "--allow-run-as-root",
-                "--oversubscribe",
-                "--bind-to",
-                "none",
-            ]);
-            mpirun.args(["--timeout", "60", "-n", &ranks.to_string()]);
-            mpirun.arg(&program);
-            mpirun
+            let mut job = mpirun::mpirun(ranks, 60);
+            job.arg(&program);
+            job
         }
     };
     let name = format!("starts::{test}");

@@ -1,4 +1,4 @@
-//! The steps of single parameters, collected to be made in one pass.
+//! The steps of single parameters, collected to be made together.
 
 use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{
@@ -77,7 +77,7 @@ pub(super) type Stepped = Option<AnyTensor>;
 #[derive(Default)]
 pub(super) struct Pass {
     groups: Vec<Group>,
-    len: usize,
+    /// A place for each parameter so far; full where it has been stepped.
     stepped: Vec<Stepped>,
     /// The number of calls so far.
     calls: usize,
@@ -99,7 +99,7 @@ struct Group {
 impl Pass {
     /// The factor of the next gradient.
     fn factor(&self) -> f32 {
-        self.factors.get(self.len).copied().unwrap_or(1.0)
+        self.factors.get(self.stepped.len()).copied().unwrap_or(1.0)
     }
 
     fn rehearses(&self) -> Option<Rehearses> {
@@ -123,8 +123,8 @@ impl Pass {
         job.row.scale = self.factor();
         // A replay has gradients of its own.
         let skipped = usize::from(self.rehearses() == Some(Rehearses::Replay));
-        let position = self.len;
-        self.len += 1;
+        let position = self.stepped.len();
+        self.stepped.push(None);
         let is_its = |of: &Job| of.rule == job.rule && of.device == job.device;
         let known = (self.groups.iter()).position(|group| is_its(&group.jobs[0]));
         let place = known.unwrap_or_else(|| {
@@ -148,10 +148,10 @@ impl Pass {
         for group in take(&mut self.groups) {
             self.step(group);
         }
-        self.stepped.resize_with(self.len, || None);
         self.stepped
     }
 
+    /// Steps those of a group, in one call.
     fn step(&mut self, mut group: Group) {
         let call = self.calls;
         self.calls += 1;
@@ -165,7 +165,6 @@ impl Pass {
         };
         #[cfg(any(test, feature = "counts"))]
         PASSES.set(PASSES.get() + 1);
-        self.stepped.resize_with(self.len, || None);
         let mut list = AnyTensor::all_of(list);
         for (job, position) in group.jobs.into_iter().zip(group.gradients) {
             self.stepped[position as usize] = Some(job.take_from(&mut list));
@@ -232,7 +231,7 @@ pub(super) fn step(job: Job) -> Tensor<1> {
 pub(super) fn skip() -> f32 {
     open(|pass| {
         let factor = pass.factor();
-        pass.len += 1;
+        pass.stepped.push(None);
         factor
     })
 }

@@ -342,7 +342,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: M,
         grads: impl Into<StepGradients>,
     ) -> M {
-        or_panic(step_by(self, lr.into(), module, grads.into(), O::update))
+        match step_by(self, lr.into(), module, grads.into(), O::update) {
+            Ok(module) => module,
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// Steps as [`step`](Self::step) does, for runs that want to handle a failure.

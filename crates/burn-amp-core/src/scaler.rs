@@ -3,7 +3,7 @@
 use burn::{module::Module, optim::GradientsParams};
 use burn_amp_kernels::DeviceScale;
 use std::collections::VecDeque;
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, atomic::Ordering};
 
 mod accumulate;
 pub(crate) mod accumulation;
@@ -30,7 +30,7 @@ use crate::scale::{account::Account, followed::Followed, place::Place};
 use crate::scaler::accumulation::AccumulationWindow;
 use crate::{
     border::mixed_precision::MixedPrecision,
-    border::observer::Stepped,
+    border::observer::{Observer, Stepped},
     error::AmpError,
     gradients::unscale::unscale,
     scale::account::Call,
@@ -206,9 +206,9 @@ impl Scaler {
 
     /// Says whether a device can move the scale: nobody else does, nor wants to see the gradients.
     pub(crate) fn can_step_on_device(&self) -> bool {
-        let is_unobserved = |amp: &MixedPrecision| amp.observer().is_none();
         self.is_enabled()
-            && self.precision().is_some_and(is_unobserved)
+            && self.amp.is_some()
+            && self.observer().is_none()
             && !self.live.is_shared(Some(self.place.id))
             && self.live.on_device().is_some()
     }
@@ -434,7 +434,7 @@ impl Scaler {
             live.events.restore_window(window);
         }
         live.note_test(id, || ids_of(&grads.entries));
-        if let Some(observer) = self.amp.as_ref().and_then(MixedPrecision::observer) {
+        if let Some(observer) = self.observer() {
             observer.tested(&grads, self.loss_scale());
         }
         grads
@@ -486,9 +486,15 @@ impl Scaler {
         (self.live).end(self.place.id, found, status, Caller::here())
     }
 
+    /// The observer of its `MixedPrecision`, if there is one.
+    fn observer(&self) -> Option<Arc<dyn Observer>> {
+        let is_observed = self.live.is_observed.load(Ordering::Relaxed);
+        self.amp.as_ref().filter(|_| is_observed)?.observer()
+    }
+
     /// Notifies the observer of its `MixedPrecision` that a step is over.
     pub(crate) fn notify(&self, outcome: Option<StepOutcome>, error: Option<&AmpError>) {
-        if let Some(observer) = self.amp.as_ref().and_then(MixedPrecision::observer) {
+        if let Some(observer) = self.observer() {
             let status = self.last_status();
             observer.stepped(Stepped {
                 optimizer: self.place.id.optimizer,

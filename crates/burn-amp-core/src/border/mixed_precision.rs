@@ -55,8 +55,6 @@ pub(super) struct Shared {
     live: Arc<LiveScale>,
     extension: OnceLock<Box<dyn Any + Send + Sync>>,
     observer: Mutex<Option<Arc<dyn Observer>>>,
-    /// Set while there is an observer: a step that nobody observes takes no lock for it.
-    is_observed: AtomicBool,
     /// Set while a `Learner` trains with it.
     in_learner: AtomicBool,
     /// Set once a model was attached.
@@ -129,7 +127,6 @@ impl MixedPrecision {
                 live: Arc::new(live),
                 extension: OnceLock::new(),
                 observer: Mutex::default(),
-                is_observed: AtomicBool::new(false),
                 in_learner: AtomicBool::new(false),
                 attached: AtomicBool::new(false),
                 read_elsewhere: Mutex::default(),
@@ -303,8 +300,7 @@ impl MixedPrecision {
 
     /// The observer that follows the steps.
     pub(crate) fn observer(&self) -> Option<Arc<dyn Observer>> {
-        let is_observed = self.shared.is_observed.load(Ordering::Relaxed);
-        is_observed.then(|| locked(&self.shared.observer).clone())?
+        locked(&self.shared.observer).clone()
     }
 
     pub(crate) fn journal(&self) -> Followed {
@@ -347,7 +343,8 @@ pub fn set_observer(
     amp: &MixedPrecision,
     observer: Option<Arc<dyn Observer>>,
 ) -> Option<Arc<dyn Observer>> {
-    (amp.shared.is_observed).store(observer.is_some(), Ordering::Relaxed);
+    let is_observed = &amp.live().is_observed;
+    is_observed.store(observer.is_some(), Ordering::Relaxed);
     std::mem::replace(&mut *locked(&amp.shared.observer), observer)
 }
 

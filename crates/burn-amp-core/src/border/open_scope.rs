@@ -107,10 +107,6 @@ impl Side {
         };
         burn_amp_kernels::Factor::on_device(ratio, scale)
     }
-
-    pub(super) fn holds(&self, dtype: DType) -> bool {
-        dtype == DType::from(self.dtype)
-    }
 }
 
 impl OpenScope {
@@ -259,7 +255,7 @@ impl OpenScope {
         keeps: bool,
     ) -> AnyTensor {
         let dtype = tensor.dtype();
-        let is_own = from.holds(dtype);
+        let is_own = dtype == from.dtype.into();
         let from = if is_own { from } else { &Side::OUTSIDE };
         let is_outside = from.is_outside();
         // A model that was not attached has asked no device whether two dtypes may meet there.
@@ -283,7 +279,7 @@ impl OpenScope {
 
     /// Takes a tensor in that the closure has captured or made, unless it is of the scope already; see [`take`](Self::take).
     pub(super) fn take_captured(&self, tensor: AnyTensor, keeps: bool) -> AnyTensor {
-        match self.side.holds(tensor.dtype()) {
+        match tensor.dtype() == self.side.dtype.into() {
             true => tensor,
             false => self.take(&Side::OUTSIDE, tensor, None, keeps),
         }
@@ -347,7 +343,7 @@ impl OpenScope {
     pub(super) fn let_out(&self, tensor: AnyTensor, to: &Side, watch: Option<&Watch>) -> AnyTensor {
         let dtype = tensor.dtype();
         let is_tracked = tensor.is_tracked();
-        if !self.side.holds(dtype) {
+        if dtype != self.side.dtype.into() {
             if is_tracked {
                 self.refuse(AmpError::border(BorderFault::Output, None, dtype));
             }
@@ -376,7 +372,7 @@ impl OpenScope {
     /// Lets a tensor out for a part in f32, which comes back. On GPUs its gradient is not kept: that would be one more launch, beside the operations that
     /// Fusion makes one kernel of.
     pub(super) fn widen(&self, tensor: AnyTensor) -> AnyTensor {
-        if !self.side.holds(tensor.dtype()) {
+        if tensor.dtype() != self.side.dtype.into() {
             return tensor.cast(FloatDType::F32);
         }
         // A tensor that is carried out of the part has the scale.

@@ -241,7 +241,7 @@ impl MixedPrecision {
         let is_nested = Cell::new(false);
         let around = here.open.as_ref().map_or(&Side::OUTSIDE, |open| &open.side);
         let input = cast_each(input, |tensor| {
-            is_nested.set(is_nested.get() || around.holds(tensor.dtype()));
+            is_nested.set(is_nested.get() || tensor.dtype() == around.dtype.into());
             open.take(around, tensor, None, true)
         });
         // A thread pool may put other work on a thread that waits inside a scope. Its tensors are not of that scope.

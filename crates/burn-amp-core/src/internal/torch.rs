@@ -9,7 +9,10 @@ pub use crate::{
     border::multiply_losses, check::search_scale, gradients::unchanged, scaler::Joint,
     update::masters::show_master,
 };
-use crate::{scale::account::Call, scale::loss_scale::StepOutcome, update::ModuleOptim};
+use crate::{
+    scale::account::Call, scale::finding::Effect, scale::loss_scale::StepOutcome,
+    update::ModuleOptim,
+};
 
 /// Unscales and tests gradients: an iteration waits for their step from now on.
 pub fn unscale<M: Module>(
@@ -33,7 +36,7 @@ pub fn check_accepted<O: ModuleOptim>(
 
 /// Says whether gradients are not stepped with, and the loss scale is not the cause.
 pub fn spares_scale(grads: &UnscaledGradients) -> bool {
-    grads.finding.spares_scale()
+    grads.finding.effect() == Effect::Spares
 }
 
 /// The gradients to step with.

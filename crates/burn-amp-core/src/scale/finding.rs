@@ -32,6 +32,26 @@ pub(crate) enum Tested {
     Overflow { parameter: String, cause: SkipCause },
 }
 
+/// The effect of a finding on the loss scale.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Effect {
+    /// It moves by this once the iteration ends.
+    Moves(Evidence),
+    /// It stays, because it is not the cause that the gradients are not stepped with.
+    Spares,
+    /// None: there are no gradients, or they have moved it already.
+    Nothing,
+}
+
+/// The evidence of an iteration so far, of all findings that were counted in it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shown {
+    /// None as long as nothing is to move the loss scale.
+    pub(crate) evidence: Option<Evidence>,
+    /// The first parameter of each overflow.
+    pub(crate) overflows: Vec<String>,
+}
+
 /// The hook that has rejected a step, and its reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Rejection {
@@ -152,12 +172,15 @@ impl Finding {
         }
     }
 
-    /// Says whether they are not stepped with, and this loss scale is not the cause.
-    pub(crate) fn spares_scale(&self) -> bool {
+    /// Its effect on the loss scale.
+    pub(crate) fn effect(&self) -> Effect {
         match self.tested {
-            Tested::Overflow { cause, .. } => cause != SkipCause::Scale,
-            Tested::Rejected(_) => true,
-            Tested::Nothing | Tested::Finite => false,
+            Tested::Rejected(_) => Effect::Spares,
+            Tested::Overflow { cause, .. } if cause != SkipCause::Scale => Effect::Spares,
+            _ if self.is_resolved => Effect::Nothing,
+            Tested::Nothing => Effect::Nothing,
+            Tested::Finite => Effect::Moves(Evidence::Finite(Some(self.measures))),
+            Tested::Overflow { .. } => Effect::Moves(Evidence::Overflow),
         }
     }
 
@@ -185,19 +208,6 @@ impl Finding {
             },
             is_resolved: self.is_resolved && other.is_resolved,
             measures: self.measures.and(other.measures),
-        }
-    }
-
-    /// The evidence by which the loss scale moves, if it does.
-    pub(crate) fn evidence(&self) -> Option<Evidence> {
-        match self.tested {
-            _ if self.is_resolved => None,
-            Tested::Finite => Some(Evidence::Finite(Some(self.measures))),
-            Tested::Overflow {
-                cause: SkipCause::Scale,
-                ..
-            } => Some(Evidence::Overflow),
-            _ => None,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use burn::module::ParamId;
 use burn_amp_kernels::ScaleState;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::{collections::VecDeque, convert::Infallible};
 
@@ -10,11 +10,11 @@ use crate::error::{AmpError, in_range};
 use crate::scale::account::{Account, Call, Floor, Purpose, log_scale};
 use crate::scale::border_events::BorderEvents;
 use crate::scale::loss_scale::{Evidence, GradScalerConfig, LossScale, StepOutcome};
-use crate::scale::members::{Ended, Members, Moves, OptimizerId, Seat};
+use crate::scale::members::{Ended, Members, OptimizerId, Seat};
 use crate::{
     lock::locked,
     scale::device_step::DeviceStep,
-    scale::finding::{Finding, Tested},
+    scale::finding::{Effect, Finding, Shown, Tested},
     scale::in_flight::{MAX_IN_FLIGHT, Pending},
     scale::journal::{Caller, Journal},
     scale::regions::SharedRegions,
@@ -46,6 +46,8 @@ pub(crate) struct LiveScale {
     pub(super) explaining: Mutex<()>,
     /// Gradients that nobody has tested since.
     pub(super) untested: Untested,
+    /// Set while an observer follows the steps: a training without one takes no lock for it.
+    pub(crate) is_observed: AtomicBool,
     /// The parameter that was read last in a scope, if one is closed.
     pub(crate) last_read: Mutex<Option<Arc<str>>>,
 }
@@ -257,7 +259,11 @@ impl LiveScale {
         status: Option<Arc<GradientStatus>>,
         caller: Caller,
     ) -> Result<StepOutcome, AmpError> {
-        let ended = self.count_alone(id, Purpose::Step, found);
+        let mut shown = Shown::default();
+        let counted = self.count(id, Purpose::Step, found, &mut shown);
+        if shown.evidence.is_some() {
+            self.advance(id, Purpose::Step, &shown);
+        }
         let outcome = found.outcome();
         let call = Call {
             outcome: Some(outcome),
@@ -265,7 +271,7 @@ impl LiveScale {
             is_step: true,
         };
         self.enter(id, call, Some(caller));
-        ended.map(|()| outcome)
+        counted.map(|()| outcome)
     }
 
     /// Enters a call of an optimizer in the journal. `caller` was to step, with the learning rate of a scheduler.
@@ -292,25 +298,29 @@ impl LiveScale {
         state.journal.show(id, restarts);
     }
 
-    /// Counts gradients, which move the scale later, with others of their iteration. `is_first` of those to overflow. Says whether they move it: not if
-    /// they are those of a step that another worker has ended.
+    /// Counts gradients, and adds to what their iteration has `shown`, unless they are those of a step that another worker has ended: the scale
+    /// [moves](Self::advance) later.
     ///
     /// # Errors
     ///
-    /// If they are an overflow, or a rejection, too many.
+    /// If they are an overflow, or a rejection, too many: nothing is added.
     pub(crate) fn count(
         &self,
         id: OptimizerId,
         purpose: Purpose,
         found: &Finding,
-        is_first: bool,
-    ) -> Result<bool, AmpError> {
+        shown: &mut Shown,
+    ) -> Result<(), AmpError> {
+        let effect = found.effect();
+        let is_first = shown.evidence != Some(Evidence::Overflow);
         // Its rule is asked without a lock.
-        let overflows = found.skips();
-        let floor = found.overflow().map(|_| self.floor()).unwrap_or_default();
-        let (mut counted, leads, moves) = {
+        let floor = match found.skips() {
+            true => self.floor(),
+            false => Floor::default(),
+        };
+        let (mut counted, leads) = {
             let state = &mut *locked(&self.state);
-            state.overflows += u64::from(overflows);
+            state.overflows += u64::from(found.skips());
             let end = || Ended {
                 tested: found.tested.clone(),
                 schedule: state.schedule.clone(),
@@ -324,12 +334,22 @@ impl LiveScale {
             let (schedule, floor) = by.unwrap_or((&state.schedule, floor));
             let account = state.journal.account(id);
             let counted = account.record(purpose, found, schedule, floor, is_first);
-            // The others that share the scale are not kept waiting.
-            let spares = known.is_none() && found.spares_scale() && state.schedule.config.enabled;
-            let moves = spares.then(|| state.members.report(id, None));
-            (counted, known.is_none(), moves)
+            if known.is_some() && matches!(effect, Effect::Moves(Evidence::Finite(_))) {
+                account.end_row();
+            }
+            (counted, known.is_none())
         };
-        moves.into_iter().for_each(|moves| self.apply(moves));
+        match effect {
+            Effect::Moves(seen) if leads && counted.is_ok() => {
+                shown.evidence = Some(seen.after(shown.evidence));
+                if let Tested::Overflow { parameter, .. } = &found.tested {
+                    shown.overflows.push(parameter.clone());
+                }
+            }
+            // The others that share the scale are not kept waiting.
+            Effect::Spares if leads => self.advance(id, purpose, &Shown::default()),
+            _ => {}
+        }
         // A step without gradients says nothing of the scale, but what came before it explains nothing that comes.
         if found.tested == Tested::Nothing && purpose == Purpose::Step && leads {
             self.events.end_iteration();
@@ -337,69 +357,34 @@ impl LiveScale {
         if let Err(AmpError::LossNotFinite { last_read, .. }) = &mut counted {
             *last_read = self.last_read().map(|path| path.to_string());
         }
-        counted.map(|()| leads)
+        counted
     }
 
-    /// Counts gradients that are an iteration by themselves, and moves the scale by them.
-    ///
-    /// # Errors
-    ///
-    /// As [`count`](Self::count): the scale stays then.
-    pub(crate) fn count_alone(
-        &self,
-        id: OptimizerId,
-        purpose: Purpose,
-        found: &Finding,
-    ) -> Result<(), AmpError> {
-        let moves = self.count(id, purpose, found, true)?;
-        let overflow = found.overflow().map_or(&[][..], std::slice::from_ref);
-        match found.evidence() {
-            Some(seen) if moves => self.advance(id, seen, purpose, overflow),
-            Some(Evidence::Finite(_)) => self.account(id, Account::end_row),
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Moves the scale by what gradients have shown. `overflows` are the first parameters that overflow, of each optimizer.
-    pub(crate) fn advance(
-        &self,
-        id: OptimizerId,
-        seen: Evidence,
-        purpose: Purpose,
-        overflows: &[String],
-    ) {
+    /// Moves the scale, or the factors of regions, by what the gradients of a step have `shown`. Where that is nothing, the others that share the scale
+    /// are not kept waiting.
+    pub(crate) fn advance(&self, id: OptimizerId, purpose: Purpose, shown: &Shown) {
+        let seen = shown.evidence;
         let (before, moves) = {
             let state = &mut *locked(&self.state);
-            if seen != Evidence::Overflow {
+            if let Some(Evidence::Finite(_)) = seen {
                 state.journal.account(id).end_row();
             }
             if !state.schedule.config.enabled {
                 return;
             }
-            // Of a step that the host has decided, the device knows nothing.
-            state.device_step = None;
-            (state.schedule.scale(), state.members.report(id, Some(seen)))
+            if seen.is_some() {
+                // Of a step that the host has decided, the device knows nothing.
+                state.device_step = None;
+            }
+            (state.schedule.scale(), state.members.report(id, seen))
         };
-        self.apply(moves);
-        let state = &mut *locked(&self.state);
-        let after = state.schedule.scale();
-        if seen == Evidence::Overflow || before != after {
-            let skips = state.journal.account(id).counters.consecutive_skips();
-            let often = state.schedule.needs_measures();
-            log_scale([before, after], seen, purpose, overflows, skips, often);
-        }
-    }
-
-    /// Moves the scale, or the factors of regions, as a step has said.
-    fn apply(&self, moves: Moves) {
-        let advance = |seen| {
+        let adjust = |seen| {
             let Ok(_) = self.change(|schedule| Ok::<_, Infallible>(schedule.adjust(seen)));
         };
         // An overflow has moved the scale already.
         let end = |seen: Option<Evidence>| {
             let finite = seen.filter(|seen| *seen != Evidence::Overflow);
-            finite.into_iter().for_each(advance);
+            finite.into_iter().for_each(adjust);
             if self.has_regions() {
                 self.regions.end_iteration(finite);
             }
@@ -409,9 +394,20 @@ impl LiveScale {
         if let Some(regions) = moves.back_off
             && !self.regions.back_off(&regions)
         {
-            advance(Evidence::Overflow);
+            adjust(Evidence::Overflow);
         }
         moves.ended.into_iter().for_each(end);
+        let Some(seen) = seen else {
+            return;
+        };
+        let state = &mut *locked(&self.state);
+        let after = state.schedule.scale();
+        if seen == Evidence::Overflow || before != after {
+            let skips = state.journal.account(id).counters.consecutive_skips();
+            let often = state.schedule.needs_measures();
+            let overflows = &shown.overflows;
+            log_scale([before, after], seen, purpose, overflows, skips, often);
+        }
     }
 
     /// Ends an iteration after which the program has set the scale: the regions alone move by what it has shown, if it has shown something.

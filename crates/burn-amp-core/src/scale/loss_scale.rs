@@ -24,6 +24,7 @@ pub use rule::{Evidence, Measures, NextScale, Rule};
 pub use schedule::Schedule;
 
 use crate::error::{AmpError, in_range};
+use crate::lock::quietly;
 use config::checked_scale;
 use memory::Memory;
 use own_rule::OwnRule;
@@ -178,25 +179,13 @@ impl LossScale {
     /// gradient would be zero or NaN. There the scale stays, also below the cap of a warm-up, and so does the memory of its rule. The log says it of a
     /// rule that is not one of the settings'.
     #[must_use]
-    pub fn adjust(self, evidence: Evidence) -> Self {
-        let (next, refused) = self.moved(evidence);
-        if let Some(asked) = refused.filter(|_| next.has_own_rule()) {
-            let (rule, scale) = (next.rule_name(), next.state.scale);
-            warn!(
-                "the rule `{rule}` asks for the scale {asked:e}, which cannot be applied: it stays at {scale:e}"
-            );
-        }
-        next
-    }
-
-    /// The next state, and the scale that the rule asks for where it cannot be applied.
-    fn moved(mut self, evidence: Evidence) -> (Self, Option<f32>) {
+    pub fn adjust(mut self, evidence: Evidence) -> Self {
         if !self.config.dynamic || !self.config.enabled {
-            return (self, None);
+            return self;
         }
         let (before, used, remembered) = (self.state.scale, self.scale(), self.memory.clone());
         let overflow = evidence == Evidence::Overflow;
-        let is_evidence = !evidence.is_all_zero() || matches!(self.memory, Memory::GrowthInterval);
+        let is_evidence = matches!(self.memory, Memory::GrowthInterval) || !evidence.is_all_zero();
         let tolerated = self.state.hysteresis_tracker;
         let is_due = is_evidence && self.state.count(overflow);
         if is_due && !overflow {
@@ -218,11 +207,10 @@ impl LossScale {
         };
         // Gradients can be divided by it in f32.
         let has_inverse = asked.is_finite() && (1.0 / f64::from(asked)) as f32 != f32::INFINITY;
-        let refused = (!has_inverse).then_some(asked);
-        match refused {
-            Some(_) => self.memory = remembered,
-            None if is_evidence => self.state.scale = asked,
-            None => self.state.scale = asked.min(before),
+        match has_inverse {
+            false => self.memory = remembered,
+            true if is_evidence => self.state.scale = asked,
+            true => self.state.scale = asked.min(before),
         }
         match next {
             NextScale::Counted if overflow && is_due && self.needs_measures() => {
@@ -233,7 +221,13 @@ impl LossScale {
             _ if !overflow && self.state.scale > before => self.state.count_growth(),
             _ => {}
         }
-        (self, refused)
+        if !has_inverse && self.has_own_rule() {
+            let (rule, scale) = (self.rule_name(), self.state.scale);
+            warn!(
+                "the rule `{rule}` asks for the scale {asked:e}, which cannot be applied: it stays at {scale:e}"
+            );
+        }
+        self
     }
 
     /// One growth above a scale; the same scale where that would be infinite.
@@ -267,7 +261,7 @@ impl LossScale {
     /// still tolerates come first. Always false for a static scale.
     pub fn is_at_floor(&self) -> bool {
         let tolerated = self.state.hysteresis_tracker > 1;
-        let (next, _) = self.clone().moved(Evidence::Overflow);
+        let next = quietly(|| self.clone().adjust(Evidence::Overflow));
         self.config.dynamic && !tolerated && next.scale() >= self.scale()
     }
 

@@ -162,20 +162,18 @@ impl Members {
         }
     }
 
-    /// The other workers of its optimizer. One may be gone, after its last step.
-    fn others(&self, id: OptimizerId) -> impl Iterator<Item = &Member> {
-        self.all
-            .iter()
-            .filter(move |member| member.optimizer == id.optimizer && member.seat != id.seat)
-    }
-
-    /// Returns what other workers of its optimizer have decided on the step that this one makes now.
-    fn decided_by_others(&self, id: OptimizerId) -> impl Iterator<Item = &Decided> {
+    /// The other workers of its optimizer, with what each has decided on the step that this one makes now. One may be gone, after its last step.
+    fn others(&self, id: OptimizerId) -> impl Iterator<Item = (&Member, Option<&Decided>)> {
         let here = thread::current().id();
         let own = self.all.iter().find(|member| member.seat == id.seat);
         let step = own.map(|own| own.steps + 1);
-        let decided = self.others(id).filter_map(|member| member.decided.as_ref());
-        decided.filter(move |decided| Some(decided.step) == step && decided.thread != here)
+        let is_other =
+            move |member: &&Member| member.optimizer == id.optimizer && member.seat != id.seat;
+        self.all.iter().filter(is_other).map(move |member| {
+            let is_meant =
+                |decided: &&Decided| Some(decided.step) == step && decided.thread != here;
+            (member, member.decided.as_ref().filter(is_meant))
+        })
     }
 
     /// The decisions on the step that this one makes now.
@@ -193,7 +191,7 @@ impl Members {
 
     /// The cause of the skip of the present step, if another worker has found it.
     pub(super) fn cause_by_others(&self, id: OptimizerId) -> Option<SkipCause> {
-        self.decided_by_others(id).find_map(|decided| decided.cause)
+        self.others(id).find_map(|(_, decided)| decided?.cause)
     }
 
     /// Notes the cause for other workers.
@@ -205,8 +203,10 @@ impl Members {
 
     /// Says whether another worker has ended the present step.
     pub(super) fn is_ended_by_others(&self, id: OptimizerId) -> bool {
-        let mut decided = self.decided_by_others(id);
-        decided.any(|decided| decided.ended.is_some())
+        let mut ended = self
+            .others(id)
+            .filter_map(|(_, decided)| decided?.ended.as_ref());
+        ended.next().is_some()
     }
 
     /// Ends a step of this one, which has found this. Returns its end by another worker who has found the same, if there is one: it has moved the scale.
@@ -217,11 +217,12 @@ impl Members {
         own: impl FnOnce() -> Ended,
     ) -> Option<Ended> {
         let ended = self
-            .decided_by_others(id)
-            .find_map(|decided| decided.ended.as_ref());
+            .others(id)
+            .find_map(|(_, decided)| decided?.ended.as_ref());
         let known = ended.filter(|ended| ended.tested == *tested).cloned();
-        let is_there = |member: &Member| member.handle.strong_count() > 0;
-        let are_others = self.others(id).any(is_there);
+        let are_others = self
+            .others(id)
+            .any(|(other, _)| other.handle.strong_count() > 0);
         if are_others && let Some(decided) = self.decided(id) {
             decided.ended = Some(own());
         }

@@ -10,7 +10,7 @@ use crate::{
     error::AmpError,
     gradients::unscale::unscale,
     scale::account::{Call, Purpose},
-    scale::finding::{SkipCause, Tested},
+    scale::finding::{Shown, SkipCause, Tested},
     scale::loss_scale::StepOutcome,
     scaler::accumulation::AccumulationWindow,
 };
@@ -38,8 +38,12 @@ impl Scaler {
                 outcome = StepOutcome::Dropped;
             }
             // As the test of a step, and its update.
-            let counted =
-                (self.live).count_alone(self.place.id, Purpose::MicroBatch, &grads.finding);
+            let (live, id, purpose) = (&self.live, self.place.id, Purpose::MicroBatch);
+            let mut shown = Shown::default();
+            let counted = live.count(id, purpose, &grads.finding, &mut shown);
+            if shown.evidence.is_some() {
+                live.advance(id, purpose, &shown);
+            }
             if let Err(error) = counted {
                 self.enter(Call::of(outcome, status));
                 let outcome = Some(outcome);

@@ -5,40 +5,35 @@ use std::mem::take;
 use super::Scaler;
 use crate::gradients::{StepGradients, UnscaledGradients, entries::ids_of};
 use crate::scale::account::{Call, Purpose, log_skip};
-use crate::scale::{finding::Finding, journal::Caller, loss_scale::Evidence};
+use crate::scale::finding::{Effect, Finding, Shown};
+use crate::scale::{journal::Caller, loss_scale::Evidence};
 use crate::{error::AmpError, scale::loss_scale::StepOutcome};
 
 /// The evidence of several gradients together, which moves the loss scale when their iteration ends.
 #[derive(Clone, Debug, Default)]
 pub struct Joint {
-    seen: Option<Evidence>,
-    /// The first parameter of each overflow.
-    overflows: Vec<String>,
+    shown: Shown,
     /// The number of steps among them, and their outcome, those that are skipped for another reason than the loss scale included.
     steps: usize,
     outcome: Option<StepOutcome>,
 }
 
 impl Joint {
-    /// Adds what gradients have shown.
-    pub(crate) fn add(&mut self, found: &Finding) {
-        if let Some(seen) = found.evidence() {
-            self.overflows.extend(found.overflow().cloned());
-            self.seen = Some(seen.after(self.seen));
-        }
-    }
-
     /// An iteration that has shown this so far.
-    pub(crate) fn begun(seen: Option<Evidence>) -> Self {
+    pub(crate) fn begun(evidence: Option<Evidence>) -> Self {
+        let shown = Shown {
+            evidence,
+            ..Shown::default()
+        };
         Self {
-            seen,
+            shown,
             ..Self::default()
         }
     }
 
     /// The evidence so far.
     pub(crate) fn evidence(&self) -> Option<Evidence> {
-        self.seen
+        self.shown.evidence
     }
 
     /// Counts gradients. After one skip too many in a row, nothing has been shown.
@@ -48,16 +43,10 @@ impl Joint {
         purpose: Purpose,
         found: &Finding,
     ) -> Result<(), AmpError> {
-        let is_first = self.seen != Some(Evidence::Overflow);
-        let counted = (scaler.live).count(scaler.place.id, purpose, found, is_first);
-        let counted = counted.map(drop);
-        match &counted {
-            Ok(()) => self.add(found),
-            Err(_) if found.spares_scale() => {}
-            Err(_) => {
-                scaler.watch.start();
-                *self = Self::default();
-            }
+        let counted = (scaler.live).count(scaler.place.id, purpose, found, &mut self.shown);
+        if counted.is_err() && found.effect() != Effect::Spares {
+            scaler.watch.start();
+            *self = Self::default();
         }
         counted
     }
@@ -134,8 +123,8 @@ impl Joint {
 
     /// Moves the scale by what was shown, if it was something.
     pub(super) fn advance(&self, scaler: &Scaler) {
-        if let Some(seen) = self.seen {
-            (scaler.live).advance(scaler.place.id, seen, Purpose::Step, &self.overflows);
+        if self.shown.evidence.is_some() {
+            (scaler.live).advance(scaler.place.id, Purpose::Step, &self.shown);
         }
     }
 
@@ -153,10 +142,14 @@ impl Joint {
         match before {
             None => ended.advance(scaler),
             Some(before) => {
-                scaler.live.end_regions(ended.seen);
-                if scaler.is_enabled() && ended.seen == Some(Evidence::Overflow) {
+                let Shown {
+                    evidence,
+                    overflows,
+                } = &ended.shown;
+                scaler.live.end_regions(*evidence);
+                if scaler.is_enabled() && *evidence == Some(Evidence::Overflow) {
                     let scales = [before, scaler.schedule().scale()];
-                    log_skip(scales, Purpose::Step, &ended.overflows);
+                    log_skip(scales, Purpose::Step, overflows);
                 }
             }
         }
@@ -165,6 +158,6 @@ impl Joint {
         if outcome.is_some() || error.is_some() {
             scaler.notify(outcome, error);
         }
-        counted.map(|()| ended.seen.map(Evidence::outcome))
+        counted.map(|()| ended.evidence().map(Evidence::outcome))
     }
 }

@@ -5,8 +5,9 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Joint, Scaler};
+use super::Scaler;
 use crate::border::cast::{CastFloat, multiply_losses};
+use crate::scale::finding::Effect;
 use crate::{error::AmpError, gradients::ScaledGradients};
 
 thread_local! {
@@ -119,11 +120,13 @@ impl Scaler {
         if self.amp.is_some() || !self.is_enabled() {
             return self.loss_factor();
         }
-        let mut joint = Joint::default();
+        let mut evidence = None;
         for found in self.dropped.to_vec() {
-            joint.add(&found);
+            if let Effect::Moves(seen) = found.effect() {
+                evidence = Some(seen.after(evidence));
+            }
         }
-        match joint.evidence() {
+        match evidence {
             Some(seen) => self.schedule().adjust(seen).scale(),
             None => self.loss_factor(),
         }

@@ -30,23 +30,22 @@ use std::{cell::RefCell, thread::LocalKey};
 /// A place for a value, empty as a rule.
 pub type Beside<T> = RefCell<Option<T>>;
 
-/// Calls `f` while `value` is there. Gives back what both have become.
+/// Calls `f` while `value` is there, in the place of another of an outer call. Gives back what both have become.
 pub fn during<T: Default, R>(
     place: &'static LocalKey<Beside<T>>,
     value: T,
     f: impl FnOnce() -> R,
 ) -> (R, T) {
     /// It must not stay when `f` panics: later calls would find it.
-    struct Clear<T: 'static>(&'static LocalKey<Beside<T>>);
+    struct Restore<T: 'static>(&'static LocalKey<Beside<T>>, Option<T>);
 
-    impl<T> Drop for Clear<T> {
+    impl<T> Drop for Restore<T> {
         fn drop(&mut self) {
-            self.0.set(None);
+            self.0.set(self.1.take());
         }
     }
 
-    place.set(Some(value));
-    let _clear = Clear(place);
+    let _outer = Restore(place, place.replace(Some(value)));
     let result = f();
     (result, place.take().unwrap_or_default())
 }

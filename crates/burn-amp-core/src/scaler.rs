@@ -40,20 +40,9 @@ use crate::{
     scale::live_scale::LiveScale,
     scale::status::GradientStatus,
     scale::step_counters::StepCounters,
-    scaler::losses::{LossWatch, SCALES_LOSSES},
+    scaler::losses::{LossWatch, SCALES_LOSSES, warn_of_two_scales},
     values::is_half,
 };
-
-/// Says once that gradients are multiplied by two loss scales.
-fn warn_of_two_scales() {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
-        warn!(
-            "a `GradScaler` has scaled the loss, and `autocast` of a `MixedPrecision` in f16 scales gradients too: multiplied by both, they \
-             overflow. Call `backward` on the loss as it is, and build the optimizer with `ScaledOptimizer::new(optim, &amp)`"
-        );
-    });
-}
 
 /// The result of a test of gradients that were to be stepped with.
 pub(crate) enum Inspected {

@@ -13,24 +13,6 @@ use burn_amp_core::internal::learner::{self, SECTION, placeholders};
 use burn_amp_core::internal::{distinct_parameters, during, locked, or_panic};
 use burn_amp_core::{AmpRecord, MixedPrecision};
 
-/// The steps of a run, of which checkpoints are taken.
-pub(super) trait Recorded: Send + Sync {
-    /// The record of the loss scaler and the options.
-    fn record(&self) -> AmpRecord;
-
-    /// Adds the state that a parameter has on a thread.
-    fn flatten(&self, id: &str, out: &mut StateSink);
-}
-
-/// The state of the parameter that no model has; and in a run whose optimizer steps on a thread, the state of each parameter.
-#[derive(Clone)]
-pub(super) enum Entry {
-    /// The steps of the run, which know what a checkpoint is to hold when it is taken. None while a step is made.
-    Steps(Option<Arc<dyn Recorded>>),
-    /// The record of a checkpoint that was loaded: none if it is that of a run without scaler.
-    Loaded(Option<Box<AmpRecord>>),
-}
-
 /// The record of a checkpoint that was loaded, until the first step goes on from it: a run that is at its end makes none.
 #[derive(Clone, Debug)]
 pub(super) struct Resumed {
@@ -86,6 +68,24 @@ pub(super) fn exchange(
     let step = || optim.step(0.0, Param::initialized(id, param), grads);
     let (_, (_, found)) = during(&EXCHANGED, (steps, None), step);
     found
+}
+
+/// The steps of a run, of which checkpoints are taken.
+pub(super) trait Recorded: Send + Sync {
+    /// The record of the loss scaler and the options.
+    fn record(&self) -> AmpRecord;
+
+    /// Adds the state that a parameter has on a thread.
+    fn flatten(&self, id: &str, out: &mut StateSink);
+}
+
+/// The state of the parameter that no model has; and in a run whose optimizer steps on a thread, the state of each parameter.
+#[derive(Clone)]
+pub(super) enum Entry {
+    /// The steps of the run, which know what a checkpoint is to hold when it is taken. None while a step is made.
+    Steps(Option<Arc<dyn Recorded>>),
+    /// The record of a checkpoint that was loaded: none if it is that of a run without scaler.
+    Loaded(Option<Box<AmpRecord>>),
 }
 
 /// Carries entries through records. One that is loaded sets the loss scale at once, for the first step of the resumed run.

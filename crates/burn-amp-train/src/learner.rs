@@ -31,14 +31,7 @@ pub(super) fn learner<M: LearnerModel>(
     let LearnerOptimizer(parts) = optim;
     let parts = parts?;
     let parameters = parameters(&model);
-    let is_f16 = |found: &&Parameter| found.is_trained && found.value.dtype() == DType::F16;
-    if let Some(Parameter { path, .. }) = parameters.iter().find(is_f16) {
-        return Err(AmpError::border(
-            BorderFault::Parameter,
-            Some(path),
-            DType::F16,
-        ));
-    }
+    check_trained(&parameters)?;
     if let Some(loaded) = parts.loaded {
         loaded.check(parameters)?;
     }
@@ -84,6 +77,14 @@ fn check_plain<M>() -> Result<(), AmpError> {
     let allowed = "the model in it: `scaled.into_inner().train()`";
     let value = "a `Scaled`, which a run has returned";
     Err(AmpError::refused("model", value, allowed))
+}
+
+/// Refuses parameters whose own gradients would be in f16, without the loss scale.
+fn check_trained(parameters: &[Parameter]) -> Result<(), AmpError> {
+    let is_f16 = |found: &&Parameter| found.is_trained && found.value.dtype() == DType::F16;
+    let refused =
+        |found: &Parameter| AmpError::border(BorderFault::Parameter, Some(&found.path), DType::F16);
+    (parameters.iter().find(is_f16)).map_or(Ok(()), |found| Err(refused(found)))
 }
 
 /// Refuses what no Learner of this handle can step with.

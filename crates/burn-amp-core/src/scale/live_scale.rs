@@ -311,16 +311,13 @@ impl LiveScale {
         found: &Finding,
         shown: &mut Shown,
     ) -> Result<(), AmpError> {
-        let effect = found.effect();
+        let (effect, overflow) = (found.effect(), found.overflow());
         let is_first = shown.evidence != Some(Evidence::Overflow);
         // Its rule is asked without a lock.
-        let floor = match found.skips() {
-            true => self.floor(),
-            false => Floor::default(),
-        };
+        let floor = overflow.map(|_| self.floor()).unwrap_or_default();
         let (mut counted, leads) = {
             let state = &mut *locked(&self.state);
-            state.overflows += u64::from(found.skips());
+            state.overflows += u64::from(overflow.is_some());
             let end = || Ended {
                 tested: found.tested.clone(),
                 schedule: state.schedule.clone(),
@@ -342,9 +339,7 @@ impl LiveScale {
         match effect {
             Effect::Moves(seen) if leads && counted.is_ok() => {
                 shown.evidence = Some(seen.after(shown.evidence));
-                if let Tested::Overflow { parameter, .. } = &found.tested {
-                    shown.overflows.push(parameter.clone());
-                }
+                shown.overflows.extend(overflow.cloned());
             }
             // The others that share the scale are not kept waiting.
             Effect::Spares if leads => self.advance(id, purpose, &Shown::default()),

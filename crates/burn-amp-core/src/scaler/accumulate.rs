@@ -25,53 +25,56 @@ impl Scaler {
         entries: &Entries,
     ) -> Result<(StepOutcome, Option<Arc<GradientStatus>>), Failed> {
         let found = &entries.gradients;
-        let (mut outcome, mut status) = (StepOutcome::Accumulated, None);
-        if window.config.skip_micro_batch {
-            // Rounding to a half-precision dtype comes after the sum.
-            let mut grads = self.test(grads, entries, false)?;
-            if let Some(ranks) = &self.ranks {
-                self.agree(ranks, &mut grads, &mut None)?;
-            }
-            status = grads.known_status();
-            self.look_at(&grads.finding, status.as_deref());
-            if grads.finding.skips() {
-                outcome = StepOutcome::Dropped;
-            }
-            // As the test of a step, and its update.
-            let (live, id, purpose) = (&self.live, self.place.id, Purpose::MicroBatch);
-            let mut shown = Shown::default();
-            let counted = live.count(id, purpose, &grads.finding, &mut shown);
-            if shown.evidence.is_some() {
-                live.advance(id, purpose, &shown);
-            }
-            if let Err(error) = counted {
-                self.enter(Call::of(outcome, status));
-                let outcome = Some(outcome);
-                return Err(Failed { error, outcome });
-            }
-            if grads.finding.skips() {
-                return Ok((outcome, status));
-            }
+        if !window.config.skip_micro_batch {
+            self.add_untested(window, grads, found);
+            return Ok((StepOutcome::Accumulated, None));
+        }
+        // Rounding to a half-precision dtype comes after the sum.
+        let mut grads = self.test(grads, entries, false)?;
+        if let Some(ranks) = &self.ranks {
+            self.agree(ranks, &mut grads, &mut None)?;
+        }
+        let status = grads.known_status();
+        self.look_at(&grads.finding, status.as_deref());
+        let outcome = match grads.finding.skips() {
+            true => StepOutcome::Dropped,
+            false => StepOutcome::Accumulated,
+        };
+        // As the test of a step, and its update.
+        let (id, purpose, mut shown) = (self.place.id, Purpose::MicroBatch, Shown::default());
+        let counted = (self.live).count(id, purpose, &grads.finding, &mut shown);
+        if shown.evidence.is_some() {
+            (self.live).advance(id, purpose, &shown);
+        }
+        if let Err(error) = counted {
+            self.enter(Call::of(outcome, status));
+            let outcome = Some(outcome);
+            return Err(Failed { error, outcome });
+        }
+        if outcome == StepOutcome::Accumulated {
             window.add(grads.into_tested(), found, 1.0);
-        } else {
-            let (params, scale, tested) = match grads {
-                StepGradients::Plain(grads) => (grads, 1.0, None),
-                StepGradients::Scaled(ScaledGradients { params, scale }) => (params, scale, None),
-                StepGradients::Unscaled(grads) => {
-                    let tested = grads.finding.tested.clone();
-                    (grads.into_tested(), 1.0, Some(tested))
-                }
-            };
-            // That of the first micro-batch, for the whole window.
-            let common = *window.state.scale.get_or_insert(self.loss_factor());
-            window.add(params, found, f64::from(common) / f64::from(scale));
-            if let Some(Tested::Overflow { parameter, cause }) = tested {
-                window.add_overflow(&parameter, cause, found);
-            }
-            let events = &mut window.state.events;
-            self.live.move_to_window(events, &ids_of(found));
         }
         Ok((outcome, status))
+    }
+
+    /// Adds the gradients of a micro-batch that is tested with its window.
+    fn add_untested(&self, window: &mut AccumulationWindow, grads: StepGradients, found: &[Entry]) {
+        let (params, scale, tested) = match grads {
+            StepGradients::Plain(grads) => (grads, 1.0, None),
+            StepGradients::Scaled(ScaledGradients { params, scale }) => (params, scale, None),
+            StepGradients::Unscaled(grads) => {
+                let tested = grads.finding.tested.clone();
+                (grads.into_tested(), 1.0, Some(tested))
+            }
+        };
+        // That of the first micro-batch, for the whole window.
+        let common = *window.state.scale.get_or_insert(self.loss_factor());
+        window.add(params, found, f64::from(common) / f64::from(scale));
+        if let Some(Tested::Overflow { parameter, cause }) = tested {
+            window.add_overflow(&parameter, cause, found);
+        }
+        let events = &mut window.state.events;
+        self.live.move_to_window(events, &ids_of(found));
     }
 
     /// Empties a window into the gradients to step with.

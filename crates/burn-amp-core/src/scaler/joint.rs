@@ -122,9 +122,9 @@ impl Joint {
     }
 
     /// Moves the scale by what was shown, if it was something.
-    pub(super) fn advance(&self, scaler: &Scaler) {
+    pub(super) fn advance(&self, scaler: &Scaler, purpose: Purpose) {
         if self.shown.evidence.is_some() {
-            (scaler.live).advance(scaler.place.id, Purpose::Step, &self.shown);
+            (scaler.live).advance(scaler.place.id, purpose, &self.shown);
         }
     }
 
@@ -140,7 +140,7 @@ impl Joint {
         let ended = take(self);
         scaler.watch.start();
         match before {
-            None => ended.advance(scaler),
+            None => ended.advance(scaler, Purpose::Step),
             Some(before) => {
                 let Shown {
                     evidence,

@@ -3,7 +3,7 @@
 use burn::module::Module;
 
 use super::{Joint, Scaler};
-use crate::scale::loss_scale::StepOutcome;
+use crate::scale::{account::Purpose, loss_scale::StepOutcome};
 use crate::{error::AmpError, gradients::StepGradients, values::Parameter};
 
 /// The failure of a call.
@@ -32,7 +32,7 @@ impl Scaler {
         let mut joint = Joint::default();
         let counted = joint.count_dropped(self);
         if counted.is_ok() {
-            joint.advance(self);
+            joint.advance(self, Purpose::Dropped);
         }
         if counted.is_err() || joint.evidence().is_some() {
             self.watch.start();
@@ -49,7 +49,7 @@ impl Scaler {
     ) -> Result<(), AmpError> {
         let mut joint = Joint::default();
         let thrown = joint.discard(self, grads);
-        joint.advance(self);
+        joint.advance(self, Purpose::Discarded);
         if ends {
             self.watch.start();
         }

@@ -92,11 +92,37 @@ fn island(in_f32: &[String]) -> String {
     }
 }
 
-/// The advice where a loss scale helps, or else where none does.
-fn moved(how: &str, scale: Option<f64>, none: String) -> String {
-    scale.map_or(none, |scale| {
-        format!("{how} the loss scale to {}.", power(scale))
-    })
+/// The advice where a higher loss scale helps, or else where none does.
+fn raise(to: Option<f64>, in_f32: &[String]) -> String {
+    match to {
+        Some(scale) => format!("Raise the loss scale to {}.", power(scale)),
+        None => format!(
+            "No loss scale serves all layers: use `rescaled`. {}",
+            island(in_f32)
+        ),
+    }
+}
+
+/// The advice where a lower loss scale helps, or else where none does.
+fn lower(to: Option<f64>, in_f32: &[String]) -> String {
+    match to {
+        Some(scale) => format!("Lower the loss scale to {}.", power(scale)),
+        None => format!(
+            "At no loss scale are they those of f32, although the forward pass is: a backward pass exceeds the range of half precision, or \
+             loses its digits there. {}",
+            island(in_f32)
+        ),
+    }
+}
+
+/// The finding and the advice where a backend may have a bug.
+fn bug(parameters: &[String], in_f32: &[String]) -> String {
+    format!(
+        "wrong at every scale: gradients of {} are the same in f16 and bf16, and not those of f32, although the forward pass is \
+         right. Neither range nor rounding explains that. Most likely the backend has a bug: reproduce it with `reproduce.json`. {}",
+        names(parameters),
+        island(in_f32)
+    )
 }
 
 /// The place where values begin that are not finite in f32 either.
@@ -113,26 +139,19 @@ impl fmt::Display for Verdict {
         match self {
             Self::Fine => f.write_str("fine: the gradients are those of f32, but for rounding."),
             Self::Underflow {
-                raise_to,
+                raise_to: scale,
                 parameters,
                 in_f32,
             } => {
-                let none = format!("No loss scale serves all layers: use `rescaled`. {}", island(in_f32));
-                let what = moved("Raise", *raise_to, none);
-                write!(f, "underflow: gradients of {} become zero. {what}", names(parameters))
+                let (names, what) = (names(parameters), raise(*scale, in_f32));
+                write!(f, "underflow: gradients of {names} become zero. {what}")
             }
             Self::BackwardOverflow {
-                lower_to,
+                lower_to: scale,
                 parameters,
                 in_f32,
             } => {
-                let names = names(parameters);
-                let none = format!(
-                    "At no loss scale are they those of f32, although the forward pass is: a backward pass exceeds the range of half precision, or \
-                     loses its digits there. {}",
-                    island(in_f32)
-                );
-                let what = moved("Lower", *lower_to, none);
+                let (names, what) = (names(parameters), lower(*scale, in_f32));
                 write!(f, "overflow in backward: gradients of {names} are not finite, or off. {what}")
             }
             Self::ForwardOverflow { at, in_f32 } => {
@@ -143,13 +162,7 @@ impl fmt::Display for Verdict {
                     island(in_f32)
                 )
             }
-            Self::Backend { parameters, in_f32 } => write!(
-                f,
-                "wrong at every scale: gradients of {} are the same in f16 and bf16, and not those of f32, although the forward pass is \
-                 right. Neither range nor rounding explains that. Most likely the backend has a bug: reproduce it with `reproduce.json`. {}",
-                names(parameters),
-                island(in_f32)
-            ),
+            Self::Backend { parameters, in_f32 } => f.write_str(&bug(parameters, in_f32)),
             Self::NotFinite { parameter, at } => {
                 let what = beginning(parameter.as_deref(), at.as_deref());
                 write!(f, "not finite in f32 either: half precision is not the cause. {what}")

@@ -1,6 +1,6 @@
 //! Hooks of a program's own: a rule that rejects steps, and an average of the weights that keeps up with the device.
 
-use burn_amp::hook::{Applied, Hook, Proposed, Resolution, State, Verdict};
+use burn_amp::hook::{Applied, Hook, Parameter, Proposed, Resolution, State, Verdict};
 use serde::{Deserialize, Serialize};
 
 use crate::support::*;
@@ -62,6 +62,10 @@ impl Hook for Jump {
     }
 }
 
+fn is_bias(found: &Parameter) -> bool {
+    found.shape().num_dims() == 1
+}
+
 /// The sum of the first bias over all steps that were applied, on whatever decides them.
 #[derive(Clone, Debug, Default)]
 struct Sum {
@@ -75,15 +79,14 @@ impl Hook for Sum {
     }
 
     // What the host does not decide, the device does in `applied`.
-    fn judge(&mut self, _step: &mut Proposed<'_>) -> Verdict {
+    fn judge(&mut self, step: &mut Proposed<'_>) -> Verdict {
+        assert!(step.parameters().iter().any(is_bias));
         Verdict::Apply
     }
 
     fn applied(&mut self, step: &mut Applied<'_>) {
         let mut parameters = step.parameters().iter();
-        let bias = parameters
-            .find(|found| found.shape().num_dims() == 1)
-            .unwrap();
+        let bias = parameters.find(|found| is_bias(found)).unwrap();
         assert!(bias.is_trained());
         let value: Tensor<1> = bias.value();
         let value = match step.skipped() {

@@ -63,6 +63,11 @@ type Run = Result<Vec<Reached>, AmpError>;
 /// Adds to the optimizer of a rank.
 type Add = fn(ScaledOptimizer, usize) -> ScaledOptimizer;
 
+/// Those ranks alone whose number fits.
+type Ranks = fn(usize) -> bool;
+
+const NONE: Ranks = |_| false;
+
 /// Multiplies one row of a batch, and so its gradient.
 fn row(kind: char) -> (f32, f32) {
     match kind {
@@ -78,7 +83,7 @@ fn row(kind: char) -> (f32, f32) {
 
 /// Trains on batches of four rows: `rank` of a training on its part of each; none on all of it. A part of `-` has no gradients at all, and at `!` the
 /// rank ends; then nothing is averaged.
-fn train(script: &str, rank: Option<Rank>, add: Add, in_region: bool) -> Run {
+fn train(script: &str, rank: Option<Rank>, add: Add, in_region: Ranks) -> Run {
     let number = rank.as_ref().map_or(0, |rank| rank.rank);
     let amp = MixedPrecision::f16();
     let (mut model, mut optim) = amp.prepare(linear(), SgdConfig::new().init());
@@ -105,7 +110,7 @@ fn train(script: &str, rank: Option<Rank>, add: Add, in_region: bool) -> Run {
             let region = Rescale::dynamic("region")
                 .with_scaler(region_settings())
                 .unwrap();
-            let output = amp.autocast(input, |x: Tensor<2>| match in_region {
+            let output = amp.autocast(input, |x: Tensor<2>| match in_region(number) {
                 true => rescaled(region, x, |x| model.forward(x)),
                 false => model.forward(x),
             });
@@ -140,7 +145,7 @@ fn region_settings() -> GradScalerConfig {
 }
 
 /// What each of so many ranks has come to.
-fn ranks(size: usize, script: &'static str, add: Add, in_region: bool) -> Vec<Run> {
+fn ranks(size: usize, script: &'static str, add: Add, in_region: Ranks) -> Vec<Run> {
     let threads = Rank::all(size).into_iter();
     let threads =
         threads.map(|rank| thread::spawn(move || train(script, Some(rank), add, in_region)));
@@ -172,19 +177,19 @@ zz.. ....
 #[test]
 fn ranks_step_as_one_process_with_the_whole_batch() {
     for script in SCRIPTS.lines().filter(|line| !line.is_empty()) {
-        let alone = train(script, None, plain, false).unwrap();
+        let alone = train(script, None, plain, NONE).unwrap();
         for size in [2, 4] {
-            for (rank, run) in ranks(size, script, plain, false).into_iter().enumerate() {
+            for (rank, run) in ranks(size, script, plain, NONE).into_iter().enumerate() {
                 assert_eq!(run.unwrap(), alone, "{script}: rank {rank} of {size}");
             }
         }
     }
 }
 
-/// One rank alone has no gradients, a step that a guard rejects, an overflowing micro-batch, an overflow in a region, zeros.
-const ALONE: [(&str, Add, bool); 6] = [
-    ("..-- .... --.. ....", plain, false),
-    ("---- .... ....", plain, false),
+/// One rank alone has no gradients, a step that a guard rejects, an overflowing micro-batch, an overflow in a region, a region, zeros.
+const ALONE: [(&str, Add, Ranks); 7] = [
+    ("..-- .... --.. ....", plain, NONE),
+    ("---- .... ....", plain, NONE),
     (
         ".... .... .... ..ll .... ....",
         |optim, _| {
@@ -192,19 +197,20 @@ const ALONE: [(&str, Add, bool); 6] = [
                 SkipStep::new().with_rolling_interval_length(4),
             ))
         },
-        false,
+        NONE,
     ),
     (
         ".... ..o. .... o... .... .... ....",
         |optim, _| optim.with_accumulation(AccumulationConfig::new(2).with_skip_micro_batch(true)),
-        false,
+        NONE,
     ),
     (
         ".... ..o. .... .... ....",
         |optim, _| optim.with_accumulation(2),
-        false,
+        NONE,
     ),
-    (".... ..o. .... .... ....", plain, true),
+    (".... ..o. .... .... ....", plain, |_| true),
+    (".... .... .... ....", plain, |rank| rank == 0),
 ];
 
 #[test]
@@ -236,7 +242,7 @@ fn a_rank_that_fails_or_ends_ends_all() {
         Err(AmpError::Ranks { rank, reason }) => (*rank, reason.clone()),
         other => panic!("{other:?}"),
     };
-    let runs = ranks(2, ".... ....", bad_clip, false);
+    let runs = ranks(2, ".... ....", bad_clip, NONE);
     assert!(
         matches!(runs[1], Err(AmpError::InvalidValue { .. })),
         "{runs:?}"
@@ -249,7 +255,7 @@ fn a_rank_that_fails_or_ends_ends_all() {
         0 => optim,
         _ => optim.with_clipping(GradientClip::Norm(1.0)),
     };
-    for run in ranks(2, ".... ....", others, false) {
+    for run in ranks(2, ".... ....", others, NONE) {
         let (rank, reason) = stopped(&run);
         assert_eq!(rank, Some(1));
         assert!(reason.contains("begins otherwise than rank 0"), "{reason}");
@@ -260,7 +266,7 @@ fn a_rank_that_fails_or_ends_ends_all() {
 /// A rank that leaves its loop, and drops its optimizer, is not waited for.
 #[test]
 fn a_rank_that_has_ended_ends_the_others() {
-    let runs = ranks(2, ".... .... !... ....", plain, false);
+    let runs = ranks(2, ".... .... !... ....", plain, NONE);
     assert_eq!(runs[0].as_ref().unwrap().len(), 2);
     for run in &runs[1..] {
         let ended = AmpError::Ranks {

@@ -48,11 +48,60 @@ fn a_step_is_explained_by_its_own_passes() {
                 _ => _ = run.step(0.01, passes.pop_front().unwrap()),
             }
         }
+        let all = amp.counters();
         let [a, b] = runs.map(|(run, _)| run.counters());
+        assert_eq!(all.skipped(), a.skipped() + b.skipped(), "{script}");
+        assert_eq!(all.bad_losses(), a.bad_losses() + b.bad_losses());
         let of = |run: StepCounters| format!("{} {}", run.skipped(), run.bad_losses());
         let found = format!("{}: {}, {}", amp.loss_scale(), of(a), of(b));
         assert_eq!(found, expected, "{script}");
     }
+}
+
+/// One on a thread that tests nothing, whose gradients are dropped, is over with the iteration after.
+#[test]
+fn a_pass_on_a_helping_thread_explains_no_later_step() {
+    let mut run = training();
+    thread::scope(|threads| _ = threads.spawn(|| drop(pass(&run, "[ T ] nan"))));
+    for _ in 0..2 {
+        assert!(!step(&mut run, "[ T ] flat"));
+    }
+    step(&mut run, "[ T ] steep");
+    assert_eq!(ended(run), LOWERED);
+}
+
+/// What came to the border before a record was loaded is of the run before.
+#[test]
+fn a_pass_before_a_record_is_loaded_explains_no_step_after() {
+    let mut run = training();
+    let record = run.optim.to_record();
+    drop(pass(&run, "[ T ] nan"));
+    run.optim.load_record(record).unwrap();
+    step(&mut run, "[ T ] steep");
+    assert_eq!(ended(run), LOWERED);
+}
+
+/// So that a run goes on that they have ended.
+#[test]
+fn bad_losses_in_a_row_are_counted_anew_with_other_settings() {
+    let ended = |run: &mut Training, most: usize| {
+        for _ in 0..most {
+            run.try_step(0.1, pass(run, "[ T ] nan")).unwrap();
+        }
+        let error = run.try_step(0.1, pass(run, "[ T ] nan")).unwrap_err();
+        is_error(&error, "LossNotFinite", [&format!("{}", most + 1)]);
+    };
+    let with = |most| {
+        Player::new(
+            net(),
+            &f16_under(at_scale(SCALE).with_max_consecutive_skips(most)),
+        )
+    };
+    let mut run = with(Some(2));
+    ended(&mut run, 2);
+    let mut resumed = with(Some(3));
+    resumed.optim.load_record(run.optim.to_record()).unwrap();
+    ended(&mut resumed, 3);
 }
 
 /// However many scopes a window has.

@@ -103,6 +103,16 @@ fn an_overflow_at_the_scale_of_another_handle_is_named() {
     assert_eq!(error(fused), AmpError::TwoPrecisions);
 }
 
+/// Whichever handle's scope it came through before.
+#[test]
+fn a_gradient_that_becomes_nan_between_the_scopes_of_two_handles() {
+    let amps = [&f16(two(9)), &f16(two(9))];
+    let mut run = Player::new(attached(net(), amps), amps[0]);
+    let loss = loss_of(amps, &run.model, ones(), "[ T ] root [b L ] flat");
+    run.step(0.1, run.gradients(loss));
+    assert_eq!((run.counters().bad_losses(), run.scale()), (1, two(9)));
+}
+
 /// What `step`, a step with a gain and its handle, says in a process of its own.
 fn said_of(name: &str, step: impl FnOnce(Gain, &MixedPrecision)) -> String {
     said_in_child(module_path!(), name).unwrap_or_else(|| {

@@ -58,11 +58,35 @@ fn the_settings_are_the_programs() {
         assert_eq!(schedule.hysteresis_tracker(), 1);
         assert_eq!((counters.steps(), counters.skipped()), (3, 1));
     }
+    let record = trained(stored(), "xx..").optim.to_record();
+    for scaler in each(edited.with_hysteresis(5), &record) {
+        assert_eq!(scaler.schedule().hysteresis_tracker(), 3);
+    }
     // The state counts as the new settings have it.
     let mut run = trained(edited, "");
     run.optim.load_record(saved()).unwrap();
     run.step(BAD);
     assert_eq!(run.scale(), 256.0);
+}
+
+/// The scale that an overflow has backed off to is a ceiling for rules that look at gradients. It is a memory of their own rule.
+#[test]
+fn a_ceiling_goes_on_with_its_rule() {
+    let small = norm(1e-6);
+    let under = |schedule| at_scale(1024.0).with_schedule(schedule);
+    let mut run = trained(under(Schedule::log_max()), "");
+    run.step(BAD);
+    let record = run.optim.to_record();
+    (0..9).for_each(|_| run.step(small));
+    for (schedule, expected) in [
+        (Schedule::log_max(), run.scale()),
+        (Schedule::near_top(), 512.0 * 512.0),
+    ] {
+        let mut resumed = trained(under(schedule), "");
+        resumed.optim.load_record(record.clone()).unwrap();
+        (0..9).for_each(|_| resumed.step(small));
+        assert_eq!(resumed.scale(), expected);
+    }
 }
 
 #[test]

@@ -33,13 +33,22 @@ fn losses_of_several_optimizers_and_workers() {
 /// At the border no loss is seen: what counts is the gradient that comes to it.
 #[test]
 fn gradients_that_are_lost_inside_a_scope_warn_once() {
-    let run = |factor| {
-        let mut run = Trial::at_border(&f16_under(at_scale(1.0)));
-        warnings(|| (0..3).for_each(|_| run.take(run.in_scope(factor))))
-    };
-    says(only(&run(1e-9)), ["underflow"]);
+    fn run<O: ModuleOptim>(optim: O, factor: f64) -> Vec<String> {
+        let mut run = Trial::at_border_with(optim, &f16_under(at_scale(1.0)));
+        warnings(|| {
+            (0..3).for_each(|_| run.take(run.in_scope(factor)));
+            run.optim.synchronize().unwrap();
+        })
+    }
+    let burns = |factor| run(SgdConfig::new().init(), factor);
+    let fused = |factor| run(FusedSgd::new(SgdConfig::new()), factor);
+    for said in [burns(1e-9), fused(1e-9)] {
+        says(only(&said), ["underflow"]);
+    }
     for factor in [0.0, 1e-3] {
-        assert_eq!(run(factor), [""; 0], "{factor}");
+        for said in [burns(factor), fused(factor)] {
+            assert_eq!(said, [""; 0], "{factor}");
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Clipping: between unscaling and the optimizer, with the norms that the unscaling pass has found.
 
 use burn::module::{ParamGroup, ParamId};
-use burn::{config::Config, optim::GradientsParams};
+use burn::{config::Config, optim::GradientsParams, tensor::DType};
 use burn_amp_kernels::{ClipTable, NormClip, TensorStatus, clip_factors};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -165,6 +165,10 @@ impl UnscaledGradients {
         Ok(self.clip_by(&ClipRules(rules), 1.0, false)?.0)
     }
 
+    fn is_f64(&self, at: usize) -> bool {
+        self.entries[at].gradient == DType::F64
+    }
+
     /// Clips by these rules what a guard has multiplied by `factor`, at most 1, in one multiplication. If the `later` step multiplies, it is given
     /// by what; those factors are the ones that a device finds by itself.
     pub(crate) fn clip_by(
@@ -189,6 +193,8 @@ impl UnscaledGradients {
         for (at, Change { factor, limit }) in changes.iter().enumerate() {
             match later && limit.is_none() {
                 _ if *factor >= 1.0 => {}
+                // A pass multiplies in f32.
+                _ if self.is_f64(at) => self.change(at, |grad| grad.mul_scalar(*factor)),
                 true => _ = factors.insert(self.entries[at].id, *factor as f32),
                 false => shared.entry(factor.to_bits()).or_default().push(at),
             }
@@ -197,7 +203,7 @@ impl UnscaledGradients {
             let factor = f64::from_bits(bits);
             match positions[..] {
                 [at] => self.change(at, |grad| grad.mul_scalar(factor)),
-                // One pass for several, in f32.
+                // One pass for several.
                 _ => self.scale(&positions, factor as f32)?,
             }
         }
@@ -233,8 +239,8 @@ fn plan(
     let norms: Vec<f64> = statuses.iter().map(|status| status.norm).collect();
     let of_device = later.then(|| clip_factors(&rules.by_norm(entries), &norms));
     let factor_of = |at: usize, of_host: f64| {
-        let of_device = of_device.as_ref().map(|factors| f64::from(factors[at]));
-        of_device.unwrap_or(of_host)
+        let of_device = (of_device.as_ref()).filter(|_| entries[at].gradient != DType::F64);
+        of_device.map_or(of_host, |factors| factors[at].into())
     };
     let (factor, limit) = (guard, None);
     let mut changes = vec![Change { factor, limit }; entries.len()];
@@ -249,10 +255,9 @@ fn plan(
                 let norm = norm(of_rule.clone().map(|at| norms[at]));
                 let factor = (threshold / (norm + EPSILON)).min(1.0);
                 let first = of_rule.clone().next();
-                let factor = first.map_or(factor, |at| factor_of(at, factor));
                 clipping.norms.push(norm);
-                coefficients.push(factor);
-                of_rule.for_each(|at| changes[at].factor = guard.min(factor));
+                coefficients.push(first.map_or(factor, |at| factor_of(at, factor)));
+                of_rule.for_each(|at| changes[at].factor = guard.min(factor_of(at, factor)));
             }
             GradientClip::Norm(threshold) => {
                 for at in of_rule.filter(|at| norms[*at] > threshold) {

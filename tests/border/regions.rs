@@ -127,6 +127,22 @@ fn adaloss_lifts_small_gradients() {
     assert_ne!(other.region("a"), AdaLoss::default().region("a"));
 }
 
+/// However many micro-batches a window has, and in whatever order they come.
+#[test]
+fn a_long_window_shows_a_region_all_of_its_gradients() {
+    let seen = |weights: [i32; 2]| {
+        let mut run = run();
+        run.optim = run.optim.with_accumulation(200);
+        for weight in weights.into_iter().flat_map(|weight| [weight; 100]) {
+            let line = format!("[ {{in:adaloss T }} L ] ^{weight}");
+            run.step(0.01, pass(&run, &line));
+        }
+        regions(&run)
+    };
+    assert_eq!([seen([-30, -30]), seen([-30, -14])], ["in 4", "in 0"]);
+    assert_eq!(seen([-14, -30]), "in 0");
+}
+
 /// The statistics of what comes to a region say nothing of what is made of it inside.
 #[test]
 fn adaloss_backs_off_and_comes_back() {

@@ -1,7 +1,7 @@
 //! Burn's `ddp`: each worker has a learner of its own, and Burn sums their gradients inside the backward pass, so that what is wrong on one is seen by all.
 //!
-//! Over remote devices, whose servers are threads of this process. Burn 0.22.1 can do it on CUDA only; with
-//! the next Burn, `.ci/next` runs this.
+//! Over remote devices, whose servers are threads of this process; on another default device than Flex, over that, listed twice. Burn 0.22.1 can do it on
+//! CUDA only; with the next Burn, `.ci/next` runs this.
 
 use burn::remote::RemoteHost;
 use burn::server::WebSocketTransport;
@@ -52,14 +52,20 @@ fn device_of(host: &RemoteHost, index: usize) -> Device {
     options.init().unwrap()
 }
 
-/// Two devices for each way in which Burn sums over them. Two workers on one fused device are not to be trusted, and a remote one is fused.
-fn engines() -> [(&'static str, [Device; 2]); 2] {
+/// Two devices for each way in which Burn sums over them, and the device behind both. Two workers on one fused device are not to be trusted, and a
+/// remote one is fused.
+fn engines() -> Vec<(&'static str, [Device; 2], Device)> {
+    let own = Device::default();
+    if !on_flex() {
+        let twice = [own.clone(), own.clone()];
+        return vec![("one device, listed twice", twice, own)];
+    }
     let apart = [(); 2].map(|()| device_of(&serve(1), 0));
     let host = serve(2);
     let together = [0, 1].map(|index| device_of(&host, index));
-    [
-        ("two servers", apart),
-        ("two devices of a server", together),
+    vec![
+        ("two servers", apart, own.clone()),
+        ("two devices of a server", together, own),
     ]
 }
 
@@ -178,9 +184,9 @@ fn all_workers_decide_the_same() {
     if said_in_child(module_path!(), "all_workers_decide_the_same").is_some() {
         return;
     }
-    for (engine, devices) in engines() {
+    for (engine, devices, own) in engines() {
         for [name, counts, scale] in rows(CASES) {
-            let multi = ExecutionStrategy::multi(vec![Device::flex(); 2], WAYS[0]);
+            let multi = ExecutionStrategy::multi(vec![own.clone(); 2], WAYS[0]);
             let (multi, ddp) = (train(name, multi), train(name, ddp(&devices)));
             assert_eq!(multi.0, format!("{counts} > {scale}"), "{name}");
             assert_eq!(multi.0, ddp.0, "{engine}: {name}");

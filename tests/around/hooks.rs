@@ -32,6 +32,7 @@ impl Hook for Jump {
         let Some(norm) = step.status().map(GradientStatus::norm) else {
             return Verdict::Wait;
         };
+        assert!(step.gradients().is_some());
         self.losses.push(step.loss());
         match self.last {
             Some(last) if norm > self.far * last => Verdict::Reject {

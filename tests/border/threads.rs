@@ -134,3 +134,43 @@ fn work_that_is_stolen_into_an_open_scope() {
     let stolen = STOLEN.load(Ordering::Relaxed);
     assert!(stolen > 10, "{stolen} of 160 jobs ran inside of others");
 }
+
+/// Works on another thread, if it is to.
+fn on<T: Send>(is_apart: bool, work: impl FnOnce() -> T + Send) -> T {
+    match is_apart {
+        true => thread::scope(|threads| threads.spawn(work).join().unwrap()),
+        false => work(),
+    }
+}
+
+/// Reads the parameters here and on threads that make the gradients, after each step: on this thread, or every other step on one more.
+fn trained<O: ModuleOptim + Send>(optim: O, are_apart: bool, steps_apart: bool) -> Vec<Vec<f32>> {
+    let amp = f16(two(4));
+    let (mut model, mut optim) = amp.prepare(Gain::new(&[2.0; 64]), optim);
+    let mut read = Vec::new();
+    for step in 0..8 {
+        let gradients = |part: i32| {
+            let loss = amp.autocast(vector(&[0.5; 64]), |x| model.forward(x));
+            backward(loss.sum() * f64::from(part + step + 1), &model)
+        };
+        let parts = [0, 1].map(|part| on(are_apart, || gradients(part)));
+        let mut grads = MultiGradientsParams::default();
+        grads.grads.extend(parts.map(|part| (part, device())));
+        let work = || optim.step_multi(0.01, model, grads);
+        model = on(steps_apart && step % 2 == 1, work).unwrap();
+        read.extend([are_apart, false].map(|is_apart| on(is_apart, || numbers(&model))));
+    }
+    read
+}
+
+/// What a step makes of memory that other threads have made, all threads read as it is then: see `docs/upstream/in-place-across-threads.md`. An optimizer
+/// of Burn's is to step on one thread.
+#[test]
+fn threads_see_what_a_step_has_made_of_their_gradients() {
+    let sgd = || SgdConfig::new().init();
+    assert!(trained(sgd(), true, false) == trained(sgd(), false, false));
+    let fused = || FusedSgd::new(SgdConfig::new());
+    for steps_apart in [false, true] {
+        assert!(trained(fused(), true, steps_apart) == trained(fused(), false, false));
+    }
+}

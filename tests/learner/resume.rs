@@ -21,7 +21,7 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
         (run.clone(), &clipped),
         (run.clone(), &behind),
     ];
-    // Two workers on one fused device are not to be trusted, as the book says. Windows on the main device are left out: Burn sums there
+    // Two workers on one fused device are not to be trusted. Windows on the main device are left out: Burn sums there
     // in the order in which the workers come.
     if on_flex() {
         let [main, sharded] = WAYS.map(|optim| run.clone().with_workers(optim));

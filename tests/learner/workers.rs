@@ -194,3 +194,38 @@ fn one_step_of_two_workers_has_one_cause() {
         assert_eq!(amp.loss_scale(), 1024.0, "{turns}");
     }
 }
+
+/// Those of the last step, as one thread has made them of the gradients of all: see `docs/upstream/in-place-across-threads.md`.
+#[test]
+fn workers_on_one_device_see_the_same_parameters() {
+    for (way, windows) in [(WAYS[0], 1), (WAYS[1], 1), (WAYS[0], 2)] {
+        let mut run = Run::of(1);
+        run.samples = samples(2 * 12 * 8);
+        if windows > 1 {
+            run = run.with_windows(windows);
+        }
+        let (amp, seen) = (run.amp(), Arc::new(Mutex::new(Vec::new())));
+        let (counted, read) = (amp.clone(), seen.clone());
+        let model = Model::new(net(), move |model, batch| {
+            if model.net.head.weight.val().is_require_grad() {
+                let with = (counted.counters().steps(), values(&model.net));
+                read.lock().unwrap().push(with);
+            }
+            InferenceStep::step(&model.net, batch)
+        });
+        let made = amp.learner(model, sgd(&amp), lr());
+        let devices = vec![Device::default(); 2];
+        let done = run.train_by(&temp_dir(), &amp, made, |amp, training| {
+            let strategy = ExecutionStrategy::multi(devices, way);
+            amp.training(training)
+                .with_training_strategy(strategy.into())
+        });
+        assert_eq!(done.finished().counters().steps(), 12 / windows as u64);
+        let mut seen = std::mem::take(&mut *seen.lock().unwrap());
+        seen.sort_by_key(|(steps, _)| *steps);
+        for both in seen.windows(2).filter(|both| both[0].0 == both[1].0) {
+            assert!(both[0] == both[1], "step {} of {way:?}", both[0].0);
+        }
+        assert_eq!(seen.len(), 24);
+    }
+}

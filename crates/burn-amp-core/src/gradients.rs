@@ -19,6 +19,7 @@ pub(crate) use unscale::inspect;
 
 use burn::module::Module;
 use burn::optim::{GradientsParams, MultiGradientsParams};
+use burn_amp_kernels::of_this_thread as in_own_memory;
 
 use crate::values::{Parameter, parameters, with_rank, working_dtype};
 
@@ -46,11 +47,24 @@ pub fn sum_of_devices<M: Module>(mut grads: MultiGradientsParams, module: &M) ->
                 }
             }
             if let Some((sum, _)) = grads.remove::<D>(id) {
-                total.register(id, sum);
+                total.register(id, in_own_memory(sum));
             }
         });
     }
     total
+}
+
+/// Gradients that another thread has made, in memory of this one, so that others may read what a step makes of it: see
+/// [`burn_amp_kernels::of_this_thread`]. Does not wait for the device.
+pub fn of_this_thread<M: Module>(mut grads: GradientsParams, module: &M) -> GradientsParams {
+    for parameter in parameters(module) {
+        with_rank!(parameter.value.rank(), D => {
+            if let Some(grad) = grads.remove::<D>(parameter.id) {
+                grads.register(parameter.id, in_own_memory(grad));
+            }
+        });
+    }
+    grads
 }
 
 /// Gradients in the dtype of their parameters' masters: f16 and bf16 become f32. What has another shape than its parameter stays as it is, for the

@@ -5,6 +5,7 @@ use burn::train::train::WorkerFailure;
 use burn::train::{Interrupter, TrainingError};
 use std::ops::DerefMut;
 use std::sync::{Mutex, Weak};
+use std::thread::ThreadId;
 
 use super::steps::{self, Shared};
 use burn_amp_core::internal::{is_remote, learner, locked};
@@ -15,6 +16,8 @@ use burn_amp_core::{AmpError, MixedPrecision};
 pub(super) struct State {
     pub(super) error: Option<AmpError>,
     pub(super) interrupter: Option<Interrupter>,
+    /// The thread that has made gradients last.
+    pub(super) maker: Option<ThreadId>,
     /// The workers whose gradients are summed, and their devices.
     workers: Vec<(Worker, Device)>,
 }

@@ -5,12 +5,12 @@ use burn::{
     module::{Module, ModuleVisitor, Param},
     tensor::{Device, Tensor},
 };
-use std::{any::Any, mem::take, ops::Deref};
+use std::{any::Any, mem::take, ops::Deref, thread};
 
 use super::checkpoint::{self, Entry};
 use super::run;
 use super::steps::{Kind, Steps};
-use burn_amp_core::internal::learner::{by_device, in_model, is_unused};
+use burn_amp_core::internal::learner::{by_device, in_model, is_unused, of_this_thread};
 use burn_amp_core::internal::{locked, or_panic, widened};
 use burn_amp_core::{AmpError, Ema, MixedPrecision, Scaler, StepError, hook::Hook, sum_of_devices};
 
@@ -193,6 +193,7 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
         if let Some(device) = &summed.0 {
             or_panic(run::check_worker(&self.amp, &self.steps.shared, device));
         }
+        run::state(&self.amp).maker = Some(thread::current().id());
         let mut output = in_model(&self.amp, || TrainStep::step(inner, batch));
         if summed.0.is_some() && output.grads.is_empty() {
             // The others wait inside their backward passes: what ends the run is a worker that panics.
@@ -231,6 +232,12 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
         lr_module: ModuleLearningRate,
         grads: GradientsParams,
     ) -> Self {
+        let maker = run::state(&self.amp).maker;
+        let grads = match maker.is_none_or(|maker| maker == thread::current().id()) {
+            true => grads,
+            // Burn has summed those of workers in the place of one's.
+            false => of_this_thread(grads, &self.inner),
+        };
         self.advance(optim, lr_module, grads, M::optimize)
     }
 

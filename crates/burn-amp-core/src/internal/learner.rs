@@ -6,7 +6,7 @@ use crate::{AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, Scaler, border::M
 pub use crate::{
     border::mixed_precision::{is_unused, set_running, state_of},
     border::scope::in_model,
-    gradients::{by_device, placeholders},
+    gradients::{by_device, of_this_thread, placeholders},
     optimizer::step_by,
     record::{Container, OptimizerState, SECTION, read, write},
 };

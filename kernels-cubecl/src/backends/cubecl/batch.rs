@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
-use burn_std::{Strides, is_dense};
+use burn_std::{Strides, id::StreamId, is_dense};
 use cubecl::zspace::striding::try_check_pitched_row_major_strides;
 use cubecl::{prelude::*, server::Handle};
 use std::sync::Arc;
@@ -120,7 +120,8 @@ impl Owner {
     /// not for the device. CubeCL's runtime for CPUs lets go when the work is done: there a gradient that was just made is taken for one
     /// that was read.
     ///
-    /// What is recorded holds memory for good, and runs in its place.
+    /// What is recorded holds memory for good, and runs in its place. Memory that another thread has made stays as it is: CubeCL has those who read it wait for
+    /// that thread alone (`docs/upstream/in-place-across-threads.md`).
     pub(super) fn may_overwrite(&mut self, tensor: &CubeTensor) -> bool {
         let is_bound = || tensor.handle.memory.is_bound();
         if !tensor.can_mut() {
@@ -128,6 +129,9 @@ impl Owner {
         }
         if tensor.client.is_capturing() {
             return true;
+        }
+        if tensor.handle.stream != StreamId::current() {
+            return false;
         }
         if is_bound() && !self.waited {
             // What it finds is reported again where the results are read.

@@ -53,6 +53,21 @@ fn half_precision_parameters() {
     }
 }
 
+/// The thread steps with gradients of this one, which reads what it has made of them: see `docs/upstream/in-place-across-threads.md`.
+#[test]
+fn the_host_may_be_the_training_device() {
+    let (mut trial, amp) = (Trial::new(growing(100), sgd), growing(100));
+    trial.optim = PipelinedOptimizer::new(sgd(&trial.amp), Device::default()).unwrap();
+    let (mut plain, mut optim) = (net(&amp), sgd(&amp));
+    for step in 0..8 {
+        trial.step(step, false);
+        trial.synchronize();
+        let grads = gradients_of(&plain, &amp, step, 1.0);
+        plain = optim.step(trial.lr, plain, grads);
+        assert!(trial.parameters() == parameters(&plain), "{step}");
+    }
+}
+
 /// An optimizer by itself: no loss scale, and gradients are not tested.
 #[test]
 fn any_optimizer() {

@@ -23,6 +23,13 @@ pub struct Trial<O = ModuleOptimizer> {
     pub lr: f64,
 }
 
+pub fn gradients_of(net: &Net, amp: &MixedPrecision, step: usize, factor: f64) -> GradientsParams {
+    let input = random::<2>(100 * step, [2, 6], &device());
+    let output = amp.autocast(input, |x| net.forward(x));
+    let loss = output.square().mean() * factor;
+    GradientsParams::from_grads(loss.backward(), net)
+}
+
 impl<O: ModuleOptim + Send + 'static> Trial<O> {
     /// With the loss scale of `amp`, at a learning rate of 0.01.
     pub fn new(
@@ -39,10 +46,7 @@ impl<O: ModuleOptim + Send + 'static> Trial<O> {
 
     /// Of an iteration whose loss is multiplied by this: 1e6 overflows at the present scale, and at many others.
     pub fn gradients(&self, step: usize, factor: f64) -> GradientsParams {
-        let input = random::<2>(100 * step, [2, 6], &device());
-        let output = self.amp.autocast(input, |x| self.net.forward(x));
-        let loss = output.square().mean() * factor;
-        GradientsParams::from_grads(loss.backward(), &self.net)
+        gradients_of(&self.net, &self.amp, step, factor)
     }
 
     pub fn step(&mut self, step: usize, overflow: bool) {

@@ -4,7 +4,7 @@ use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module
 use std::any::Any;
 
 use super::masters::{images_of, masters_of, values_of};
-use burn_amp_core::internal::pipeline::{Made, Trained, make_step, scaled_by};
+use burn_amp_core::internal::pipeline::{Made, Trained, make_step, of_this_thread, scaled_by};
 use burn_amp_core::internal::{
     ParamTensors, Parameter, StepGradients, distinct_parameters, widened,
 };
@@ -87,7 +87,8 @@ fn moved<M: Module>(grads: StepGradients, module: &M, host: &Device) -> StepGrad
         // Those that were tested elsewhere are tested here too: what was found is of the other side's scale.
         _ => 1.0,
     };
-    let grads = grads.into_params().to_device(host, module);
+    // Of the training device itself, they are still in memory of the other thread.
+    let grads = of_this_thread(grads.into_params().to_device(host, module), module);
     match scale == 1.0 {
         true => widened(grads, module).into(),
         // As narrow as they are: unscaling widens them.

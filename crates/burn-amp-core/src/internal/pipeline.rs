@@ -5,6 +5,7 @@ use burn::optim::GradientsParams;
 use crate::values::ParamTensors;
 use crate::{AmpError, AmpRecord, LossScale, ScaledGradients};
 pub use crate::{
+    gradients::of_this_thread,
     lock::quietly,
     optimizer::pipelined::{Made, SentStep, Trained, TrainingSide, make_step, with_culprit},
 };

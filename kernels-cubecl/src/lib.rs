@@ -78,7 +78,7 @@ pub use remote::{ServerError, ServerFault, check_server, is_remote};
 pub use rule::ScaleState;
 pub use run::{histogram, inspect, unscale, unscale_in_dtype};
 pub use schedule::DeviceScale;
-pub use status::{Status, TensorStatus, copied, is_kept_for_nothing, of_this_thread};
+pub use status::{Status, TensorStatus, copied, in_own_memory, is_kept_for_nothing};
 pub use step::{UpdateRow, UpdateRule};
 pub use two_dtypes::refuses_two_dtypes;
 pub use update::{can_update, update};

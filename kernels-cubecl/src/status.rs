@@ -151,9 +151,9 @@ pub fn is_kept_for_nothing<const D: usize>(tensor: &Tensor<D>) -> bool {
     is_known_now(tensor) || is_remote(&tensor.device())
 }
 
-/// The same values in memory that this thread has made, where that matters. On CubeCL's devices other threads may read too early what this one writes in the
-/// place of what another has made (`docs/upstream/in-place-across-threads.md`). Does not wait for the device.
-pub fn of_this_thread<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+/// A copy in memory that this thread has made; on Flex, and on remote devices, the tensor itself. On CubeCL's devices other threads may read too early what
+/// this one writes in the place of what another has made (`docs/upstream/in-place-across-threads.md`). Does not wait for the device.
+pub fn in_own_memory<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     match is_kept_for_nothing(&tensor) {
         true => tensor,
         false => copied(tensor),

@@ -52,8 +52,7 @@ fn device_of(host: &RemoteHost, index: usize) -> Device {
     options.init().unwrap()
 }
 
-/// Two devices for each way in which Burn sums over them, and the device behind both. Two workers on one fused device are not to be trusted, and a
-/// remote one is fused.
+/// Two devices for each way in which Burn sums over them, and the device behind both.
 fn engines() -> Vec<(&'static str, [Device; 2], Device)> {
     let own = Device::default();
     if !on_flex() {

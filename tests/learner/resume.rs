@@ -21,14 +21,11 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
         (run.clone(), &clipped),
         (run.clone(), &behind),
     ];
-    // Two workers on one fused device are not to be trusted. Windows on the main device are left out: Burn sums there
-    // in the order in which the workers come.
-    if on_flex() {
-        let [main, sharded] = WAYS.map(|optim| run.clone().with_workers(optim));
-        let windows = sharded.clone().with_windows(2);
-        ways.extend([main, sharded, windows].map(|run| (run, &burns as _)));
-        ways.push((spiked(), &guarded));
-    }
+    // Windows on the main device are left out: Burn sums there in the order in which the workers come.
+    let [main, sharded] = WAYS.map(|optim| run.clone().with_workers(optim));
+    let windows = sharded.clone().with_windows(2);
+    ways.extend([main, sharded, windows].map(|run| (run, &burns as _)));
+    ways.push((spiked(), &guarded));
     for (index, (run, learner)) in ways.into_iter().enumerate() {
         let [whole, half, resumed] = resumed(&run, |run, folder| run.launch_in(folder, learner));
         let counters = whole.counters();

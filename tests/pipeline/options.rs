@@ -68,6 +68,23 @@ fn the_host_may_be_the_training_device() {
     }
 }
 
+/// They count once, as part of their step.
+#[test]
+fn gradients_that_were_unscaled_before_there_was_a_pipeline() {
+    let amp = growing(100);
+    let (net, mut optim) = (net(&amp), sgd(&amp));
+    let input = random::<2>(0, [2, 6], &device());
+    let loss = amp.autocast(input, |x| net.forward(x)).square().mean();
+    let grads = optim.unscale(optim.backward(loss, &net), &net).unwrap();
+    let mut optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
+    let net = optim.step(0.01, net, grads);
+    let (net, mut optim) = optim.into_inner(net).unwrap();
+    optim.step(0.01, net.clone(), gradients_of(&net, &amp, 1, 1.0));
+    let counters = optim.scaler().counters();
+    assert_eq!((counters.steps(), counters.discarded()), (2, 0));
+    assert_eq!(optim.scaler().schedule().growth_tracker(), 2);
+}
+
 /// An optimizer by itself: no loss scale, and gradients are not tested.
 #[test]
 fn any_optimizer() {

@@ -19,7 +19,7 @@ pub(crate) use unscale::inspect;
 
 use burn::module::Module;
 use burn::optim::{GradientsParams, MultiGradientsParams};
-use burn_amp_kernels::of_this_thread as in_own_memory;
+use burn_amp_kernels::in_own_memory;
 
 use crate::values::{Parameter, parameters, with_rank, working_dtype};
 
@@ -55,7 +55,7 @@ pub fn sum_of_devices<M: Module>(mut grads: MultiGradientsParams, module: &M) ->
 }
 
 /// Gradients that another thread has made, in memory of this one, so that others may read what a step makes of it: see
-/// [`burn_amp_kernels::of_this_thread`]. Does not wait for the device.
+/// [`in_own_memory`]. Does not wait for the device.
 pub fn of_this_thread<M: Module>(mut grads: GradientsParams, module: &M) -> GradientsParams {
     for parameter in parameters(module) {
         with_rank!(parameter.value.rank(), D => {

@@ -193,7 +193,8 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
         if let Some(device) = &summed.0 {
             or_panic(run::check_worker(&self.amp, &self.steps.shared, device));
         }
-        run::state(&self.amp).maker = Some(thread::current().id());
+        // Each worker of `ddp` steps with what it has made itself.
+        run::state(&self.amp).maker = summed.0.is_none().then(|| thread::current().id());
         let mut output = in_model(&self.amp, || TrainStep::step(inner, batch));
         if summed.0.is_some() && output.grads.is_empty() {
             // The others wait inside their backward passes: what ends the run is a worker that panics.

@@ -300,7 +300,8 @@ impl MixedPrecision {
 
     /// The observer that follows the steps.
     pub(crate) fn observer(&self) -> Option<Arc<dyn Observer>> {
-        locked(&self.shared.observer).clone()
+        let is_observed = self.live().is_observed.load(Ordering::Relaxed);
+        is_observed.then(|| locked(&self.shared.observer).clone())?
     }
 
     pub(crate) fn journal(&self) -> Followed {

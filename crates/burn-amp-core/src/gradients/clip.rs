@@ -1,7 +1,7 @@
 //! Clipping: between unscaling and the optimizer, with the norms that the unscaling pass has found.
 
 use burn::module::{ParamGroup, ParamId};
-use burn::{config::Config, optim::GradientsParams, tensor::DType};
+use burn::{config::Config, optim::GradientsParams};
 use burn_amp_kernels::{ClipTable, NormClip, TensorStatus, clip_factors};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -165,12 +165,8 @@ impl UnscaledGradients {
         Ok(self.clip_by(&ClipRules(rules), 1.0, false)?.0)
     }
 
-    fn is_f64(&self, at: usize) -> bool {
-        self.entries[at].gradient == DType::F64
-    }
-
     /// Clips by these rules what a guard has multiplied by `factor`, at most 1, in one multiplication. If the `later` step multiplies, it is given
-    /// by what; those factors are the ones that a device finds by itself.
+    /// by what, except for f64; those factors are the ones that a device finds by itself.
     pub(crate) fn clip_by(
         mut self,
         rules: &ClipRules,
@@ -194,7 +190,7 @@ impl UnscaledGradients {
             match later && limit.is_none() {
                 _ if *factor >= 1.0 => {}
                 // A pass multiplies in f32.
-                _ if self.is_f64(at) => self.change(at, |grad| grad.mul_scalar(*factor)),
+                _ if self.entries[at].is_f64() => self.change(at, |grad| grad.mul_scalar(*factor)),
                 true => _ = factors.insert(self.entries[at].id, *factor as f32),
                 false => shared.entry(factor.to_bits()).or_default().push(at),
             }
@@ -239,7 +235,7 @@ fn plan(
     let norms: Vec<f64> = statuses.iter().map(|status| status.norm).collect();
     let of_device = later.then(|| clip_factors(&rules.by_norm(entries), &norms));
     let factor_of = |at: usize, of_host: f64| {
-        let of_device = (of_device.as_ref()).filter(|_| entries[at].gradient != DType::F64);
+        let of_device = (of_device.as_ref()).filter(|_| !entries[at].is_f64());
         of_device.map_or(of_host, |factors| factors[at].into())
     };
     let (factor, limit) = (guard, None);

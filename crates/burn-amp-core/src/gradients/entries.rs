@@ -46,6 +46,11 @@ impl Entry {
         }
     }
 
+    /// Says whether its gradient is f64, which passes of f32 do not multiply.
+    pub(super) fn is_f64(&self) -> bool {
+        self.gradient == DType::F64
+    }
+
     /// Looks at the gradient for its dtype and its autodiff. Returns false if there is none. `D` is the parameter's rank.
     ///
     /// Refuses one that has not the parameter's shape: Burn panics on another rank, and broadcasts another shape.

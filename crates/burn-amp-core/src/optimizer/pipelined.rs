@@ -123,9 +123,15 @@ impl TrainingSide {
                 "the only one: give each network that is pipelined its own",
             ));
         }
-        let is_plain = matches!(grads, Some(StepGradients::Plain(_)));
-        if is_plain && scaler.precision().is_none() && scaler.is_enabled() {
-            scaler.watch.check_plain();
+        match grads {
+            // Unscaled before the optimizer was given to the pipeline.
+            Some(StepGradients::Unscaled(grads)) => grads.count(&scaler.dropped),
+            Some(StepGradients::Plain(_))
+                if scaler.precision().is_none() && scaler.is_enabled() =>
+            {
+                scaler.watch.check_plain();
+            }
+            _ => {}
         }
         Ok(())
     }

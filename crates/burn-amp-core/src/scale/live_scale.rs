@@ -200,7 +200,7 @@ impl LiveScale {
         self.tests.fetch_add(1, Ordering::Relaxed);
         // Held: another worker adds gradients of the next step once it has ended this one.
         let state = locked(&self.state);
-        (self.events).note_test(ids, state.members.is_ended_by_others(id));
+        (self.events).note_test(ids, state.members.ended_by_others(id).is_some());
     }
 
     /// The number of times that gradients of any optimizer have overflowed so far, those included that were thrown away.
@@ -298,8 +298,8 @@ impl LiveScale {
         state.journal.show(id, restarts);
     }
 
-    /// Counts gradients, and adds to what their iteration has `shown`, unless they are those of a step that another worker has ended: the scale
-    /// [moves](Self::advance) later.
+    /// Counts gradients. What they show is added to what their iteration has `shown`, by which the scale [moves](Self::advance) later; but not if another
+    /// worker has ended their step. Those that spare the scale are reported at once.
     ///
     /// # Errors
     ///

@@ -201,12 +201,10 @@ impl Members {
         }
     }
 
-    /// Says whether another worker has ended the present step.
-    pub(super) fn is_ended_by_others(&self, id: OptimizerId) -> bool {
-        let mut ended = self
-            .others(id)
-            .filter_map(|(_, decided)| decided?.ended.as_ref());
-        ended.next().is_some()
+    /// The end of the present step by another worker, if there is one.
+    pub(super) fn ended_by_others(&self, id: OptimizerId) -> Option<&Ended> {
+        self.others(id)
+            .find_map(|(_, decided)| decided?.ended.as_ref())
     }
 
     /// Ends a step of this one, which has found this. Returns its end by another worker who has found the same, if there is one: it has moved the scale.
@@ -216,9 +214,7 @@ impl Members {
         tested: &Tested,
         own: impl FnOnce() -> Ended,
     ) -> Option<Ended> {
-        let ended = self
-            .others(id)
-            .find_map(|(_, decided)| decided?.ended.as_ref());
+        let ended = self.ended_by_others(id);
         let known = ended.filter(|ended| ended.tested == *tested).cloned();
         let are_others = self
             .others(id)

@@ -16,7 +16,7 @@ use burn_amp_core::{AmpError, MixedPrecision};
 pub(super) struct State {
     pub(super) error: Option<AmpError>,
     pub(super) interrupter: Option<Interrupter>,
-    /// The thread that has begun a step last; none in `ddp`.
+    /// The thread whose memory the gradients of the last step are in, if nobody has summed them since; none in `ddp`.
     pub(super) maker: Option<ThreadId>,
     /// The workers whose gradients are summed, and their devices.
     workers: Vec<(Worker, Device)>,

@@ -193,7 +193,7 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
         if let Some(device) = &summed.0 {
             or_panic(run::check_worker(&self.amp, &self.steps.shared, device));
         }
-        // Each worker of `ddp` steps with what it has made itself.
+        // In `ddp`, Burn sums them on a thread of its own.
         run::state(&self.amp).maker = summed.0.is_none().then(|| thread::current().id());
         let mut output = in_model(&self.amp, || TrainStep::step(inner, batch));
         if summed.0.is_some() && output.grads.is_empty() {
@@ -233,10 +233,10 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
         lr_module: ModuleLearningRate,
         grads: GradientsParams,
     ) -> Self {
-        let maker = run::state(&self.amp).maker;
-        let grads = match maker.is_none_or(|maker| maker == thread::current().id()) {
+        let is_own = run::state(&self.amp).maker == Some(thread::current().id());
+        let grads = match is_own {
             true => grads,
-            // Burn has summed those of workers in the place of one's.
+            // Burn may have summed those of workers in the place of one's.
             false => of_this_thread(grads, &self.inner),
         };
         self.advance(optim, lr_module, grads, M::optimize)

@@ -159,16 +159,21 @@ fn widen_bf16(halves: &Group<bf16>) -> Group<f32> {
     halves.map(|half| f32::from_bits(u32::from(half.to_bits()) << 16))
 }
 
-/// Rounds to the nearest, and of two as near to the even one, without a branch: a loop of `half`'s is not SIMD.
+/// Rounds to the nearest, and of two as near to the even one, without a branch: a loop of `half`'s is not SIMD. One loop for each width.
 #[inline(always)]
 fn narrow_bf16(values: Group<f32>) -> Group<bf16> {
-    let mut halves = [bf16::ZERO; LANES];
-    for (half, value) in halves.iter_mut().zip(values) {
+    let mut rounded = [0; LANES];
+    for (rounded, value) in rounded.iter_mut().zip(values) {
         let bits = value.to_bits();
         let nearest = bits.wrapping_add(0x7FFF + (bits >> 16 & 1));
         // Rounding must not make a number of a NaN.
         let quiet = bits | 0x40_0000;
-        *half = bf16::from_bits((if value.is_nan() { quiet } else { nearest } >> 16) as u16);
+        let is_nan = bits << 1 > f32::INFINITY.to_bits() << 1;
+        *rounded = if is_nan { quiet } else { nearest } >> 16;
+    }
+    let mut halves = [bf16::ZERO; LANES];
+    for (half, rounded) in halves.iter_mut().zip(rounded) {
+        *half = bf16::from_bits(rounded as u16);
     }
     halves
 }

@@ -138,10 +138,13 @@ fn follow<S: Simd, T: Value<Real = f32>>(parameters: &[T], masters: &mut [f32]) 
     by_group(parameters, masters, |parameters, masters| {
         let image = T::widen::<S>(&T::narrow::<S>(*masters));
         let held = T::widen::<S>(parameters);
+        // Without a branch: each is written.
         for (i, master) in masters.iter_mut().enumerate() {
-            if image[i] != held[i] {
-                *master = held[i];
-            }
+            *master = if image[i] == held[i] {
+                *master
+            } else {
+                held[i]
+            };
         }
     });
 }

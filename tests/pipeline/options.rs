@@ -62,7 +62,8 @@ fn the_host_may_be_the_training_device() {
     for step in 0..8 {
         trial.step(step, false);
         trial.synchronize();
-        let grads = gradients_of(&plain, &amp, step, 1.0);
+        let grads = loss(&plain, &amp, step).backward();
+        let grads = GradientsParams::from_grads(grads, &plain);
         plain = optim.step(trial.lr, plain, grads);
         assert!(trial.parameters() == parameters(&plain), "{step}");
     }
@@ -73,13 +74,13 @@ fn the_host_may_be_the_training_device() {
 fn gradients_that_were_unscaled_before_there_was_a_pipeline() {
     let amp = growing(100);
     let (net, mut optim) = (net(&amp), sgd(&amp));
-    let input = random::<2>(0, [2, 6], &device());
-    let loss = amp.autocast(input, |x| net.forward(x)).square().mean();
-    let grads = optim.unscale(optim.backward(loss, &net), &net).unwrap();
+    let grads = optim.backward(loss(&net, &amp, 0), &net);
+    let grads = optim.unscale(grads, &net).unwrap();
     let mut optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
     let net = optim.step(0.01, net, grads);
     let (net, mut optim) = optim.into_inner(net).unwrap();
-    optim.step(0.01, net.clone(), gradients_of(&net, &amp, 1, 1.0));
+    let grads = optim.backward(loss(&net, &amp, 1), &net);
+    optim.step(0.01, net, grads);
     let counters = optim.scaler().counters();
     assert_eq!((counters.steps(), counters.discarded()), (2, 0));
     assert_eq!(optim.scaler().schedule().growth_tracker(), 2);

@@ -23,11 +23,11 @@ pub struct Trial<O = ModuleOptimizer> {
     pub lr: f64,
 }
 
-pub fn gradients_of(net: &Net, amp: &MixedPrecision, step: usize, factor: f64) -> GradientsParams {
+/// The loss of an iteration.
+pub fn loss(net: &Net, amp: &MixedPrecision, step: usize) -> Tensor<1> {
     let input = random::<2>(100 * step, [2, 6], &device());
     let output = amp.autocast(input, |x| net.forward(x));
-    let loss = output.square().mean() * factor;
-    GradientsParams::from_grads(loss.backward(), net)
+    output.square().mean()
 }
 
 impl<O: ModuleOptim + Send + 'static> Trial<O> {
@@ -46,7 +46,8 @@ impl<O: ModuleOptim + Send + 'static> Trial<O> {
 
     /// Of an iteration whose loss is multiplied by this: 1e6 overflows at the present scale, and at many others.
     pub fn gradients(&self, step: usize, factor: f64) -> GradientsParams {
-        gradients_of(&self.net, &self.amp, step, factor)
+        let loss = loss(&self.net, &self.amp, step) * factor;
+        GradientsParams::from_grads(loss.backward(), &self.net)
     }
 
     pub fn step(&mut self, step: usize, overflow: bool) {

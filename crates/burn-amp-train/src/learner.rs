@@ -82,9 +82,14 @@ fn check_plain<M>() -> Result<(), AmpError> {
 /// Refuses parameters whose own gradients would be in f16, without the loss scale.
 fn check_trained(parameters: &[Parameter]) -> Result<(), AmpError> {
     let is_f16 = |found: &&Parameter| found.is_trained && found.value.dtype() == DType::F16;
-    let refused =
-        |found: &Parameter| AmpError::border(BorderFault::Parameter, Some(&found.path), DType::F16);
-    (parameters.iter().find(is_f16)).map_or(Ok(()), |found| Err(refused(found)))
+    match parameters.iter().find(is_f16) {
+        None => Ok(()),
+        Some(Parameter { path, .. }) => Err(AmpError::border(
+            BorderFault::Parameter,
+            Some(path),
+            DType::F16,
+        )),
+    }
 }
 
 /// Refuses what no Learner of this handle can step with.

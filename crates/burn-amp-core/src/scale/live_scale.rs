@@ -259,11 +259,7 @@ impl LiveScale {
         status: Option<Arc<GradientStatus>>,
         caller: Caller,
     ) -> Result<StepOutcome, AmpError> {
-        let mut shown = Shown::default();
-        let counted = self.count(id, Purpose::Step, found, &mut shown);
-        if shown.evidence.is_some() {
-            self.advance(id, Purpose::Step, &shown);
-        }
+        let counted = self.count_alone(id, Purpose::Step, found);
         let outcome = found.outcome();
         let call = Call {
             outcome: Some(outcome),
@@ -351,6 +347,25 @@ impl LiveScale {
         }
         if let Err(AmpError::LossNotFinite { last_read, .. }) = &mut counted {
             *last_read = self.last_read().map(|path| path.to_string());
+        }
+        counted
+    }
+
+    /// Counts gradients that are an iteration by themselves, and moves the scale by them.
+    ///
+    /// # Errors
+    ///
+    /// As [`count`](Self::count): the scale stays then.
+    pub(crate) fn count_alone(
+        &self,
+        id: OptimizerId,
+        purpose: Purpose,
+        found: &Finding,
+    ) -> Result<(), AmpError> {
+        let mut shown = Shown::default();
+        let counted = self.count(id, purpose, found, &mut shown);
+        if shown.evidence.is_some() {
+            self.advance(id, purpose, &shown);
         }
         counted
     }

@@ -10,7 +10,7 @@ use crate::{
     error::AmpError,
     gradients::unscale::unscale,
     scale::account::{Call, Purpose},
-    scale::finding::{Shown, SkipCause, Tested},
+    scale::finding::{SkipCause, Tested},
     scale::loss_scale::StepOutcome,
     scaler::accumulation::AccumulationWindow,
 };
@@ -41,11 +41,8 @@ impl Scaler {
             false => StepOutcome::Accumulated,
         };
         // As the test of a step, and its update.
-        let (id, purpose, mut shown) = (self.place.id, Purpose::MicroBatch, Shown::default());
-        let counted = (self.live).count(id, purpose, &grads.finding, &mut shown);
-        if shown.evidence.is_some() {
-            (self.live).advance(id, purpose, &shown);
-        }
+        let purpose = Purpose::MicroBatch;
+        let counted = (self.live).count_alone(self.place.id, purpose, &grads.finding);
         if let Err(error) = counted {
             self.enter(Call::of(outcome, status));
             let outcome = Some(outcome);

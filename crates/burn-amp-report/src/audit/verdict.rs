@@ -92,26 +92,16 @@ fn island(in_f32: &[String]) -> String {
     }
 }
 
-/// The advice where a higher loss scale helps, or else where none does.
-fn raise(to: Option<f64>, in_f32: &[String]) -> String {
-    match to {
-        Some(scale) => format!("Raise the loss scale to {}.", power(scale)),
-        None => format!(
-            "No loss scale serves all layers: use `rescaled`. {}",
-            island(in_f32)
-        ),
-    }
-}
+/// The findings where no loss scale helps.
+const NONE_HIGHER: &str = "No loss scale serves all layers: use `rescaled`.";
+const NONE_LOWER: &str = "At no loss scale are they those of f32, although the forward pass is: a backward pass exceeds the range of half precision, or \
+                          loses its digits there.";
 
-/// The advice where a lower loss scale helps, or else where none does.
-fn lower(to: Option<f64>, in_f32: &[String]) -> String {
+/// The advice where another loss scale helps, or else where none does.
+fn moved(how: &str, to: Option<f64>, none: &str, in_f32: &[String]) -> String {
     match to {
-        Some(scale) => format!("Lower the loss scale to {}.", power(scale)),
-        None => format!(
-            "At no loss scale are they those of f32, although the forward pass is: a backward pass exceeds the range of half precision, or \
-             loses its digits there. {}",
-            island(in_f32)
-        ),
+        Some(scale) => format!("{how} the loss scale to {}.", power(scale)),
+        None => format!("{none} {}", island(in_f32)),
     }
 }
 
@@ -143,7 +133,8 @@ impl fmt::Display for Verdict {
                 parameters,
                 in_f32,
             } => {
-                let (names, what) = (names(parameters), raise(*scale, in_f32));
+                let what = moved("Raise", *scale, NONE_HIGHER, in_f32);
+                let names = names(parameters);
                 write!(f, "underflow: gradients of {names} become zero. {what}")
             }
             Self::BackwardOverflow {
@@ -151,7 +142,8 @@ impl fmt::Display for Verdict {
                 parameters,
                 in_f32,
             } => {
-                let (names, what) = (names(parameters), lower(*scale, in_f32));
+                let what = moved("Lower", *scale, NONE_LOWER, in_f32);
+                let names = names(parameters);
                 write!(f, "overflow in backward: gradients of {names} are not finite, or off. {what}")
             }
             Self::ForwardOverflow { at, in_f32 } => {

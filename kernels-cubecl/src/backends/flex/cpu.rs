@@ -3,7 +3,7 @@
 use burn::tensor::Element;
 use bytemuck::Pod;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
-use macerator::{Simd, Vector};
+use macerator::{Scalar, Simd, Vector};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 use std::ops::{Add, AddAssign, Mul, RangeInclusive};
@@ -46,11 +46,26 @@ pub(super) trait Real:
             *sum += value * value;
         }
     }
+
+    #[inline(always)]
+    fn multiply<S: Simd>(values: &mut Group<Self>, factor: Self) {
+        for value in values {
+            *value = *value * factor;
+        }
+    }
 }
 
 impl Real for f64 {}
 
 impl Real for f32 {
+    #[inline(always)]
+    fn multiply<S: Simd>(values: &mut Group<f32>, factor: f32) {
+        let _ = multiply_vectors::<S, 1>(values, factor)
+            || multiply_vectors::<S, 2>(values, factor)
+            || multiply_vectors::<S, 4>(values, factor)
+            || multiply_vectors::<S, 8>(values, factor);
+    }
+
     #[inline(always)]
     fn add_squares<S: Simd>(sums: &mut Group<f32>, values: Group<f32>) {
         let _ = add_in_vectors::<S, 1>(sums, values)
@@ -72,6 +87,20 @@ fn add_in_vectors<S: Simd, const N: usize>(sums: &mut Group<f32>, values: Group<
         *sum = value.mul_add(value, *sum);
     }
     *sums = bytemuck::cast(all);
+    true
+}
+
+/// Multiplies if a group has so many vectors. Of a loop over values the compiler makes one over groups where nothing is
+/// measured, which gathers a value from each and takes six times as long.
+#[inline(always)]
+fn multiply_vectors<S: Simd, const N: usize>(values: &mut Group<f32>, factor: f32) -> bool {
+    let Ok(mut all) = bytemuck::try_cast::<_, [Vector<S, f32>; N]>(*values) else {
+        return false;
+    };
+    for vector in &mut all {
+        *vector = *vector * factor.splat::<S>();
+    }
+    *values = bytemuck::cast(all);
     true
 }
 
@@ -117,10 +146,10 @@ value!(bf16, f32, u16, SAFE_BF16, widen_bf16, narrow_bf16);
 value!(f32, f32, u32, SAFE_F32, |own: &_| *own, |own| own);
 value!(f64, f64, u64, SAFE_F64, |own: &_| *own, |own| own);
 
-/// Has F16C as well as the 256 bits: macerator chooses such registers on x86 only where it has found both.
+/// Returns true if registers have so many bits. On x86 macerator chooses wide ones only where it has found F16C as well (256), or AVX-512 (512).
 #[cfg(target_arch = "x86_64")]
-const fn has_f16c<S: Simd>() -> bool {
-    size_of::<S::Register>() >= size_of::<__m256>()
+const fn has_registers_of<S: Simd>(bits: usize) -> bool {
+    size_of::<S::Register>() * 8 == bits
 }
 
 /// Converts by F16C where that is: macerator does not convert, and `half` does it by a call for eight values, which
@@ -128,7 +157,13 @@ const fn has_f16c<S: Simd>() -> bool {
 #[inline(always)]
 fn widen_f16<S: Simd>(halves: &Group<f16>) -> Group<f32> {
     #[cfg(target_arch = "x86_64")]
-    if has_f16c::<S>() {
+    if has_registers_of::<S>(512) {
+        let all = bytemuck::cast(*halves);
+        // SAFETY: the CPU has AVX-512.
+        return bytemuck::cast(unsafe { _mm512_cvtph_ps(all) });
+    }
+    #[cfg(target_arch = "x86_64")]
+    if has_registers_of::<S>(256) {
         // Each by a load of its own: what else is done with the group is not cut in two.
         let parts: &[[u16; 8]; LANES / 8] = bytemuck::cast_ref(halves);
         // SAFETY: the CPU has F16C.
@@ -143,11 +178,17 @@ fn widen_f16<S: Simd>(halves: &Group<f16>) -> Group<f32> {
 #[inline(always)]
 fn narrow_f16<S: Simd>(values: Group<f32>) -> Group<f16> {
     #[cfg(target_arch = "x86_64")]
-    if has_f16c::<S>() {
-        let values: [__m256; LANES / 8] = bytemuck::cast(values);
+    if has_registers_of::<S>(512) {
+        let all = bytemuck::cast(values);
+        // SAFETY: the CPU has AVX-512.
+        return bytemuck::cast(unsafe { _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(all) });
+    }
+    #[cfg(target_arch = "x86_64")]
+    if has_registers_of::<S>(256) {
+        let parts: [__m256; LANES / 8] = bytemuck::cast(values);
         // SAFETY: the CPU has F16C.
-        let half = |value| unsafe { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value) };
-        return bytemuck::cast(values.map(half));
+        let half = |part| unsafe { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(part) };
+        return bytemuck::cast(parts.map(half));
     }
     let mut halves = [f16::ZERO; LANES];
     halves.convert_from_f32_slice(&values);

@@ -60,18 +60,22 @@ fn words(tensor: FlexTensor) -> Vec<u32> {
 fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Sync) -> Vec<R> {
     let elements = tensors.iter().map(|tensor| tensor.layout().num_elements());
     let values = elements.sum();
-    shared(tensors, values, work)
+    shared(tensors.into_iter(), values, work)
 }
 
 /// Works on parts that have so many values together, by several threads if that pays; the results are in their order. Each part is boxed, so that
 /// Rayon is compiled once for each result and not for each dtype and formula, which was most of what this crate took to build.
-fn shared<T: Send, R: Send>(parts: Vec<T>, values: usize, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+fn shared<T: Send, R: Send>(
+    parts: impl Iterator<Item = T>,
+    values: usize,
+    work: impl Fn(T) -> R + Sync,
+) -> Vec<R> {
     if values < PARALLEL {
-        return parts.into_iter().map(work).collect();
+        return parts.map(work).collect();
     }
     let work = &work;
     let share = |part| -> Box<dyn FnOnce() -> R + Send + '_> { Box::new(move || work(part)) };
-    let shares: Vec<_> = parts.into_iter().map(share).collect();
+    let shares: Vec<_> = parts.map(share).collect();
     shares.into_par_iter().map(|share| share()).collect()
 }
 

@@ -34,19 +34,20 @@ impl<T: Value, const MEASURED: bool, const BLENDED: bool> Formula<T, MEASURED, B
     #[inline(always)]
     fn make<S: Simd, V: Value>(self, source: &Group<V>, target: &Group<T>) -> Group<T> {
         let (read, held) = (V::widen::<S>(source), T::widen::<S>(target));
-        T::narrow::<S>(std::array::from_fn(|i| {
-            let product = read[i].elem::<T::Real>() * self.factor;
-            match BLENDED {
-                true => self.keep * held[i] + product,
-                false => product,
+        let mut made = read.map(|value| value.elem());
+        T::Real::multiply::<S>(&mut made, self.factor);
+        if BLENDED {
+            for (made, held) in made.iter_mut().zip(held) {
+                *made = self.keep * held + *made;
             }
-        }))
+        }
+        T::narrow::<S>(made)
     }
 
     /// Makes all, with several threads if there is enough to do.
     fn run<V: Value>(self, source: Option<&[V]>, target: &mut [T]) -> TensorStatus {
         let values = target.len();
-        let chunks = target.chunks_mut(CHUNK).enumerate().collect();
+        let chunks = target.chunks_mut(CHUNK).enumerate();
         joined(shared(chunks, values, |(at, target)| {
             make_chunk(source.map(|all| &all[at * CHUNK..]), target, self)
         }))
@@ -174,7 +175,7 @@ pub(super) fn padded<T: Value>(values: &[T]) -> Group<T> {
 fn by_chunk<T: Value, R: Send>(mut tensor: FlexTensor, work: impl Fn(&[T]) -> R + Sync) -> Vec<R> {
     make_whole(&mut tensor);
     let values: &[T] = tensor.storage();
-    shared(values.chunks(CHUNK).collect(), values.len(), work)
+    shared(values.chunks(CHUNK), values.len(), work)
 }
 
 /// Joins findings in the order of the chunks: the same sum on every run, whichever thread was first.
@@ -283,6 +284,14 @@ fn count_chunk<S: Simd, T: Value>(values: &[T]) -> ExponentHistogram {
 /// Counts so many values of a group. Not by a closure, which is a function apart and without the CPU's instructions.
 #[inline(always)]
 fn count<S: Simd, T: Value>(tables: &mut Tables, group: &Group<T>, length: usize) {
+    // As the gradients of most rows of an embedding are. One by one, each would wait for the count before it.
+    if group
+        .iter()
+        .all(|value| value.magnitude() == T::Magnitude::default())
+    {
+        tables[0][0] += length as u32;
+        return;
+    }
     let mut bins = [0; LANES];
     for (bin, value) in bins.iter_mut().zip(T::widen::<S>(group)) {
         *bin = bin_of(value);

@@ -31,7 +31,7 @@ pub(super) fn update(
     let chunks = taken.flat_map(|(row, own)| chunks(rule, row, own));
     let chunks: Vec<Chunk> = chunks.collect();
     let values = chunks.iter().map(|chunk| chunk.wide[0].len()).sum();
-    shared(chunks, values, step_chunk);
+    shared(chunks.into_iter(), values, step_chunk);
     let written = |own: Vec<FlexTensor>| own.into_iter().skip(1);
     parameters.into_iter().flat_map(written).collect()
 }

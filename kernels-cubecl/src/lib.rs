@@ -27,6 +27,7 @@
 //! # Ok::<(), burn_amp_kernels::UnsupportedDType>(())
 //! ```
 
+mod answers;
 mod backends;
 mod blend;
 mod cast;

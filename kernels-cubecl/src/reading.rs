@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 
-use crate::device::is_cube;
+use crate::device::Kind;
 use crate::status::{FIELDS, decode};
 use crate::{EventStatus, ServerError, Status, TensorStatus, UnreadEvent, panic_message};
 
@@ -63,7 +63,8 @@ impl Reading {
         let found = events.iter().map(|event| event.status.clone());
         let statuses: Vec<Status> = found.chain([status]).collect();
         let mut rows = statuses.iter().filter_map(|status| status.rows.clone());
-        let elsewhere = !waits && rows.any(|rows| is_cube(&rows.into_dispatch()));
+        let elsewhere =
+            !waits && rows.any(|rows| Kind::of(rows.device().as_dispatch()) == Kind::Cube);
         // Launched here, in the order of this thread's work; what is left is the copy.
         let read = AssertUnwindSafe(rows_later(statuses));
         let panicked = |panic: Box<dyn Any + Send>| {

@@ -1,10 +1,10 @@
 //! The server behind a remote device: whether it knows the Jobs, and what it has answered.
 
-#[cfg(feature = "remote")]
-use burn::backend::DispatchDevice;
 use burn::backend::{Backend, DTypeUsage, Dispatch};
 use burn::tensor::{DType, Device};
 use std::fmt::{Display, Formatter, Result as Written};
+
+use crate::{answers::Answers, device::Kind};
 
 /// The operation that a client asks for first: it gives 1 where a status is in f64, and else 0, of shape `[1]`. As those of all jobs, its name has this version.
 #[cfg(feature = "router")]
@@ -72,12 +72,7 @@ impl std::error::Error for ServerError {}
 
 /// Returns true of a device behind a server.
 pub fn is_remote(device: &Device) -> bool {
-    #[allow(unreachable_patterns)]
-    match device.clone().inner().as_dispatch() {
-        #[cfg(feature = "remote")]
-        DispatchDevice::Remote(_) => true,
-        _ => false,
-    }
+    Kind::of(device.as_dispatch()) == Kind::Remote
 }
 
 /// Asks the server of a remote device, once in a process, whether it knows this crate's operations. Other devices need none.
@@ -89,8 +84,9 @@ pub fn is_remote(device: &Device) -> bool {
 /// [`ServerError`] if it does not know them, or does not answer.
 pub fn check_server(device: &Device) -> Result<(), ServerError> {
     #[cfg(feature = "remote")]
-    if let Some(server) = server::of(device) {
-        return server.rows(device).map(drop);
+    if is_remote(device) {
+        let ask = || server::ask(device).map_err(|fault| ServerError::new(device, fault));
+        return server::ROWS_OF.of(device.clone(), ask).map(drop);
     }
     let _ = device;
     Ok(())
@@ -98,12 +94,13 @@ pub fn check_server(device: &Device) -> Result<(), ServerError> {
 
 /// Returns true if a device keeps values of a dtype. Waits for the server of a remote one, once in a process for each dtype.
 pub(crate) fn stores(device: &Device, dtype: DType) -> bool {
+    static STORED: Answers<(Device, DType), bool> = Answers::new();
+
     let ask = || Dispatch::dtype_usage(device.as_dispatch(), dtype).contains(DTypeUsage::Storage);
-    #[cfg(feature = "remote")]
-    if let Some(server) = server::of(device) {
-        return server.stores(dtype, ask);
+    match is_remote(device) {
+        true => STORED.of((device.clone(), dtype), ask),
+        false => ask(),
     }
-    ask()
 }
 
 /// The dtype in which a backend's device has the rows of a [`Status`](crate::Status): that of a remote one's server, if it was asked.
@@ -111,8 +108,8 @@ pub(crate) fn stores(device: &Device, dtype: DType) -> bool {
 pub(crate) fn rows_on(device: &dyn std::any::Any) -> DType {
     #[cfg(feature = "remote")]
     if let Some(device) = device.downcast_ref::<burn::backend::RemoteDevice>() {
-        let server = server::of(&Device::new(device.clone()));
-        return server.map_or(DType::F32, |server| server.known_rows());
+        let answer = server::ROWS_OF.known(Device::new(device.clone()));
+        return answer.and_then(Result::ok).unwrap_or(DType::F32);
     }
     let _ = device;
     DType::F32
@@ -125,75 +122,29 @@ mod server {
     use burn::remote::CustomOpClient;
     use burn::tensor::{DType, Device, Shape, Tensor};
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc::channel};
-    use std::{thread, time::Duration};
+    use std::{sync::mpsc::channel, thread, time::Duration};
 
     use super::{ROWS, ServerError, ServerFault};
-    use crate::panic_message;
+    use crate::{answers::Answers, panic_message};
 
     /// Seconds after which a server that says nothing is given up.
     const PATIENCE: u64 = 30;
 
-    /// The answers of a server.
-    #[derive(Default)]
-    pub(super) struct Server {
-        /// The dtype of a status, which a server knows that knows this crate's operations.
-        rows: OnceLock<Result<DType, ServerError>>,
-        stored: Mutex<Vec<(DType, bool)>>,
-    }
+    /// The dtype of a status, which a server knows that knows this crate's operations.
+    pub(super) static ROWS_OF: Answers<Device, Result<DType, ServerError>> = Answers::new();
 
-    /// The answers of a device's server so far. None of a device that has none.
-    pub(super) fn of(device: &Device) -> Option<Arc<Server>> {
-        static ALL: Mutex<Vec<(Device, Arc<Server>)>> = Mutex::new(Vec::new());
-        if !super::is_remote(device) {
-            return None;
-        }
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = all.iter().find(|(other, _)| other == device);
-        if let Some((_, server)) = known {
-            return Some(server.clone());
-        }
-        let server = Arc::default();
-        all.push((device.clone(), Arc::clone(&server)));
-        Some(server)
-    }
-
-    impl Server {
-        pub(super) fn rows(&self, device: &Device) -> Result<DType, ServerError> {
-            let rows = self.rows.get_or_init(|| {
-                let inner = device.clone().inner();
-                let (sender, answer) = channel();
-                // Burn waits for ever.
-                thread::spawn(move || sender.send(ask(&inner)));
-                let answer = answer.recv_timeout(Duration::from_secs(PATIENCE));
-                let answer = answer.unwrap_or(Err(ServerFault::Silent(PATIENCE)));
-                answer.map_err(|fault| ServerError::new(device, fault))
-            });
-            rows.clone()
-        }
-
-        /// The same, without asking.
-        pub(super) fn known_rows(&self) -> DType {
-            match self.rows.get() {
-                Some(Ok(rows)) => *rows,
-                _ => DType::F32,
-            }
-        }
-
-        pub(super) fn stores(&self, dtype: DType, ask: impl FnOnce() -> bool) -> bool {
-            let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
-            let known = stored.iter().find(|(other, _)| *other == dtype);
-            if let Some((_, answer)) = known {
-                return *answer;
-            }
-            let answer = ask();
-            stored.push((dtype, answer));
-            answer
-        }
+    /// Asks the server of a device for the dtype of a status.
+    pub(super) fn ask(device: &Device) -> Result<DType, ServerFault> {
+        let inner = device.clone().inner();
+        let (sender, answer) = channel();
+        // Burn waits for ever.
+        thread::spawn(move || sender.send(answer_of(&inner)));
+        let answer = answer.recv_timeout(Duration::from_secs(PATIENCE));
+        answer.unwrap_or(Err(ServerFault::Silent(PATIENCE)))
     }
 
     /// Sends a value there and back, and then asks for a status: a server that does not know how ends the session.
-    fn ask(device: &Device) -> Result<DType, ServerFault> {
+    fn answer_of(device: &Device) -> Result<DType, ServerFault> {
         read(|| Tensor::from_floats([1.0], device)).map_err(ServerFault::Gone)?;
         let is_wide = read(|| {
             let DispatchDevice::Remote(device) = device.as_dispatch() else {

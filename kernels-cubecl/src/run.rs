@@ -3,7 +3,7 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::backends::compose;
-use crate::device::{has_kernels, is_cube};
+use crate::device::{Kind, has_kernels};
 use crate::remote::stores;
 use crate::{AmpOps, Histogram, Job, Status, TensorList, TensorVec, UnsupportedDType};
 
@@ -130,7 +130,7 @@ pub(crate) fn run_list(
     }
     let has_kernels = list.has_kernels && list.tensors.iter().all(has_kernels);
     // Burn 0.22.1 gets f64 wrong in reductions and fused operations there.
-    let is_moved = !has_kernels && list.has_kernels && is_cube(first);
+    let is_moved = !has_kernels && list.has_kernels && Kind::of(&device) == Kind::Cube;
     let mut tensors = list.tensors;
     tensors.extend(last);
     Ok(match is_moved {

@@ -1,6 +1,6 @@
 use burn::{backend::DispatchTensor, tensor::Tensor};
 
-use crate::{device::is_flex, remote::is_remote};
+use crate::{device::Kind, remote::is_remote};
 
 /// Floats of one tensor's row.
 pub(crate) const FIELDS: usize = 11;
@@ -142,7 +142,7 @@ impl Status {
 
 /// Returns true if nobody has to wait to look at a tensor: on Flex.
 pub(crate) fn is_known_now<const D: usize>(tensor: &Tensor<D>) -> bool {
-    is_flex(&tensor.clone().into_dispatch())
+    Kind::of(tensor.device().as_dispatch()) == Kind::Flex
 }
 
 /// Returns true if a tensor that is kept on its way costs no launch: on Flex, and on remote devices. Elsewhere it would be one more, beside the operations

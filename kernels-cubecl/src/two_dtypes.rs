@@ -3,10 +3,10 @@
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, PoisonError};
 
-/// What devices have answered.
-static ANSWERS: Mutex<Vec<(Device, FloatDType, bool)>> = Mutex::new(Vec::new());
+use crate::answers::Answers;
+
+static ANSWERS: Answers<(Device, FloatDType), bool> = Answers::new();
 
 /// Whether Burn refuses a sum of `dtype` and f32 on a device, by a panic. Where it does not, it takes the bytes of one for values of the other.
 ///
@@ -24,16 +24,10 @@ pub fn refuses_two_dtypes(device: &Device, dtype: FloatDType) -> bool {
     if !is_asked || dtype == FloatDType::F32 {
         return true;
     }
-    let answers = || ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_same = |known: &(Device, FloatDType, bool)| (&known.0, known.1) == (&device, dtype);
-    let known = answers().iter().find(|known| is_same(known)).cloned();
-    if let Some((_, _, refuses)) = known {
-        return refuses;
-    }
-    let one = |dtype: FloatDType| Tensor::<1>::from_data([1.0], (&device, DType::from(dtype)));
-    // Not the other way round: on wgpu, f32 first ends in an error that reaches the device later.
-    let (narrow, wide) = (one(dtype), one(FloatDType::F32));
-    let refuses = catch_unwind(AssertUnwindSafe(|| narrow + wide)).is_err();
-    answers().push((device, dtype, refuses));
-    refuses
+    ANSWERS.of((device.clone(), dtype), || {
+        let one = |dtype: FloatDType| Tensor::<1>::from_data([1.0], (&device, DType::from(dtype)));
+        // Not the other way round: on wgpu, f32 first ends in an error that reaches the device later.
+        let (narrow, wide) = (one(dtype), one(FloatDType::F32));
+        catch_unwind(AssertUnwindSafe(|| narrow + wide)).is_err()
+    })
 }

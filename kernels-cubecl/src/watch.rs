@@ -1,7 +1,7 @@
-use burn::backend::{Backend, Dispatch};
 use burn::tensor::{Device, FloatDType, Tensor, bf16, f16};
 use std::sync::Arc;
 
+use crate::device::Kind;
 use crate::status::{decode, is_known_now};
 use crate::{Status, TensorList, TensorStatus, UnsupportedDType, inspect};
 
@@ -42,10 +42,8 @@ impl Watch {
 
 /// Returns true if a watch of gradients is called on a device: on those whose measures can be read.
 pub fn can_watch(device: &Device) -> bool {
-    let name = Dispatch::name(device.clone().inner().as_dispatch());
-    ["flex", "cubecl", "remote"]
-        .iter()
-        .any(|known| name.contains(known))
+    let kind = Kind::of(device.as_dispatch());
+    matches!(kind, Kind::Flex | Kind::Cube | Kind::Remote)
 }
 
 impl std::fmt::Debug for Watch {

@@ -2,7 +2,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-use crate::backends::compose;
+use crate::backends::COMPOSED;
 use crate::device::{Kind, has_kernels};
 use crate::remote::stores;
 use crate::{AmpOps, Histogram, Job, Status, TensorList, TensorVec, UnsupportedDType};
@@ -148,7 +148,7 @@ pub(crate) fn run(
     let tensors = tensors.into_iter().collect();
     match has_kernels {
         true => Dispatch::amp_run(TensorVec(tensors), job).0,
-        false => compose(tensors, job),
+        false => COMPOSED.run(tensors, job),
     }
 }
 

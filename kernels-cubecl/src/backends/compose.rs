@@ -6,39 +6,26 @@ use burn::backend::{
 };
 use burn::tensor::{Bool, DType, FloatDType, Int, IntDType, Shape, Tensor};
 
-use crate::job::{Elementwise, Scale, Scaling, Weights, product_dtype};
+use crate::job::{Kernels, Scale, Scaling, Weights, product_dtype};
 use crate::status::{COUNT_BASE, FIELDS};
 use crate::{ExponentHistogram, Job, histogram::BINS};
 
-/// Does a job in several passes, and gives what [`Job`] says. Does not wait for the device.
-///
-/// # Panics
-///
-/// In Burn, if the device has not the dtype of a tensor. Of jobs that there are only kernels for.
-pub(crate) fn compose(mut tensors: Vec<DispatchTensor>, job: Job) -> Vec<DispatchTensor> {
-    match job {
-        Job::Unscale { keep_dtype, edge } => {
-            let inverse = tensors.pop().expect("the inverse is last");
-            pass(tensors, Some((inverse, keep_dtype)), edge)
-        }
-        Job::Inspect { edge } => pass(tensors, None, edge),
-        Job::Histogram => vec![histogram(tensors)],
-        Job::Elementwise(what) => vec![elementwise::<Dispatch>(tensors, what)],
-        Job::Update { .. } | Job::Advance { .. } | Job::Decide { .. } => {
-            panic!("there is no kernel for {job:?} on this device")
-        }
-    }
+/// Each does its job in several passes. Nothing waits for the device; Burn panics if the device has not the dtype of a tensor.
+pub(crate) const COMPOSED: Kernels<DispatchTensor> = Kernels {
+    pass,
+    histogram,
+    blend: blend::<Dispatch>,
+    mul_cast: mul_cast::<Dispatch>,
+    update: |_, _, rule| no_kernel(Job::Update { rule }),
+    advance: |_, _, largest| no_kernel(Job::Advance { largest }),
+    decide: |_, _, rule| no_kernel(Job::Decide { rule }),
+};
+
+fn no_kernel<T>(job: Job) -> T {
+    panic!("there is no kernel for {job:?} on this device")
 }
 
-/// What is done value by value, in Burn's own operations, of which Fusion makes one kernel.
-pub(super) fn elementwise<B: Backend>(
-    tensors: Vec<FloatTensor<B>>,
-    what: Elementwise,
-) -> FloatTensor<B> {
-    what.run(tensors, blend::<B>, mul_cast::<B>)
-}
-
-fn blend<B: Backend>(
+pub(super) fn blend<B: Backend>(
     [target, source]: [FloatTensor<B>; 2],
     ([keep, add], found_inf): Weights<FloatTensor<B>>,
 ) -> FloatTensor<B> {

@@ -5,7 +5,7 @@ use burn::backend::tensor::FloatTensor;
 use burn_fusion::custom::{OperationFn, OperationIr, StreamId};
 use burn_fusion::{Fusion, FusionBackend};
 
-use super::compose::elementwise;
+use super::compose::{blend, mul_cast};
 use super::custom::{describe, execute};
 #[cfg(feature = "cubecl")]
 use crate::BufferAddress;
@@ -19,7 +19,8 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
         let client = tensors.0[0].client.clone();
         // Fusion puts Burn's own operations into one kernel with what comes before and after.
         if let Job::Elementwise(what) = job {
-            return TensorVec(vec![elementwise::<Self>(tensors.0, what)]);
+            let made = what.run(tensors.0, blend::<Self>, mul_cast::<Self>);
+            return TensorVec(vec![made]);
         }
         let inputs: Vec<_> = tensors.0.into_iter().map(|t| t.into_ir()).collect();
         let rows = rows_on(client.device());

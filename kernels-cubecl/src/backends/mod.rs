@@ -35,7 +35,7 @@ use burn::backend::DispatchTensor;
 
 use crate::BufferAddress;
 
-pub(crate) use compose::compose;
+pub(crate) use compose::COMPOSED;
 #[cfg(feature = "router")]
 pub use router::register_amp_ops;
 #[cfg(feature = "remote-server")]

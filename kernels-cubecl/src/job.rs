@@ -3,7 +3,7 @@
 
 use burn::backend::TensorMetadata;
 #[cfg(any(feature = "cubecl", feature = "router"))]
-use burn::backend::ir::TensorIr;
+use burn::backend::ir::{CustomOpIr, TensorIr};
 #[cfg(any(feature = "cubecl", feature = "router"))]
 use burn::tensor::Shape;
 use burn::tensor::{DType, FloatDType};
@@ -108,38 +108,37 @@ macro_rules! name {
     };
 }
 
-/// A job's name, and the job itself, of two numbers and the dtype of what it gives first.
-#[cfg(any(feature = "cubecl", feature = "router"))]
-type Row = (&'static str, fn([f64; 2], FloatDType) -> Job);
-
 #[cfg(any(feature = "cubecl", feature = "router"))]
 impl Job {
-    /// All jobs, as they are queued.
-    pub(crate) const ALL: [Row; 8] = [
-        (name!("unscale"), |[keep_dtype, edge], _| Self::Unscale {
+    /// All jobs as they are queued: of two numbers, and the dtype of what they give first.
+    pub(crate) const ALL: [fn([f64; 2], FloatDType) -> Self; 8] = [
+        |[keep_dtype, edge], _| Self::Unscale {
             keep_dtype: keep_dtype != 0.0,
             edge: edge as f32,
-        }),
-        (name!("inspect"), |[_, edge], _| Self::Inspect {
-            edge: edge as f32,
-        }),
-        (name!("histogram"), |_, _| Self::Histogram),
-        (name!("blend"), |[keep, add], _| {
-            Self::Elementwise(Elementwise::Blend { keep, add })
-        }),
-        (name!("mul_cast"), |[factor, _], dtype| {
-            Self::Elementwise(Elementwise::MulCast { dtype, factor })
-        }),
-        (name!("update"), |[rule, _], _| Self::Update {
+        },
+        |[_, edge], _| Self::Inspect { edge: edge as f32 },
+        |_, _| Self::Histogram,
+        |[keep, add], _| Self::Elementwise(Elementwise::Blend { keep, add }),
+        |[factor, _], dtype| Self::Elementwise(Elementwise::MulCast { dtype, factor }),
+        |[rule, _], _| Self::Update {
             rule: UpdateRule::of_number(rule as u8),
-        }),
-        (name!("advance"), |[largest, _], _| Self::Advance {
+        },
+        |[largest, _], _| Self::Advance {
             largest: largest as f32,
-        }),
-        (name!("decide"), |[rule, _], _| Self::Decide {
+        },
+        |[rule, _], _| Self::Decide {
             rule: UpdateRule::of_number(rule as u8),
-        }),
+        },
     ];
+
+    /// The job that was queued so.
+    pub(crate) fn decoded(desc: &CustomOpIr) -> Option<Self> {
+        let dtype = desc.outputs.first()?.dtype.into();
+        let mut numbers = desc.scalars.iter().map(|number| number.elem());
+        let numbers = [numbers.next()?, numbers.next()?];
+        let mut jobs = Self::ALL.iter().map(|job| job(numbers, dtype));
+        jobs.find(|job| job.encoded().0 == desc.id)
+    }
 
     /// Its name, and its numbers.
     pub(crate) fn encoded(self) -> (&'static str, [f64; 2]) {
@@ -157,12 +156,6 @@ impl Job {
             Self::Advance { largest } => (name!("advance"), [largest.into(), 0.0]),
             Self::Decide { rule } => (name!("decide"), [rule.number().into(), 0.0]),
         }
-    }
-
-    /// The job of this name.
-    pub(crate) fn decoded(name: &str, numbers: [f64; 2], dtype: FloatDType) -> Option<Self> {
-        let (_, job) = Self::ALL.iter().find(|(other, _)| *other == name)?;
-        Some(job(numbers, dtype))
     }
 
     /// The shapes and dtypes of what it gives, if a status is in the dtype `rows`.

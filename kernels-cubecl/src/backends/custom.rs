@@ -21,18 +21,12 @@ pub(super) fn describe(
     CustomOpIr::with_scalars(name, inputs, &outputs, scalars)
 }
 
-fn job_of(desc: &CustomOpIr) -> Option<Job> {
-    let mut numbers = desc.scalars.iter().map(|number| number.elem());
-    let numbers = [numbers.next()?, numbers.next()?];
-    Job::decoded(&desc.id, numbers, desc.outputs.first()?.dtype.into())
-}
-
 /// Does what was queued.
 pub(super) fn execute<B: BackendIr + AmpOps>(
     handles: &mut HandleContainer<B::Handle>,
     desc: &CustomOpIr,
 ) {
-    let job = job_of(desc).unwrap_or_else(|| panic!("{desc:?} is not a job of burn-amp"));
+    let job = Job::decoded(desc).unwrap_or_else(|| panic!("{desc:?} is not a job of burn-amp"));
     let inputs = (desc.inputs.iter()).map(|ir| handles.get_float_tensor::<B>(ir));
     let outputs = B::amp_run(TensorVec(inputs.collect()), job);
     for (ir, tensor) in desc.outputs.iter().zip(outputs.0) {

@@ -16,7 +16,8 @@ use crate::{AmpOps, CastOps, Job, TensorVec, ops::first};
 /// For `BackendServer::with_custom_ops` and `TensorInterpreter::with_custom_ops`, on the machine that has backend `B`. Clients
 /// need feature `remote` (or `capture`) of this crate, the server `router` and the backend's feature.
 pub fn register_amp_ops<B: BackendIr + AmpOps>(registry: &mut CustomOpRegistry<B>) {
-    for (name, _) in Job::ALL {
+    for job in Job::ALL {
+        let (name, _) = job([0.0; 2], FloatDType::F32).encoded();
         registry.register(name, |handles, desc, _| execute::<B>(handles, desc));
     }
     registry.register(ROWS, |handles, desc, device| {

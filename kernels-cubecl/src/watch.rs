@@ -7,36 +7,42 @@ use crate::{Status, TensorList, TensorStatus, UnsupportedDType, inspect};
 
 /// A callback for what arrives at a [`watched_cast`](crate::watched_cast) in each backward pass through it.
 #[derive(Clone)]
-pub struct Watch(pub(crate) Callback);
-
-/// The function that a [`Watch`] calls.
-#[derive(Clone)]
-pub(crate) enum Callback {
-    /// Gets the measures of the gradient; and of the tensor of the forward pass too, if that is to be looked at.
-    Measured(Arc<dyn Fn(UnreadEvent) + Send + Sync>, bool),
-    Arrived(Arc<dyn Fn() + Send + Sync>),
-    Passed(Arc<dyn Fn(PassedGradient) + Send + Sync>),
+pub struct Watch {
+    pub(crate) callback: Arc<dyn Fn(PassedGradient) + Send + Sync>,
+    /// True if the tensor of the forward pass is kept, and comes with the gradient.
+    pub(crate) of_output: bool,
 }
 
 impl Watch {
     /// Calls `callback` at each backward pass, on the thread that runs it. It must not wait for the device.
     pub fn new(callback: impl Fn(UnreadEvent) + Send + Sync + 'static) -> Self {
-        Self(Callback::Measured(Arc::new(callback), true))
+        Self {
+            of_output: true,
+            ..Self::of_gradient(callback)
+        }
     }
 
     /// Calls `callback` as [`new`](Self::new) does, and measures nothing: no pass over memory.
     pub fn of_arrival(callback: impl Fn() + Send + Sync + 'static) -> Self {
-        Self(Callback::Arrived(Arc::new(callback)))
+        Self::of_passing(move |_| callback())
     }
 
     /// Calls `callback` as [`new`](Self::new) does, and does not look at the tensor of the forward pass.
     pub fn of_gradient(callback: impl Fn(UnreadEvent) + Send + Sync + 'static) -> Self {
-        Self(Callback::Measured(Arc::new(callback), false))
+        Self::of_passing(move |gradient| {
+            // The device has the dtypes of what is there already.
+            if let Ok(Some(event)) = PassedGradient::measure(vec![gradient]) {
+                callback(event);
+            }
+        })
     }
 
     /// Calls `callback` as [`of_arrival`](Self::of_arrival) does, and gives it the gradient, to be measured later or never.
     pub fn of_passing(callback: impl Fn(PassedGradient) + Send + Sync + 'static) -> Self {
-        Self(Callback::Passed(Arc::new(callback)))
+        Self {
+            callback: Arc::new(callback),
+            of_output: false,
+        }
     }
 }
 
@@ -57,6 +63,8 @@ impl std::fmt::Debug for Watch {
 pub struct PassedGradient {
     /// Its values, in any rank.
     pub(crate) gradient: Tensor<1>,
+    /// The tensor of the forward pass, if it is measured with the gradient.
+    pub(crate) output: Option<Tensor<1>>,
     pub(crate) cast: Cast,
 }
 
@@ -106,16 +114,19 @@ impl PassedGradient {
     /// # Errors
     ///
     /// [`UnsupportedDType`], as [`inspect`].
-    pub fn measure(gradients: Vec<Self>) -> Result<Option<UnreadEvent>, UnsupportedDType> {
-        let Some(cast) = gradients.first().map(|gradient| gradient.cast) else {
+    pub fn measure(mut gradients: Vec<Self>) -> Result<Option<UnreadEvent>, UnsupportedDType> {
+        let Some(first) = gradients.first_mut() else {
             return Ok(None);
         };
+        let (cast, output) = (first.cast, first.output.take());
+        let has_output = output.is_some();
+        let gradients = gradients.into_iter().map(|passed| passed.gradient);
         let mut list = TensorList::new();
-        (gradients.into_iter()).for_each(|gradient| list.push(gradient.gradient));
+        gradients.chain(output).for_each(|tensor| list.push(tensor));
         Ok(Some(UnreadEvent {
             cast,
             status: inspect(list)?,
-            has_output: false,
+            has_output,
         }))
     }
 }

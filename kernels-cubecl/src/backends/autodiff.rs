@@ -11,8 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::job::{Elementwise, Job};
 use crate::ops::{AmpOps, CastOps, TensorVec, first};
-use crate::status::Status;
-use crate::watch::{Callback, Cast, PassedGradient, UnreadEvent, Watch};
+use crate::watch::{Cast, PassedGradient, Watch};
 
 impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<B, C> {
     fn amp_cast(
@@ -25,7 +24,7 @@ impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<
         let (from, node) = (tensor.dtype().into(), tensor.node());
         let input = tensor.into_primitive();
         // Looked at beside the gradient, in one pass, once the backward pass is here.
-        let both = matches!(watch, Some(Watch(Callback::Measured(_, true))));
+        let both = watch.as_ref().is_some_and(|watch| watch.of_output);
         // It has no graph: a number that happens to be on the device.
         let scale = scale.0.into_iter().map(|scale| scale.into_primitive());
         let state = State {
@@ -96,36 +95,22 @@ fn pass_at(depth: usize) -> u64 {
 impl<B: Backend + AmpOps> State<B> {
     fn backward(self, grad: FloatTensor<B>, node: u64, pass: u64) -> FloatTensor<B> {
         let (dtype, factor) = (self.from, self.factor);
-        let cast = Cast {
-            factor,
-            is_ratio: !self.scale.is_empty(),
-            dtype,
-            node,
-            pass,
-        };
-        match self.watch.map(|watch| watch.0) {
-            Some(Callback::Measured(callback, _)) => {
-                let tensors: Vec<_> = [grad.clone()].into_iter().chain(self.input).collect();
-                let count = |tensor: &FloatTensor<B>| tensor.shape().num_elements() as u64;
-                let elements: Vec<_> = tensors.iter().map(count).collect();
-                let edge = f32::INFINITY;
-                let rows = dispatched::<B>(first::<B>(tensors, Job::Inspect { edge }));
-                // Elsewhere it cannot be read.
-                if rows.is_some() {
-                    callback(UnreadEvent {
-                        cast,
-                        has_output: elements.len() > 1,
-                        status: Status { rows, elements },
-                    });
-                }
-            }
-            Some(Callback::Arrived(callback)) => callback(),
-            Some(Callback::Passed(callback)) => {
-                if let Some(gradient) = dispatched::<B>(grad.clone()) {
-                    callback(PassedGradient { gradient, cast });
-                }
-            }
-            None => {}
+        if let Some(watch) = self.watch
+            && let Some(gradient) = dispatched::<B>(grad.clone())
+        {
+            let output = self.input.and_then(dispatched::<B>);
+            let cast = Cast {
+                factor,
+                is_ratio: !self.scale.is_empty(),
+                dtype,
+                node,
+                pass,
+            };
+            (watch.callback)(PassedGradient {
+                gradient,
+                output,
+                cast,
+            });
         }
         // A watch alone.
         if factor == 1.0 && self.scale.is_empty() && grad.dtype() == dtype.into() {

@@ -155,12 +155,11 @@ pub(super) struct Batch {
 impl Batch {
     /// Of a list that is not empty; `measures` and `edge` are as for a [`Plan`].
     pub(super) fn new(items: Vec<Item>, limits: &Limits, measures: bool, edge: u32) -> Self {
-        let extents = items.iter().map(extent).collect();
         let key = Key {
-            extents,
             limits: *limits,
             measures,
             edge,
+            extents: items.iter().map(extent).collect(),
         };
         let missing = |launch: &Launch| {
             let missing = launch.slots - launch.parts.len();

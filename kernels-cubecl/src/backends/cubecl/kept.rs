@@ -4,8 +4,7 @@ use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use burn_std::id::StreamId;
 use cubecl::{client::Client, prelude::*, server::Handle};
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::plan::{Extent, Limits, Plan};
 
@@ -16,13 +15,13 @@ const MAX_CLIENTS: usize = 32;
 /// Plans of a client: the passes of a few models, or of one in a few ways. A large one takes some for each pass.
 const MAX_PLANS: usize = 256;
 
-/// What a plan is made of.
-#[derive(PartialEq, Eq, Hash)]
+/// What a plan is made of. The longest is last: it is compared where all else is the same.
+#[derive(PartialEq)]
 pub(super) struct Key {
-    pub(super) extents: Vec<Extent>,
     pub(super) limits: Limits,
     pub(super) measures: bool,
     pub(super) edge: u32,
+    pub(super) extents: Vec<Extent>,
 }
 
 pub(super) struct Planned {
@@ -35,7 +34,7 @@ pub(super) struct Planned {
 /// What one client has.
 #[derive(Default)]
 pub(super) struct Kept {
-    plans: VecDeque<(u64, Arc<Planned>)>,
+    plans: VecDeque<Arc<Planned>>,
     spares: Vec<Handle>,
 }
 
@@ -56,17 +55,13 @@ impl Kept {
 
     /// The plan of this key.
     pub(super) fn planned(&mut self, key: Key, client: &Client) -> Arc<Planned> {
-        static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-
-        let hash = HASHER.hash_one(&key);
-        let is_it = |(other, kept): &(u64, Arc<Planned>)| *other == hash && kept.key == key;
-        let at = self.plans.iter().position(is_it);
+        let at = self.plans.iter().position(|kept| kept.key == key);
         let make = || {
             let plan = Plan::new(&key.extents, &key.limits, key.measures, key.edge);
             let table = client.create_from_slice(u32::as_bytes(&plan.table));
-            (hash, Arc::new(Planned { key, plan, table }))
+            Arc::new(Planned { key, plan, table })
         };
-        used(&mut self.plans, MAX_PLANS, at, make).1
+        used(&mut self.plans, MAX_PLANS, at, make)
     }
 
     /// So many spare buffers.

@@ -199,15 +199,11 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>) -> CubeTensor {
     let batch = Batch::new(items.collect(), &limits, true, 0);
     let units = units(&batch.like().client, histogram::UNITS);
     let bins = histogram::BINS as usize;
-    let count: usize = batch
-        .plan()
-        .launches
-        .iter()
-        .map(|launch| launch.cubes)
-        .sum();
+    let launches = &batch.plan().launches;
+    let count: usize = launches.iter().map(|launch| launch.cubes).sum();
     let rows = floats(batch.like(), [count.max(1) * bins]);
     let mut row = 0;
-    for launch in &batch.plan().launches {
+    for launch in launches {
         // SAFETY: runs of tensors are exact, and the table says how long they are; units beyond read nothing. There is
         // a row for each cube.
         unsafe {

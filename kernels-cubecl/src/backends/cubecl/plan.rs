@@ -34,7 +34,7 @@ const CUBES: usize = 8;
 const CHUNKS: usize = 2;
 
 /// What a device allows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Limits {
     /// Buffers of a launch's tensors and products.
     pub(super) buffers: usize,
@@ -103,7 +103,7 @@ fn is_software(client: &Client) -> bool {
 }
 
 /// The values of a tensor, as they lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Run {
     /// Values, with the padding between them.
     pub(super) span: usize,
@@ -114,7 +114,7 @@ pub(super) struct Run {
 }
 
 /// What a plan has to know of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Extent {
     /// Its buffer, and those beside it: its product's, or those of an optimizer's state.
     pub(super) buffers: u32,

@@ -42,10 +42,16 @@ pub fn dtypes() -> Vec<DType> {
     dtypes
 }
 
-/// Two each of those that kernels have everywhere.
-pub fn pairs() -> Vec<(DType, DType)> {
+/// Those of them that kernels have everywhere.
+pub fn narrow_dtypes() -> Vec<DType> {
     let mut dtypes = dtypes();
     dtypes.retain(|dtype| *dtype != DType::F64);
+    dtypes
+}
+
+/// Two each of these.
+pub fn pairs() -> Vec<(DType, DType)> {
+    let dtypes = narrow_dtypes();
     let of = |first| dtypes.iter().map(move |second| (first, *second));
     dtypes.iter().copied().flat_map(of).collect()
 }

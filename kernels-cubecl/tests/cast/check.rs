@@ -2,11 +2,12 @@
 
 use std::sync::mpsc::{Receiver, channel};
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 use burn_amp_kernels::{EventStatus, Factor, UnreadEvent, Watch, scaled_cast, watched_cast};
 
 use crate::device::has_kernels;
-use crate::host::*;
+use crate::tensors::*;
+use crate::{host, number};
 
 /// A watch, and what it receives.
 pub fn watch() -> (Watch, Receiver<UnreadEvent>) {
@@ -36,10 +37,13 @@ pub fn backward<'a, const D: usize>(
 /// what it should.
 pub fn check<const D: usize>(input: &Tensor<D>, gradient: &Tensor<D>, factor: f64) {
     let dtypes = [input, gradient].map(Tensor::dtype);
-    let pair: Pair = (dtypes[0].into(), dtypes[1].into());
+    let pair = (dtypes[0], dtypes[1]);
     let both = [input, gradient].map(|tensor| values(tensor.clone()));
-    let cast = scaled_cast(input.clone().require_grad(), pair.1, factor);
-    assert_same(&values(cast), &values(input.clone().cast(pair.1)));
+    let cast = scaled_cast(input.clone().require_grad(), pair.1.into(), factor);
+    assert_same(
+        &values(cast),
+        &values(input.clone().cast(FloatDType::from(pair.1))),
+    );
     let finite = both[0].iter().all(|value| value.is_finite());
     let (watch, received) = watch();
     let normal = |ratio: &f64| ((factor / ratio) as f32).is_normal();
@@ -68,24 +72,23 @@ pub fn check<const D: usize>(input: &Tensor<D>, gradient: &Tensor<D>, factor: f6
 }
 
 /// What is found in an event is what the host finds: overflow is where the gradient was finite and the product is not.
-fn assert_event(found: EventStatus, both: &[Vec<f32>; 2], dtypes: [DType; 2], factor: f64) {
+fn assert_event(found: EventStatus, both: &[Vec<f64>; 2], dtypes: [DType; 2], factor: f64) {
     let [inputs, gradients] = both;
     let what = format!("{dtypes:?}, {factor:e}: {found:?}");
-    let all_finite = |values: &[f32]| values.iter().all(|value| value.is_finite());
+    let all_finite = |values: &[f64]| values.iter().all(|value| value.is_finite());
     let finite = gradients.iter().filter(|value| value.is_finite());
-    let overflow = |value: &f32| round(value * factor as f32, dtypes[0].into()).is_infinite();
-    let overflow = finite.clone().any(overflow);
+    let finite: Vec<f64> = finite.copied().collect();
+    let product = |value: &f64| host::product(dtypes[1], *value, factor as f32);
+    let rounded = |value: &f64| number::rounded(dtypes[0], product(value));
+    let overflow = finite.iter().any(|value| rounded(value).is_infinite());
     let flags = [found.output_finite, found.gradient_finite, found.overflow];
     let expected = [all_finite(inputs), all_finite(gradients), overflow];
     assert_eq!(flags, expected, "{what}");
     assert_eq!(found.elements, inputs.len() as u64, "{what}");
-    let sizes = finite.map(|value| f64::from(value.abs()) * factor.abs());
-    let largest = sizes.clone().fold(0.0, f64::max);
-    let norm = largest
-        * sizes
-            .map(|size| (size / largest.max(1e-300)).powi(2))
-            .sum::<f64>()
-            .sqrt();
+    let largest = finite
+        .iter()
+        .fold(0.0, |most: f64, value| most.max(value.abs()));
+    let [largest, norm] = [largest, host::norm(&finite)].map(|size| size * factor.abs());
     for (found, expected) in [(found.max_abs, largest), (found.norm, norm)] {
         assert!(
             (found - expected).abs() <= 1e-5 * expected,

@@ -1,11 +1,11 @@
 //! Where in a graph it stands, and where its factor comes from.
 
-use burn::tensor::{DType, Device, Tensor, s};
+use burn::tensor::{Device, Tensor, s};
 use burn_amp_kernels::{Factor, scaled_cast, watched_cast};
 
 use crate::check::watch;
-use crate::device::has_kernels;
-use crate::host::*;
+use crate::device::{has_kernels, narrow_dtypes, pairs};
+use crate::tensors::*;
 
 /// What is recomputed for a backward pass may be the cast's own input, or read its output: with and without checkpoints, watched or not, by
 /// factors of the host and of the device.
@@ -18,10 +18,10 @@ fn checkpoints() {
             let both = |factor: Factor| [(factor.clone(), false), (factor, true)];
             for (factor, is_watched) in factors.flat_map(both) {
                 let leaf = data(&[1.0, 2.0, -4.0], [3], from);
-                let leaf = Tensor::<1>::from_data(leaf, (&device, DType::from(from)));
+                let leaf = Tensor::<1>::from_data(leaf, (&device, from));
                 let leaf = leaf.require_grad();
                 let inner = (leaf.clone() * 2.0).abs();
-                let output = watched_cast(inner, to, factor, is_watched.then_some(&watch));
+                let output = watched_cast(inner, to.into(), factor, is_watched.then_some(&watch));
                 assert!(output.is_tracked() && !output.is_require_grad());
                 let grads = (output.clone() * output * 0.5).sum().backward();
                 // |2 x| times 8, times the sign, times 2.
@@ -42,7 +42,7 @@ fn each_graph_keeps_its_own() {
         let mut outputs = Vec::new();
         for _ in 0..3 {
             let factor = Factor::on_device(0.5, scale.clone());
-            outputs.push(scaled_cast(leaf.clone(), to, factor));
+            outputs.push(scaled_cast(leaf.clone(), to.into(), factor));
             scale = scale * 4.0;
         }
         for (output, expected) in outputs.into_iter().zip([8.0, 32.0, 128.0]).rev() {
@@ -61,15 +61,16 @@ fn where_the_factor_comes_from() {
     let tracked = tracked.require_grad();
     let [leaf, inner] = [tracked.clone(), tracked.clone() * 1.0];
     let mut factors = vec![words.slice(s![2..3]), leaf, inner];
-    for dtype in dtypes() {
-        factors.push(Tensor::<1>::from_floats([32.0], &Device::default()).cast(dtype));
+    for dtype in narrow_dtypes() {
+        factors.push(Tensor::from_data([32.0], (&Device::default(), dtype)));
     }
     #[cfg(feature = "flex")]
     factors.push(Tensor::from_floats([32.0], &Device::flex()));
     for scale in factors {
         for (from, to) in pairs() {
             let input = tensor::<1>(&[1.0, 2.0], [2], from).require_grad();
-            let output = scaled_cast(input.clone(), to, Factor::on_device(0.125, scale.clone()));
+            let factor = Factor::on_device(0.125, scale.clone());
+            let output = scaled_cast(input.clone(), to.into(), factor);
             let grads = output.sum().backward();
             assert_eq!(values(input.grad(&grads).unwrap()), [4.0; 2]);
             assert!(tracked.grad(&grads).is_none());

@@ -7,12 +7,15 @@ mod check;
 #[path = "../backend/device.rs"]
 mod device;
 mod graph;
+#[allow(dead_code)] // what a status says
+#[path = "../backend/host.rs"]
 mod host;
 mod layouts;
 #[path = "../backend/number.rs"]
 mod number;
 #[path = "../backend/skipped.rs"]
 mod skipped;
+mod tensors;
 #[cfg(feature = "cubecl")]
 mod unfused;
 mod values;

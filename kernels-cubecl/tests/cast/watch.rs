@@ -2,18 +2,18 @@
 
 use std::sync::mpsc::channel;
 
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 use burn_amp_kernels::{
     PassedGradient, Reading, ScaleState, Status, TensorList, UnreadEvent, Watch, inspect,
     scaled_cast, watched_cast,
 };
 
 use crate::check::{backward, watch};
-use crate::device::has_kernels;
-use crate::host::*;
+use crate::device::{has_kernels, pairs};
+use crate::{skipped::skipped, tensors::*};
 
 /// The gradient of an input, where `gradients` come to its cast.
-fn grad(both: [&[f32]; 2], (from, to): Pair, factor: f64, watch: &Watch) -> Vec<f32> {
+fn grad(both: [&[f64]; 2], (from, to): Pair, factor: f64, watch: &Watch) -> Vec<f64> {
     let shape = [both[0].len()];
     let [input, gradient] =
         [(both[0], from), (both[1], to)].map(|(numbers, dtype)| tensor::<1>(numbers, shape, dtype));
@@ -23,7 +23,7 @@ fn grad(both: [&[f32]; 2], (from, to): Pair, factor: f64, watch: &Watch) -> Vec<
 /// Without a factor the gradient stays as it is; both it and the tensor are measured, or the gradient alone.
 #[test]
 fn what_is_measured() {
-    let (inputs, gradients) = ([1.0, 0.0, f32::INFINITY, -8.0], [0.0, 0.0, f32::NAN, 3.0]);
+    let (inputs, gradients) = ([1.0, 0.0, f64::INFINITY, -8.0], [0.0, 0.0, f64::NAN, 3.0]);
     for pair in pairs() {
         let (sender, alone) = channel();
         let of_gradient = Watch::of_gradient(move |event| sender.send(event).unwrap());
@@ -98,9 +98,9 @@ fn events_are_kept() {
     }
     let dtype = narrowest();
     let (watch, received) = watch();
-    let mut state: Tensor<1> = tensor::<1>(&[1.0, 2.0], [2], FloatDType::F32).require_grad();
+    let mut state: Tensor<1> = tensor::<1>(&[1.0, 2.0], [2], DType::F32).require_grad();
     for _ in 0..2 {
-        state = watched_cast(state, dtype, 0.5, &watch);
+        state = watched_cast(state, dtype.into(), 0.5, &watch);
         state = watched_cast(state, FloatDType::F32, 4.0, &watch);
     }
     let _grads = state.sum().backward();
@@ -112,7 +112,7 @@ fn events_are_kept() {
 }
 
 /// The event of gradients that pass casts of one kind, measured once both are there, and their tensors' numbers.
-fn passed(pair: Pair, gradients: [&[f32]; 2]) -> Option<(UnreadEvent, [u64; 2])> {
+fn passed(pair: Pair, gradients: [&[f64]; 2]) -> Option<(UnreadEvent, [u64; 2])> {
     let (sender, received) = channel();
     let watch = Watch::of_passing(move |gradient| sender.send(gradient).unwrap());
     for gradient in gradients {
@@ -128,7 +128,7 @@ fn passed(pair: Pair, gradients: [&[f32]; 2]) -> Option<(UnreadEvent, [u64; 2])>
 fn gradients_that_pass_are_measured_together_and_later() {
     assert!(PassedGradient::measure(Vec::new()).unwrap().is_none());
     for pair in pairs() {
-        for (second, finite) in [([0.0, 4.0], true), ([f32::NAN, 4.0], false)] {
+        for (second, finite) in [([0.0, 4.0], true), ([f64::NAN, 4.0], false)] {
             let found = passed(pair, [&[3.0, 0.0], &second]);
             assert_eq!(found.is_some(), has_kernels());
             if let Some((event, [first, second])) = found {
@@ -147,14 +147,14 @@ fn a_scale_on_the_device_falls_for_its_own_overflow() {
     if !has_kernels() {
         return skipped("no watch without kernels");
     }
-    let pair = (narrowest(), FloatDType::F32);
-    let (bad, fine) = ([f32::INFINITY, 1.0], [3.0, 1.0]);
+    let pair = (narrowest(), DType::F32);
+    let (bad, fine) = ([f64::INFINITY, 1.0], [3.0, 1.0]);
     let (watch, received) = watch();
     let largest = match pair.0 {
-        FloatDType::F16 => 64.0,
-        _ => 2f32.powi(118),
+        DType::F16 => 64.0,
+        _ => 2f64.powi(118),
     };
-    let given = |gradients: &[f32]| passed(pair, [gradients, &fine]).unwrap().0;
+    let given = |gradients: &[f64]| passed(pair, [gradients, &fine]).unwrap().0;
     for (came, left, expected) in [
         (fine, Some(bad), 512.0),
         (fine, Some(fine), 1024.0),
@@ -169,10 +169,10 @@ fn a_scale_on_the_device_falls_for_its_own_overflow() {
         let event = received.try_iter().last().unwrap();
         let left: Vec<_> = left.map(|left| given(&left)).into_iter().collect();
         // A million values are counted in another field.
-        let many = vec![f32::INFINITY; 1 << 20];
+        let many = vec![f64::INFINITY; 1 << 20];
         for (gradients, expected) in [(&bad[..], expected), (&many, expected), (&fine, 1024.0)] {
             let mut list = TensorList::new();
-            list.push(tensor::<1>(gradients, [gradients.len()], FloatDType::F32));
+            list.push(tensor::<1>(gradients, [gradients.len()], DType::F32));
             let device = gradient.device().inner();
             let scale = ScaleState::new(1024.0).upload(&device);
             let next = scale.advance(&inspect(list).unwrap(), Some(&event), &left);

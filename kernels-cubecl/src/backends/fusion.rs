@@ -1,14 +1,10 @@
 //! Fusion: the pass as one lazy custom operation with any number of tensors. Nothing waits.
 
-#[cfg(feature = "cubecl")]
-use burn::backend::tensor::FloatTensor;
 use burn_fusion::custom::{OperationFn, OperationIr, StreamId};
 use burn_fusion::{Fusion, FusionBackend};
 
 use super::compose::{blend, mul_cast};
 use super::custom::{describe, execute};
-#[cfg(feature = "cubecl")]
-use crate::BufferAddress;
 use crate::remote::rows_on;
 use crate::{AmpOps, CastOps, Job, TensorVec};
 
@@ -31,19 +27,5 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
             Ok(())
         });
         TensorVec(client.register(StreamId::current(), ir, work))
-    }
-}
-
-/// Backends that say where their tensors' values are.
-#[cfg(feature = "cubecl")]
-pub(crate) trait Located: burn::backend::Backend {
-    fn address(tensor: FloatTensor<Self>) -> BufferAddress;
-}
-
-#[cfg(feature = "cubecl")]
-impl<B: FusionBackend + Located> Located for Fusion<B> {
-    fn address(tensor: FloatTensor<Self>) -> BufferAddress {
-        let client = tensor.client.clone();
-        B::address(client.resolve_tensor_float::<B>(tensor))
     }
 }

@@ -52,9 +52,9 @@ impl BufferAddress {
         #[allow(unreachable_patterns)]
         match tensor.kind {
             #[cfg(feature = "cubecl")]
-            DispatchTensorKind::Cube(Float(tensor) | Int(tensor) | Bool(tensor)) => {
-                Some(<burn_cubecl::Cube as fusion::Located>::address(tensor))
-            }
+            DispatchTensorKind::Cube(Float(tensor) | Int(tensor) | Bool(tensor)) => Some(
+                <burn_cubecl::Cube as self::cubecl::Located>::address(tensor),
+            ),
             _ => None,
         }
     }

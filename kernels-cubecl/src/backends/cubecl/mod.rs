@@ -8,9 +8,10 @@ mod plan;
 #[path = "../../../tests/units/limits.rs"]
 mod tests;
 
+use burn::backend::{Backend, tensor::FloatTensor};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_fusion::{Fusion, FusionBackend};
 
-use super::fusion::Located;
 use crate::{AmpOps, BufferAddress, CastOps, Job, TensorVec, job::Kernels};
 use plan::Limits;
 
@@ -26,11 +27,23 @@ const KERNELS: Kernels<CubeTensor> = Kernels {
 
 impl CastOps for CubeBackend {}
 
+/// Backends that say where their tensors' values are.
+pub(super) trait Located: Backend {
+    fn address(tensor: FloatTensor<Self>) -> BufferAddress;
+}
+
 impl Located for CubeBackend {
     fn address(tensor: CubeTensor) -> BufferAddress {
         let handle = &tensor.handle;
         let memory = handle.memory.descriptor().id.value;
         BufferAddress(memory, handle.offset_start.unwrap_or(0))
+    }
+}
+
+impl<B: FusionBackend + Located> Located for Fusion<B> {
+    fn address(tensor: FloatTensor<Self>) -> BufferAddress {
+        let client = tensor.client.clone();
+        B::address(client.resolve_tensor_float::<B>(tensor))
     }
 }
 

@@ -35,7 +35,11 @@ fn extents(sizes: &[usize], buffers: usize) -> Vec<Extent> {
             vector: if span.is_multiple_of(4) { 4 } else { 1 },
             padding: None,
         };
-        Extent::new(run, vec![DType::F32; buffers].into_iter())
+        Extent {
+            buffers,
+            dtypes: 0,
+            run,
+        }
     };
     sizes.iter().map(extent).collect()
 }
@@ -51,7 +55,7 @@ fn check(limits: &Limits, extents: &[Extent]) -> Plan {
         assert!(total <= MAX_VALUES && parts.len() <= slots);
         assert!(parts.len() == 1 || total <= limits.max_shared);
         // Kernels are compiled for a few numbers of tensors.
-        let most = limits.tensors(extents[0].buffers as usize);
+        let most = limits.tensors(extents[0].buffers);
         assert!([1, 4, most].contains(&slots) && slots <= most, "{slots}");
         assert!((1..=limits.cubes()).contains(&launch.cubes));
         let mut start = 0;
@@ -75,7 +79,7 @@ fn check(limits: &Limits, extents: &[Extent]) -> Plan {
         let together = first.parts.iter().chain(&second.parts[..1]);
         let values: usize = together.map(|part| part.values).sum();
         let fits = values <= limits.max_values.min(limits.max_shared);
-        let is_full = first.parts.len() == limits.tensors(extents[0].buffers as usize);
+        let is_full = first.parts.len() == limits.tensors(extents[0].buffers);
         assert!(is_full || !fits || kind(first) != kind(second));
     }
     let spans: Vec<usize> = extents.iter().map(|extent| extent.run.span).collect();

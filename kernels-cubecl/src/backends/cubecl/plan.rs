@@ -3,7 +3,6 @@
 //! Tensors of one kind share launches. A tensor that is larger than a launch may be is cut into parts with a launch each.
 //! The host writes a table that tells cubes their share, see `kernel/share.rs`, and one copy of it goes to the device.
 
-use burn::tensor::DType;
 use cubecl::{client::Client, ir::features::Plane};
 
 use crate::kernel::share::ENTRY;
@@ -117,40 +116,17 @@ pub(super) struct Run {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Extent {
     /// Its buffer, and those beside it: its product's, or those of an optimizer's state.
-    pub(super) buffers: u32,
-    /// The float dtypes of these, four bits each.
+    pub(super) buffers: usize,
+    /// A number of their dtypes.
     pub(super) dtypes: u32,
     pub(super) run: Run,
 }
 
 impl Extent {
-    /// Of a run, in buffers of these dtypes.
-    pub(super) fn new(run: Run, dtypes: impl Iterator<Item = DType>) -> Self {
-        let none = Self {
-            buffers: 0,
-            dtypes: 0,
-            run,
-        };
-        dtypes.fold(none, |extent, dtype| Self {
-            buffers: extent.buffers + 1,
-            dtypes: extent.dtypes << 4 | number(dtype),
-            run,
-        })
-    }
-
     /// Tensors of one kind share a launch: of the same dtypes and width of vectors, and all padded or none.
     fn kind(&self) -> impl Ord + use<> {
         let run = self.run;
         (self.buffers, self.dtypes, run.vector, run.padding.is_some())
-    }
-}
-
-/// What a plan calls a dtype that there are kernels for.
-fn number(dtype: DType) -> u32 {
-    match dtype {
-        DType::BF16 => 1,
-        DType::F16 => 2,
-        _ => 3,
     }
 }
 
@@ -234,7 +210,7 @@ impl Plan {
 impl Launch {
     fn new(parts: Vec<Part>, extents: &[Extent], limits: &Limits) -> Self {
         let extent = &extents[parts[0].tensor];
-        let most = limits.tensors(extent.buffers as usize);
+        let most = limits.tensors(extent.buffers);
         let slots = SLOTS.into_iter().find(|slots| parts.len() <= *slots);
         let total: usize = parts.iter().map(|part| part.values).sum();
         let chunk = total.div_ceil(CHUNKS * limits.multiprocessors);
@@ -281,7 +257,7 @@ fn groups(extents: &[Extent], limits: &Limits) -> Vec<Vec<Part>> {
     for part in parts {
         let extent = &extents[part.tensor];
         let fits = groups.last().is_some_and(|group| {
-            group.len() < limits.tensors(extent.buffers as usize)
+            group.len() < limits.tensors(extent.buffers)
                 && extents[group[0].tensor].kind() == extent.kind()
                 && values + part.values <= limits.max_values.min(limits.max_shared)
         });

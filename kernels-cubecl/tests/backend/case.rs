@@ -6,10 +6,9 @@ use burn_amp_kernels::{Status, TensorList, TensorStatus};
 use crate::host::{self, Expected};
 use crate::{histogram, number, system::System};
 
-/// A list, how each of its tensors is read, and other handles of their memory.
+/// A list, and other handles of its tensors' memory.
 pub struct Case {
     list: TensorList,
-    readers: Vec<fn(&TensorList, usize) -> TensorData>,
     edge: f32,
     held: Vec<Tensor<2>>,
 }
@@ -18,7 +17,6 @@ impl Case {
     pub fn new() -> Self {
         Self {
             list: TensorList::new(),
-            readers: Vec::new(),
             edge: f32::INFINITY,
             held: Vec::new(),
         }
@@ -33,8 +31,6 @@ impl Case {
 
     pub fn add<const D: usize>(&mut self, tensor: Tensor<D>) {
         self.list.push(tensor);
-        self.readers
-            .push(|list, index| number::read(list.get::<D>(index)));
     }
 
     pub fn with<const D: usize>(mut self, tensor: Tensor<D>) -> Self {
@@ -47,15 +43,9 @@ impl Case {
         self.held.push(tensor);
     }
 
-    fn data(&self, list: &TensorList) -> Vec<TensorData> {
-        assert_eq!(list.len(), self.readers.len());
-        let readers = self.readers.iter().enumerate();
-        readers.map(|(index, read)| read(list, index)).collect()
-    }
-
     /// Inspects the list, counts its exponents, unscales it while other handles are alive, and when none is.
     pub fn check(mut self, system: &System, inverse: f32) {
-        let before = self.data(&self.list);
+        let before = data(&self.list);
         let held = |case: &Self| Vec::from_iter(case.held.iter().cloned().map(number::read));
         let held_before = held(&self);
 
@@ -65,22 +55,23 @@ impl Case {
         if system.uses_kernels() || before.iter().all(|data| data.num_elements() > 0) {
             histogram::assert_counts(&system.histogram(self.list.clone()), &before);
         }
-        assert_unchanged(&self.data(&self.list), &before);
+        assert_unchanged(&data(&self.list), &before);
 
         let kept = system.unscale_in_dtype(self.list.clone(), inverse);
         self.check_products(system, &before, kept, inverse, "in its dtype");
         let shared = system.unscale(self.list.clone(), inverse);
         let (products, status) = self.check_products(system, &before, shared, inverse, "wide");
-        assert_unchanged(&self.data(&self.list), &before);
+        assert_unchanged(&data(&self.list), &before);
 
         let list = std::mem::take(&mut self.list);
         let (owned, again) = system.unscale(list, inverse);
         let again = again.read();
-        assert_eq!(again.len(), status.len());
+        let lengths = [again.len(), owned.len()];
+        assert_eq!(lengths, [status.len(), products.len()]);
         for (again, status) in again.iter().zip(&status) {
             assert_same_bits(again, status);
         }
-        for (again, product) in self.data(&owned).iter().zip(&products) {
+        for (again, product) in data(&owned).iter().zip(&products) {
             assert_eq!(again.shape(), product.shape());
             let (again, product) = (number::widen(again), number::widen(product));
             let mut both = again.iter().zip(&product);
@@ -97,9 +88,8 @@ impl Case {
         inverse: f32,
         how: &str,
     ) -> (Vec<TensorData>, Vec<TensorStatus>) {
-        let status = status.read();
-        assert_eq!(status.len(), before.len());
-        let products = self.data(&products);
+        let (status, products) = (status.read(), data(&products));
+        assert_eq!([status.len(), products.len()], [before.len(); 2]);
         for index in 0..before.len() {
             let what = format!("unscale by {inverse:e}, {how}, tensor {index}");
             let (product, dtype) = (&products[index], before[index].dtype());
@@ -133,6 +123,12 @@ impl Case {
         }
         host::measure(dtypes, &values, &expected, self.edge)
     }
+}
+
+/// Of tensors of any ranks.
+fn data(list: &TensorList) -> Vec<TensorData> {
+    let tensors = list.clone().into_iter().map(Tensor::<1>::from_dispatch);
+    tensors.map(number::read).collect()
 }
 
 fn assert_unchanged(now: &[TensorData], before: &[TensorData]) {

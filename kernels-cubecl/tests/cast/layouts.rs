@@ -9,7 +9,7 @@ use crate::tensors::{Pair, assert_products, tensor, values};
 use crate::views::planes;
 
 /// Numbers that every dtype has, in both dtypes of a pair.
-pub fn both<const D: usize>((from, to): Pair, shape: [usize; D]) -> [Tensor<D>; 2] {
+fn both<const D: usize>((from, to): Pair, shape: [usize; D]) -> [Tensor<D>; 2] {
     let length: usize = shape.iter().product();
     let numbers: Vec<f64> = (0..length).map(|i| (i % 251) as f64 - 100.0).collect();
     [from, to].map(|dtype| tensor(&numbers, shape, dtype))
@@ -19,7 +19,7 @@ pub fn both<const D: usize>((from, to): Pair, shape: [usize; D]) -> [Tensor<D>; 
 fn lengths() {
     for pair in pairs() {
         for length in [
-            2, 3, 15, 16, 17, 1023, 1024, 1025, 65_535, 65_536, 65_537, 200_002,
+            1, 2, 3, 15, 16, 17, 1023, 1024, 1025, 65_535, 65_536, 65_537, 200_002,
         ] {
             let [input, gradient] = both(pair, [length]);
             check(&input, &gradient, 0.3);
@@ -38,8 +38,12 @@ fn views() {
             check(&dense[0], &viewed[1], 0.3);
             check(&viewed[0], &viewed[1], 0.3);
         }
-        let [input, gradient] = both(pair, [3, 4, 5, 6]).map(|solid| solid.permute([2, 0, 3, 1]));
-        check(&input, &gradient, 0.3);
+        // Of many dimensions, in order and not.
+        let solid = both(pair, [3, 1, 4, 5, 1, 6]);
+        let turned = solid.clone().map(|solid| solid.permute([3, 0, 5, 1, 2, 4]));
+        for [input, gradient] in [solid, turned] {
+            check(&input, &gradient, 0.3);
+        }
     }
 }
 

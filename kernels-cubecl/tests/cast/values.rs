@@ -5,7 +5,6 @@ use burn_amp_kernels::{Factor, Watch, scaled_cast, watched_cast};
 
 use crate::check::{backward, check};
 use crate::device::{is_cube, narrow_dtypes, pairs};
-use crate::layouts::both;
 use crate::skipped::skipped;
 use crate::{number::rounded, tensors::*};
 
@@ -77,19 +76,6 @@ fn the_product_is_taken_first() {
             let found = backward(&input, &gradient, on_device(ratio * scale, ratio), None);
             assert_eq!(values(found), gradients, "{ratio:e}");
         }
-    }
-}
-
-#[test]
-fn ranks() {
-    for pair in pairs() {
-        macro_rules! rank {
-            ($($shape:expr),+) => {$({
-                let [input, gradient] = both(pair, $shape);
-                check(&input, &gradient, 0.3);
-            })+};
-        }
-        rank! { [1], [7], [2, 3], [1, 1], [2, 3, 4], [2, 1, 4], [2, 1, 4, 3], [1, 2, 3, 1, 4], [2, 1, 2, 3, 1, 2] }
     }
 }
 

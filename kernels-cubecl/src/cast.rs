@@ -104,10 +104,15 @@ fn composed<const D: usize>(
     let value = tensor.clone().detach().set_require_grad(false);
     let wide = value.clone().cast(FloatDType::F32);
     let finite = wide.clone().is_finite();
-    let zero = wide - tensor.clone().cast(FloatDType::F32);
+    let same = tensor.clone().cast(FloatDType::F32);
+    // Not -0, less which a value of -0 would be 0.
+    let zero = match ratio < 0.0 {
+        true => same - wide,
+        false => wide - same,
+    };
     let zero = match scale {
-        Some(scale) => zero * scale.mul_scalar(ratio),
-        None => zero.mul_scalar(ratio),
+        Some(scale) => zero * scale.mul_scalar(ratio.abs()),
+        None => zero.mul_scalar(ratio.abs()),
     };
     let sum = value.cast(dtype) - zero.cast(dtype);
     let cast = tensor.cast(dtype).mask_where(finite, sum);

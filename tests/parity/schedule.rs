@@ -107,6 +107,14 @@ enum Shown {
     Zero,
 }
 
+impl Shown {
+    fn evidence(self) -> Evidence {
+        let zeros = GradientStatus::default().with_max_abs(0.0);
+        let measured = matches!(self, Self::Zero).then_some(&zeros);
+        evidence(matches!(self, Self::Overflow), measured)
+    }
+}
+
 /// Moves a state by what gradients have shown.
 fn moving() -> impl Fn(DeviceScale, Shown) -> DeviceScale {
     let statuses = [[1.0, -3.0], [1.0, f32::NEG_INFINITY], [0.0; 2]].map(|values| {
@@ -119,38 +127,8 @@ fn moving() -> impl Fn(DeviceScale, Shown) -> DeviceScale {
     move |state, shown| state.advance(&statuses[shown as usize], None, &[])
 }
 
-/// The same by gradients that overflow, or do not.
-fn advancing() -> impl Fn(DeviceScale, bool) -> DeviceScale {
-    let advance = moving();
-    move |state, overflow| {
-        advance(
-            state,
-            if overflow {
-                Shown::Overflow
-            } else {
-                Shown::Finite
-            },
-        )
-    }
-}
-
-/// On the host by a schedule.
-fn adjusted(schedule: LossScale, shown: Shown) -> LossScale {
-    match shown {
-        Shown::Finite => schedule.adjust(evidence(false, None)),
-        Shown::Overflow => schedule.adjust(evidence(true, None)),
-        Shown::Zero => {
-            let zeros = GradientStatus::default().with_max_abs(0.0);
-            schedule.adjust(evidence(false, Some(&zeros)))
-        }
-    }
-}
-
-/// Calls `check` with schedules that a device can move, the states that they begin in, and histories.
-fn histories(
-    cases: u32,
-    check: impl Fn(LossScale, ScaleState, Vec<Shown>) -> Result<(), TestCaseError>,
-) {
+/// So many histories of schedules that a device can move.
+fn beside_the_host(cases: u32) {
     let on_device = |config: GradScalerConfig| {
         let schedule = config.schedule().ok()?;
         let state = on_device(&schedule)?;
@@ -164,64 +142,38 @@ fn histories(
         source_file: Some(file!()),
         ..ProptestConfig::with_cases(cases)
     });
-    let drawn = (schedules, vec(shown, 0..25));
-    let result = runner.run(&drawn, |((schedule, state), shown)| {
-        check(schedule, state, shown)
+    let (drawn, advance) = ((schedules, vec(shown, 0..25)), moving());
+    let result = runner.run(&drawn, |((mut schedule, state), history)| {
+        let (mut state, mut skipped) = (state.upload(&Device::default()), 0);
+        for (shown, steps) in history.into_iter().zip(1..) {
+            schedule = schedule.adjust(shown.evidence());
+            state = advance(state, shown);
+            let found = state.read();
+            let trackers = [found.growth_tracker, found.hysteresis_tracker];
+            let expected = [schedule.growth_tracker(), schedule.hysteresis_tracker()];
+            assert_eq!(found.capped(), schedule.scale(), "{schedule:?}");
+            assert_eq!(trackers, expected, "{schedule:?}");
+            assert_eq!(found.growth_interval, schedule.growth_interval());
+            let is_skip = matches!(shown, Shown::Overflow);
+            skipped += u32::from(is_skip);
+            assert_eq!((found.steps, found.skipped), (steps, skipped));
+            assert_eq!(found.found_inf, f32::from(is_skip));
+        }
+        Ok(())
     });
     result.unwrap_or_else(|error| panic!("{error}"));
 }
 
-fn assert_same(schedule: &LossScale, state: &ScaleState) {
-    let trackers = [state.growth_tracker, state.hysteresis_tracker];
-    let expected = [schedule.growth_tracker(), schedule.hysteresis_tracker()];
-    assert_eq!(state.capped(), schedule.scale(), "{schedule:?}");
-    assert_eq!(trackers, expected, "{schedule:?}");
-    assert_eq!(state.growth_interval, schedule.growth_interval());
-}
-
+/// Each read of a device takes its time.
 #[test]
-fn many_histories() {
-    on_the_host(10_000);
+fn the_device_moves_it_as_the_host_does() {
+    beside_the_host(if on_flex() { 2000 } else { 40 });
 }
 
 #[test]
 #[ignore = "slow"]
-fn sweep_a_million_histories() {
-    on_the_host(1_000_000);
-}
-
-/// By the code that a device runs.
-fn on_the_host(cases: u32) {
-    histories(cases, |mut schedule, mut state, shown| {
-        for shown in shown {
-            let overflow = matches!(shown, Shown::Overflow);
-            schedule = schedule.adjust(evidence(overflow, None));
-            state.advance(overflow, false);
-            assert_same(&schedule, &state);
-        }
-        Ok(())
-    });
-}
-
-#[test]
-fn the_device_moves_it_as_the_host_does() {
-    let advance = moving();
-    histories(40, |mut schedule, state, all| {
-        let mut state = state.upload(&Device::default());
-        for shown in &all {
-            schedule = adjusted(schedule, *shown);
-            state = advance(state, *shown);
-        }
-        let found = state.read();
-        assert_same(&schedule, &found);
-        let is_skip = |shown: &&Shown| matches!(shown, Shown::Overflow);
-        let skips = all.iter().filter(is_skip).count();
-        let counted = (found.steps as usize, found.skipped as usize);
-        assert_eq!(counted, (all.len(), skips));
-        let last = all.last().filter(is_skip).is_some();
-        assert_eq!(found.found_inf, f32::from(last));
-        Ok(())
-    });
+fn sweep_histories_of_a_device() {
+    beside_the_host(300_000);
 }
 
 /// What is no power of two, and rules that look at gradients.
@@ -243,13 +195,15 @@ fn what_only_the_host_knows() {
 
 #[test]
 fn down_to_the_last_scale_that_has_an_inverse() {
-    let advance = advancing();
-    let two = [(f32::MIN_POSITIVE, 2.0, true), (f32::MAX, 0.5, false)];
-    for (last, before, skipped) in two {
+    let advance = moving();
+    for (last, before, shown) in [
+        (f32::MIN_POSITIVE, 2.0, Shown::Overflow),
+        (f32::MAX, 0.5, Shown::Finite),
+    ] {
         let mut first = ScaleState::new(last * before);
         first.growth_interval = 1;
         let first = first.upload(&Device::default());
-        let state = (0..3).fold(first, |state, _| advance(state, skipped));
+        let state = (0..3).fold(first, |state, _| advance(state, shown));
         assert_eq!(state.read().scale, last);
     }
 }

@@ -1,8 +1,8 @@
 //! Programs that failed once. Each is named after what was right.
 
 use crate::differs;
-use crate::program::{Action, Clip, Pass, Program, Shape, Slope};
-use Action::{Flush, Train, Unscale, Untested};
+use crate::program::{Action, Clip, Pass, Program, Setting, Shape, Slope};
+use Action::{Flush, Set, Train, Unscale, Untested};
 
 const GOOD: Pass = Pass {
     slope: Slope::Power(0),
@@ -17,10 +17,15 @@ const ZEROS: Action = Train(Pass {
     shape: Shape::One,
 });
 /// At a scale of 2^8 and more.
-const OVERFLOW: Pass = Pass {
-    slope: Slope::Power(12),
-    ..GOOD
-};
+const OVERFLOW: Pass = of_slope(12);
+
+/// Two to this.
+const fn of_slope(exponent: i32) -> Pass {
+    Pass {
+        slope: Slope::Power(exponent),
+        ..GOOD
+    }
+}
 
 fn holds(micro_batches: u32, actions: &[Action]) {
     differs(&Program::new(micro_batches, actions)).unwrap();
@@ -47,7 +52,7 @@ fn a_run_goes_on_from_the_middle_of_a_window() {
 
 #[test]
 fn a_good_loss_beside_a_bad_one_overflows_at_a_high_scale() {
-    let grown = [Action::Growth(3), ZEROS, ZEROS, ZEROS];
+    let grown = [Set(Setting::Growth(3)), ZEROS, ZEROS, ZEROS];
     for shape in [Shape::First, Shape::Last] {
         for pass in [
             NAN,
@@ -99,20 +104,23 @@ fn what_came_before_a_finite_step_explains_nothing() {
 
 #[test]
 fn a_setting_between_backward_and_step_forgets_no_cause() {
-    holds(1, &[Untested(OVERFLOW), Action::Interval(3), Train(NAN)]);
-    holds(2, &[Train(NAN), Action::Scale(8), Train(GOOD)]);
+    holds(
+        1,
+        &[Untested(OVERFLOW), Set(Setting::Interval(3)), Train(NAN)],
+    );
+    holds(2, &[Train(NAN), Set(Setting::Scale(8)), Train(GOOD)]);
 }
 
 #[test]
 fn a_handle_counts_what_is_changed_between_two_steps() {
-    holds(1, &[Train(OVERFLOW), Action::Clone, Action::Scale(4)]);
+    holds(1, &[Train(OVERFLOW), Action::Clone, Set(Setting::Scale(4))]);
     holds(1, &[Unscale(GOOD), Unscale(GOOD)]);
     holds(1, &[Unscale(OVERFLOW), Unscale(GOOD)]);
 }
 
 #[test]
 fn a_setting_of_a_pipeline_leaves_the_last_outcome() {
-    holds(1, &[Flush, Action::Interval(1)]);
+    holds(1, &[Flush, Set(Setting::Interval(1))]);
 }
 
 #[test]
@@ -123,10 +131,7 @@ fn a_record_after_skipped_steps_alone_holds_no_state() {
 
 #[test]
 fn an_overflow_of_a_parameter_in_a_window_comes_before_a_bad_loss() {
-    let steep = Pass {
-        slope: Slope::Power(7),
-        ..GOOD
-    };
+    let steep = of_slope(7);
     holds(2, &[Train(steep), Train(NAN)]);
 }
 
@@ -149,10 +154,7 @@ fn a_window_that_leaves_a_pipeline_still_moves_the_regions_that_it_has_opened() 
 
 #[test]
 fn of_a_window_the_region_in_which_an_overflow_came_first_is_the_cause() {
-    let steep = Pass {
-        slope: Slope::Power(7),
-        ..GOOD
-    };
+    let steep = of_slope(7);
     holds(
         2,
         &[shaped(steep, Shape::Region), shaped(steep, Shape::One)],
@@ -169,10 +171,7 @@ fn a_window_of_a_record_still_moves_the_regions_that_it_has_opened() {
 #[test]
 fn an_update_to_a_scale_of_the_programs_still_moves_the_regions() {
     let region = shaped(GOOD, Shape::Region);
-    let steep = Pass {
-        slope: Slope::Power(7),
-        ..GOOD
-    };
+    let steep = of_slope(7);
     holds(1, &[Action::Replace(8), region, region]);
     holds(1, &[Action::Replace(8), shaped(steep, Shape::Region)]);
 }
@@ -196,18 +195,12 @@ fn a_rank_without_a_pass_does_not_know_the_cause() {
     let window = [Train(NAN), Action::Save, Action::Load, Train(GOOD), Flush];
     holds(4, &window);
     // Nor is it that of a step before.
-    let steep = Pass {
-        slope: Slope::Power(9),
-        ..GOOD
-    };
+    let steep = of_slope(9);
     holds(1, &[Train(GOOD), Action::Swap, Train(NAN), Train(steep)]);
 }
 
 #[test]
 fn a_rank_without_a_pass_does_not_blame_gradients_that_were_discarded() {
-    let steep = Pass {
-        slope: Slope::Power(9),
-        ..GOOD
-    };
+    let steep = of_slope(9);
     holds(1, &[Action::Discard(NAN), Train(steep)]);
 }

@@ -1,6 +1,6 @@
 //! What every run trains, and how it is set up.
 
-use crate::program::{Action, BESIDE, Clip, Pass, Program, Shape, Slope};
+use crate::program::{BESIDE, Clip, Pass, Program, Setting, Shape, Slope};
 use burn::module::{Module, Param, ParamGroup, ParamId};
 use burn::optim::{
     AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig,
@@ -188,19 +188,18 @@ pub fn groups() -> [(ParamGroup, GradientClip); 2] {
 }
 
 /// Changes a setting.
-pub fn set(scaler: &mut Scaler, setting: Action) {
+pub fn set(scaler: &mut Scaler, setting: Setting) {
     match setting {
-        Action::Interval(steps) => scaler.set_growth_interval(steps),
-        Action::Growth(exponent) => scaler.set_growth_factor(2f64.powi(exponent)),
-        Action::Backoff(exponent) => scaler.set_backoff_factor(2f64.powi(-exponent)),
-        Action::Scale(exponent) => scaler.set_loss_scale(2f64.powi(exponent)),
-        Action::Tracker(steps) => {
+        Setting::Interval(steps) => scaler.set_growth_interval(steps),
+        Setting::Growth(exponent) => scaler.set_growth_factor(2f64.powi(exponent)),
+        Setting::Backoff(exponent) => scaler.set_backoff_factor(2f64.powi(-exponent)),
+        Setting::Scale(exponent) => scaler.set_loss_scale(2f64.powi(exponent)),
+        Setting::Tracker(steps) => {
             // One that is not below the interval is refused, and the old one stays.
             let is_valid = steps < scaler.growth_interval();
             assert_eq!(scaler.set_growth_tracker(steps).is_ok(), is_valid);
             Ok(())
         }
-        other => unreachable!("{other:?} is no setting"),
     }
     .unwrap()
 }

@@ -1,7 +1,7 @@
 //! What a run may do, and what it shows.
 
 use burn_amp::StepOutcome;
-use proptest::prelude::*;
+use proptest::{prelude::*, sample::select};
 
 /// The settings of a run, and what it does.
 #[derive(Clone, Debug)]
@@ -91,16 +91,8 @@ pub enum Action {
     Load,
     /// Goes on with a clone.
     Clone,
-    /// Sets the growth interval.
-    Interval(u32),
-    /// Sets the growth factor to two to this.
-    Growth(i32),
-    /// Sets the backoff factor to one over two to this.
-    Backoff(i32),
-    /// Sets the growth tracker, if that is below the interval.
-    Tracker(u32),
-    /// Sets the loss scale to two to this.
-    Scale(i32),
+    /// Changes the loss scale, or how it moves.
+    Set(Setting),
     /// The next update sets the loss scale to two to this, whatever its gradients are.
     Replace(i32),
     /// Sets the learning rate to two to this.
@@ -111,6 +103,21 @@ pub enum Action {
     Drop,
     /// Waits for all that is in flight.
     Wait,
+}
+
+/// What is set.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Setting {
+    /// The growth interval.
+    Interval(u32),
+    /// The growth factor, to two to this.
+    Growth(i32),
+    /// The backoff factor, to one over two to this.
+    Backoff(i32),
+    /// The growth tracker, if this is below the interval.
+    Tracker(u32),
+    /// The loss scale, to two to this.
+    Scale(i32),
 }
 
 /// What a backward pass gets.
@@ -168,7 +175,6 @@ pub const BESIDE: i32 = -4;
 pub enum Need {
     Accumulation,
     Dropping,
-    Clipping,
     Hook,
     Average,
     Flush,
@@ -197,8 +203,7 @@ impl Need {
             Action::Save | Action::Load => Some(Self::Record),
             Action::Clone => Some(Self::Clone),
             Action::Clear => Some(Self::Clear),
-            Action::Interval(_) | Action::Growth(_) | Action::Backoff(_) => Some(Self::Setting),
-            Action::Tracker(_) | Action::Scale(_) => Some(Self::Setting),
+            Action::Set(_) => Some(Self::Setting),
             Action::Replace(_) => Some(Self::Replace),
             Action::Swap | Action::Drop => Some(Self::Several),
             Action::Untested(_) => Some(Self::Untested),
@@ -247,7 +252,6 @@ impl Program {
         let settings = [
             (self.micro_batches > 1).then_some(Need::Accumulation),
             self.drops.then_some(Need::Dropping),
-            self.clip.map(|_| Need::Clipping),
             self.rejects.or(self.halves).map(|_| Need::Hook),
             self.averages.then_some(Need::Average),
         ];
@@ -317,20 +321,23 @@ fn passes() -> impl Strategy<Value = Pass> {
         6 => (-4i32..4).prop_map(Slope::Power),
         2 => (4i32..12).prop_map(Slope::Power),
         2 => (12i32..20).prop_map(Slope::Power),
-        1 => Just(Slope::Zero),
-        1 => Just(Slope::Nan),
-        1 => Just(Slope::Infinite),
+        3 => select(vec![Slope::Zero, Slope::Nan, Slope::Infinite]),
     ];
     let shape = prop_oneof![
-        4 => Just(Shape::One),
-        1 => Just(Shape::Nested),
-        1 => Just(Shape::First),
-        1 => Just(Shape::Last),
-        1 => Just(Shape::Chained),
-        1 => Just(Shape::Region),
-        1 => Just(Shape::Frozen),
+        3 => Just(Shape::One),
+        7 => select(Shape::ALL.to_vec()),
     ];
     (slope, shape).prop_map(|(slope, shape)| Pass { slope, shape })
+}
+
+fn settings() -> impl Strategy<Value = Setting> {
+    prop_oneof![
+        (1u32..5).prop_map(Setting::Interval),
+        (1i32..4).prop_map(Setting::Growth),
+        (1i32..5).prop_map(Setting::Backoff),
+        (0u32..4).prop_map(Setting::Tracker),
+        (4i32..17).prop_map(Setting::Scale),
+    ]
 }
 
 fn actions() -> impl Strategy<Value = Action> {
@@ -339,35 +346,27 @@ fn actions() -> impl Strategy<Value = Action> {
         1 => passes().prop_map(Action::Discard),
         1 => passes().prop_map(Action::Unscale),
         1 => passes().prop_map(Action::Untested),
-        1 => Just(Action::Validate),
-        1 => Just(Action::Flush),
-        1 => Just(Action::Clear),
-        3 => Just(Action::Save),
-        3 => Just(Action::Load),
-        1 => Just(Action::Clone),
-        1 => (1u32..5).prop_map(Action::Interval),
-        1 => (1i32..4).prop_map(Action::Growth),
-        1 => (1i32..5).prop_map(Action::Backoff),
-        1 => (0u32..4).prop_map(Action::Tracker),
-        1 => (4i32..17).prop_map(Action::Scale),
+        6 => select(vec![Action::Save, Action::Load]),
+        6 => select(vec![
+            Action::Validate,
+            Action::Flush,
+            Action::Clear,
+            Action::Clone,
+            Action::Drop,
+            Action::Wait,
+        ]),
+        5 => settings().prop_map(Action::Set),
         1 => (4i32..17).prop_map(Action::Replace),
         1 => (-6i32..0).prop_map(Action::Rate),
         2 => Just(Action::Swap),
-        1 => Just(Action::Drop),
-        1 => Just(Action::Wait),
     ]
 }
 
 /// Runs as they are drawn, for somebody who `can` do what they need.
 pub fn programs(can: impl Fn(Need) -> bool + 'static) -> impl Strategy<Value = Program> {
     let micro_batches = prop_oneof![2 => Just(1u32), 1 => Just(2), 1 => Just(4)];
-    let clip = prop_oneof![
-        2 => Just(None),
-        1 => Just(Some(Clip::Value)),
-        1 => Just(Some(Clip::Norm)),
-        1 => Just(Some(Clip::GlobalNorm)),
-        1 => Just(Some(Clip::Group)),
-    ];
+    let clips = vec![Clip::Value, Clip::Norm, Clip::GlobalNorm, Clip::Group];
+    let clip = prop_oneof![2 => Just(None), 4 => select(clips).prop_map(Some)];
     let rejects = prop_oneof![2 => Just(None), 1 => Just(Some(2u64)), 1 => Just(Some(3))];
     let halves = prop_oneof![3 => Just(None), 1 => Just(Some(1u64)), 1 => Just(Some(2))];
     let averages = prop_oneof![2 => Just(false), 1 => Just(true)];
@@ -440,7 +439,6 @@ impl Program {
             self.micro_batches = 1;
         }
         self.drops &= can(Need::Dropping);
-        self.clip = self.clip.filter(|_| can(Need::Clipping));
         self.rejects = self.rejects.filter(|_| can(Need::Hook));
         self.halves = self.halves.filter(|_| can(Need::Hook));
         self.averages &= can(Need::Average);

@@ -1,78 +1,66 @@
 //! Who can do what: the table in the book's page on limits, and that it is so.
 
 use crate::executor::{LEARNER, WAYS, Way};
-use crate::program::{Action, Clip, Need, Pass, Program, Shape, Slope};
+use crate::program::{Action, Need, Pass, Program, Setting, Shape, Slope};
 use crate::{compare::run, differs};
 use burn_amp_tests::quietly;
 use std::fs;
 
-const NEEDS: [Need; 17] = [
-    Need::Accumulation,
-    Need::Dropping,
-    Need::Clipping,
-    Need::Hook,
-    Need::Average,
-    Need::Flush,
-    Need::Discard,
-    Need::Unscale,
-    Need::Record,
-    Need::Clone,
-    Need::Setting,
-    Need::Several,
-    Need::Region,
-    Need::Clear,
-    Need::Replace,
-    Need::Scopes,
-    Need::Untested,
-];
-
-/// The shortest program that asks for something.
-fn shortest(need: Need) -> Program {
+/// Each need, and the shortest program that asks for it.
+fn shortest() -> [(Need, Program); 16] {
     let pass = Pass {
         slope: Slope::Power(0),
         shape: Shape::One,
     };
-    let shape = match need {
-        Need::Region => Shape::Region,
-        Need::Scopes => Shape::Nested,
-        _ => Shape::One,
+    let around = |actions: &[Action], shape| {
+        let train = Action::Train(Pass { shape, ..pass });
+        Program::new(1, &[&[train], actions, &[train]].concat())
     };
-    let train = Action::Train(Pass { shape, ..pass });
-    let between = match need {
-        Need::Flush => vec![Action::Flush],
-        Need::Discard => vec![Action::Discard(pass)],
-        Need::Unscale => vec![Action::Unscale(pass)],
-        Need::Record => vec![Action::Save, Action::Load],
-        Need::Clone => vec![Action::Clone],
-        Need::Setting => vec![Action::Scale(4), Action::Interval(3)],
-        Need::Several => vec![Action::Swap],
-        Need::Clear => vec![Action::Clear],
-        Need::Replace => vec![Action::Replace(4)],
-        Need::Accumulation | Need::Dropping | Need::Clipping => Vec::new(),
-        Need::Hook | Need::Average => Vec::new(),
-        // A captured step is refused when it is made.
-        Need::Region => vec![Action::Wait],
-        Need::Scopes => Vec::new(),
-        Need::Untested => vec![Action::Untested(pass)],
+    let between = |actions: &[Action]| around(actions, Shape::One);
+    let bare = || between(&[]);
+    let of_two = || Program {
+        micro_batches: 2,
+        ..bare()
     };
-    let micro_batches = match need {
-        Need::Accumulation | Need::Dropping => 2,
-        _ => 1,
+    let dropping = Program {
+        drops: true,
+        ..of_two()
     };
-    Program {
-        drops: need == Need::Dropping,
-        clip: (need == Need::Clipping).then_some(Clip::GlobalNorm),
-        rejects: (need == Need::Hook).then_some(2),
-        halves: (need == Need::Hook).then_some(1),
-        averages: need == Need::Average,
-        ..Program::new(micro_batches, &[vec![train], between, vec![train]].concat())
-    }
+    let hooked = Program {
+        rejects: Some(2),
+        halves: Some(1),
+        ..bare()
+    };
+    let averaged = Program {
+        averages: true,
+        ..bare()
+    };
+    let set = [Setting::Scale(4), Setting::Interval(3)].map(Action::Set);
+    // A captured step is refused when it is made.
+    let region = around(&[Action::Wait], Shape::Region);
+    [
+        (Need::Accumulation, of_two()),
+        (Need::Dropping, dropping),
+        (Need::Hook, hooked),
+        (Need::Average, averaged),
+        (Need::Flush, between(&[Action::Flush])),
+        (Need::Discard, between(&[Action::Discard(pass)])),
+        (Need::Unscale, between(&[Action::Unscale(pass)])),
+        (Need::Record, between(&[Action::Save, Action::Load])),
+        (Need::Clone, between(&[Action::Clone])),
+        (Need::Setting, between(&set)),
+        (Need::Several, between(&[Action::Swap])),
+        (Need::Region, region),
+        (Need::Clear, between(&[Action::Clear])),
+        (Need::Replace, between(&[Action::Replace(4)])),
+        (Need::Scopes, around(&[], Shape::Nested)),
+        (Need::Untested, between(&[Action::Untested(pass)])),
+    ]
 }
 
 #[test]
 fn executors_do_what_the_table_says_and_refuse_the_rest() {
-    for need in NEEDS {
-        let program = shortest(need);
+    for (need, program) in shortest() {
         differs(&program).unwrap();
         for way in WAYS.iter().filter(|way| way.refuses.contains(&need)) {
             let ran = quietly(|| drop(run(&program, &mut *(way.make)(&program))));
@@ -102,7 +90,7 @@ fn table() -> String {
     let names = ways().map(|way| way.name);
     let mut table = row([""].into_iter().chain(names).collect());
     table += &row(vec!["-"; ways().count() + 1]);
-    for need in NEEDS {
+    for (need, _) in shortest() {
         let cell = |way: &Way| match () {
             () if way.refuses.contains(&need) => "✗",
             () if way.lacks.contains(&need) => "–",

@@ -9,8 +9,8 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Bytes;
 use burn_amp::gradients::{AccumulationWindow, UnscaledGradients};
 use burn_amp::torch::GradScaler;
-use burn_amp::{AmpRecord, Ema, MixedPrecision, StepOutcome};
-use burn_amp_tests::{Pack, state};
+use burn_amp::{Ema, MixedPrecision, StepOutcome};
+use burn_amp_tests::{Files, Pack, state};
 
 #[derive(Clone)]
 struct Parts {
@@ -85,13 +85,10 @@ impl ByHand {
 
     fn save(&mut self) {
         let parts = &self.parts;
-        let mut records = vec![self.scaler.to_record(), parts.window.to_record()];
-        records.extend(parts.ema.as_ref().map(Ema::to_record));
         let optim = parts.optim.to_record().into_bytes().unwrap();
-        let records = records
-            .into_iter()
-            .map(|record| record.into_bytes().unwrap());
-        self.saved = Some((optim, records.collect()));
+        let mut records = vec![self.scaler.bits(), parts.window.bits()];
+        records.extend(parts.ema.as_ref().map(Files::bits));
+        self.saved = Some((optim, records));
     }
 
     fn load(&mut self) {
@@ -104,12 +101,10 @@ impl ByHand {
         let mut parts = Parts::new(&self.program);
         let optim = OptimizerRecord::from_bytes(optim).unwrap();
         parts.optim = parts.optim.load_record(optim);
-        let mut records = records.into_iter();
-        let mut next = || AmpRecord::from_bytes(records.next().unwrap()).unwrap();
-        self.scaler.load_record(next()).unwrap();
-        parts.window.load_record(next()).unwrap();
-        if let Some(ema) = &mut parts.ema {
-            ema.load_record(next()).unwrap();
+        let mut owners: Vec<&mut dyn Files> = vec![&mut self.scaler, &mut parts.window];
+        owners.extend(parts.ema.as_mut().map(|ema| ema as &mut dyn Files));
+        for (owner, record) in owners.into_iter().zip(records) {
+            owner.from_bytes(record).unwrap();
         }
         (self.parts, self.next_scale) = (parts, None);
     }
@@ -139,8 +134,7 @@ impl Executor for ByHand {
             Action::Discard(pass) => scaler.discard(grads(amp, model, pass)).unwrap(),
             Action::Validate => validate(amp, model),
             Action::Clone => self.parts = self.parts.clone(),
-            Action::Interval(_) | Action::Growth(_) | Action::Backoff(_) => set(scaler, *action),
-            Action::Tracker(_) | Action::Scale(_) => set(scaler, *action),
+            Action::Set(setting) => set(scaler, setting),
             Action::Replace(exponent) => self.next_scale = Some(2f64.powi(exponent)),
             Action::Clear => self.parts.window.clear(),
             Action::Untested(pass) => drop(loss(amp, model, pass).backward()),

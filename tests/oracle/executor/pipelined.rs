@@ -2,7 +2,7 @@
 
 use super::{Executor, optim_shown, scaler_shown};
 use crate::model::{Gain, RATE, amp, burns, grads, loss, set, validate, with_options};
-use crate::program::{Action, Program, Shown};
+use crate::program::{Action, Program, Setting, Shown};
 use burn::tensor::{Bytes, Device};
 use burn_amp::pipeline::PipelinedOptimizer;
 use burn_amp::{AmpRecord, MixedPrecision, ScaledOptimizer, optim::Scaler};
@@ -54,9 +54,9 @@ impl Pipelined {
     }
 
     /// Changes a setting on the thread. It is known here when the next update is received.
-    fn set(&mut self, change: impl Fn(&mut Scaler) + Send + 'static) {
+    fn set(&mut self, setting: Setting) {
         let change = move |scaler: &mut Scaler| {
-            change(scaler);
+            set(scaler, setting);
             Ok(())
         };
         self.optim.as_mut().unwrap().queue(change).unwrap();
@@ -92,12 +92,7 @@ impl Executor for Pipelined {
             Action::Untested(pass) => drop(loss(amp, &model, pass).backward()),
             Action::Validate => validate(amp, &model),
             Action::Rate(exponent) => self.rate = 2f64.powi(exponent),
-            setting @ (Action::Interval(_) | Action::Growth(_) | Action::Backoff(_)) => {
-                self.set(move |scaler| set(scaler, setting));
-            }
-            setting @ (Action::Tracker(_) | Action::Scale(_)) => {
-                self.set(move |scaler| set(scaler, setting));
-            }
+            Action::Set(setting) => self.set(setting),
             Action::Replace(exponent) => optim.set_loss_scale(2f64.powi(exponent)).unwrap(),
             Action::Save => self.saved = Some(optim.to_record().into_bytes().unwrap()),
             Action::Load => self.load(),

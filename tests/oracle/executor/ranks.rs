@@ -4,126 +4,72 @@ use super::{Executor, scaled::Scaled};
 use crate::program::{Action, Program, Shown};
 use burn_amp::optim::ModuleOptim;
 use burn_amp_tests::{Pack, ranks::Rank};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::{fmt::Debug, thread};
 
-/// What a rank is asked for.
-#[derive(Clone)]
-enum Call {
-    Act(Action),
-    Shown { is_end: bool },
-    Record,
+pub struct Ranks<O: ModuleOptim + Clone + Send> {
+    /// One thread each.
+    threads: Vec<ThreadPool>,
+    ranks: Vec<Scaled<O>>,
 }
 
-#[derive(Debug, PartialEq)]
-enum Answer {
-    Done,
-    Shown(Option<Box<Shown>>),
-    Record(Option<Box<Pack>>),
+/// What all of them make of their own, each on its thread, at once: who votes waits for the others.
+fn at_once<T: Send, R: Send>(
+    threads: &[ThreadPool],
+    own: Vec<T>,
+    call: impl Fn(T) -> R + Sync,
+) -> Vec<thread::Result<R>> {
+    let call = &call;
+    thread::scope(|scope| {
+        let ranks = threads.iter().zip(own);
+        let called = ranks.map(|(thread, own)| scope.spawn(move || thread.install(|| call(own))));
+        let called: Vec<_> = called.collect();
+        called.into_iter().map(|rank| rank.join()).collect()
+    })
 }
 
-struct Worker {
-    calls: Sender<Call>,
-    answers: Receiver<Answer>,
-    thread: JoinHandle<()>,
-}
-
-impl Worker {
-    fn new<O: ModuleOptim + Clone + 'static>(
-        program: &Program,
-        make: fn() -> O,
-        rank: Rank,
-    ) -> Self {
-        let (calls, asked) = channel();
-        let (answer, answers) = channel();
-        let program = program.clone();
-        let thread = thread::spawn(move || {
-            let mut own = Scaled::of(&program, make, Some(rank));
-            for call in asked {
-                let said = match call {
-                    Call::Act(action) => {
-                        own.act(&action);
-                        Answer::Done
-                    }
-                    Call::Shown { is_end } => Answer::Shown(own.shown(is_end).map(Box::new)),
-                    Call::Record => Answer::Record(own.record().map(Box::new)),
-                };
-                // Nobody waits for it where another rank has failed.
-                let _sent = answer.send(said);
-            }
-        });
+impl<O: ModuleOptim + Clone + Send> Ranks<O> {
+    pub fn new(program: &Program, ranks: usize, make: fn() -> O) -> Self {
+        let thread = |_| ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        let threads: Vec<_> = (0..ranks).map(thread).collect();
+        let of = |rank| Scaled::of(program, make, Some(rank));
+        let ranks = at_once(&threads, Rank::all(ranks), of).into_iter();
         Self {
-            calls,
-            answers,
-            thread,
-        }
-    }
-}
-
-pub struct Ranks {
-    workers: Vec<Worker>,
-}
-
-impl Ranks {
-    pub fn new<O: ModuleOptim + Clone + 'static>(
-        program: &Program,
-        ranks: usize,
-        make: fn() -> O,
-    ) -> Self {
-        let workers = Rank::all(ranks).into_iter();
-        let workers = workers.map(|rank| Worker::new(program, make, rank));
-        Self {
-            workers: workers.collect(),
+            ranks: ranks.map(Result::unwrap).collect(),
+            threads,
         }
     }
 
     /// What all answer.
-    fn ask(&self, call: Call) -> Answer {
-        for worker in &self.workers {
-            worker.calls.send(call.clone()).unwrap();
-        }
-        let answers = self.workers.iter().enumerate().map(|(rank, worker)| {
-            let answer = worker.answers.recv_timeout(Duration::from_secs(60));
-            answer.unwrap_or_else(|error| panic!("rank {rank}: {error}"))
-        });
-        let mut answers = answers.collect::<Vec<_>>().into_iter();
-        let first = answers.next().unwrap();
+    fn ask<R: Send + PartialEq + Debug>(&mut self, call: impl Fn(&mut Scaled<O>) -> R + Sync) -> R {
+        let own = self.ranks.iter_mut().collect();
+        let mut answers = at_once(&self.threads, own, call).into_iter();
+        let first = answers.next().unwrap().unwrap();
         for (rank, other) in answers.enumerate() {
-            assert_eq!(first, other, "rank 0 and rank {}", rank + 1);
+            assert_eq!(first, other.unwrap(), "rank 0 and rank {}", rank + 1);
         }
         first
     }
 }
 
-impl Executor for Ranks {
+impl<O: ModuleOptim + Clone + Send> Executor for Ranks<O> {
     fn act(&mut self, action: &Action) {
-        self.ask(Call::Act(*action));
+        self.ask(|own| own.act(action));
     }
 
     fn shown(&mut self, is_end: bool) -> Option<Shown> {
-        match self.ask(Call::Shown { is_end }) {
-            Answer::Shown(shown) => shown.map(|shown| *shown),
-            other => unreachable!("{other:?}"),
-        }
+        self.ask(|own| own.shown(is_end))
     }
 
     fn record(&mut self) -> Option<Pack> {
-        match self.ask(Call::Record) {
-            Answer::Record(record) => record.map(|record| *record),
-            other => unreachable!("{other:?}"),
-        }
+        self.ask(|own| own.record())
     }
 }
 
-/// Ends the threads, all at once: the last vote of each waits for the others.
-impl Drop for Ranks {
+/// Ends them all at once: the last vote of each waits for the others.
+impl<O: ModuleOptim + Clone + Send> Drop for Ranks<O> {
     fn drop(&mut self) {
-        let workers = self.workers.drain(..);
-        let threads: Vec<_> = workers.map(|worker| worker.thread).collect();
-        for thread in threads {
-            // One that has failed has said so.
-            let _ended = thread.join();
-        }
+        // One that has failed has said so.
+        let _ended = at_once(&self.threads, std::mem::take(&mut self.ranks), drop);
     }
 }

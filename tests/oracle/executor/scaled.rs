@@ -4,8 +4,7 @@ use super::{Executor, counts, optim_shown};
 use crate::model::{Gain, RATE, amp, input, loss_of, set, slopes_of, validate, with_options};
 use crate::program::{Action, Pass, Program, Shown};
 use Action::{
-    Backoff, Clear, Discard, Flush, Growth, Interval, Load, Rate, Save, Scale, Swap, Tracker,
-    Train, Unscale, Untested, Validate, Wait,
+    Clear, Discard, Flush, Load, Rate, Save, Set, Swap, Train, Unscale, Untested, Validate, Wait,
 };
 use burn::optim::GradientsParams;
 use burn::tensor::{Bytes, Tensor};
@@ -124,9 +123,7 @@ impl<O: ModuleOptim + Clone> Scaled<O> {
             Action::Clone => *optim = optim.clone(),
             Wait => optim.synchronize().unwrap(),
             Action::Drop => self.other = None,
-            Interval(_) | Growth(_) | Backoff(_) | Tracker(_) | Scale(_) => {
-                set(optim.scaler_mut(), *action);
-            }
+            Set(setting) => set(optim.scaler_mut(), setting),
             Load | Swap | Train(_) | Flush => {}
             Action::Replace(_) => unreachable!("the table leaves it out"),
         }

@@ -8,7 +8,7 @@ mod scale;
 
 use crate::executor::Executor;
 use crate::model::{Gain, RATE, burns, is_divided};
-use crate::program::{Action, Counts, Hooks, Pass, Program, Shape, Shown};
+use crate::program::{Action, Counts, Hooks, Pass, Program, Setting, Shape, Shown};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn_amp::StepOutcome;
@@ -329,6 +329,22 @@ impl Reference {
         }
     }
 
+    fn set(&mut self, setting: Setting) {
+        let (loss, settings) = (&mut self.scale.loss, &mut self.scale.settings);
+        match setting {
+            // A run that was changed gets all its skips again.
+            Setting::Scale(exponent) => {
+                loss.value = 2f32.powi(exponent);
+                self.own.counters.skips_in_a_row = 0;
+            }
+            Setting::Interval(interval) => settings.interval = interval,
+            Setting::Growth(exponent) => settings.growth = 2f32.powi(exponent),
+            Setting::Backoff(exponent) => settings.backoff = 2f32.powi(-exponent),
+            Setting::Tracker(steps) if steps < settings.interval => loss.tracker = steps,
+            Setting::Tracker(_) => {}
+        }
+    }
+
     fn update(&mut self, gradient: [f32; 4]) {
         let mut grads = GradientsParams::new();
         grads.register(
@@ -372,23 +388,12 @@ impl Executor for Reference {
                 let seen = evidence(&std::mem::take(&mut self.skips), found.as_slice());
                 self.own.dropped.push(seen);
             }
-            // A run that was changed gets all its skips again.
-            Action::Scale(exponent) => {
-                self.scale.loss.value = 2f32.powi(exponent);
-                self.own.counters.skips_in_a_row = 0;
-            }
+            Action::Set(setting) => self.set(setting),
             Action::Flush if self.own.window.is_empty() => self.enter(StepOutcome::NoGradients),
             Action::Flush => self.step(),
             Action::Save => self.saved = Some(Box::new(self.clone())),
             Action::Load => self.load(),
             Action::Clear => self.clear(),
-            Action::Interval(interval) => self.scale.settings.interval = interval,
-            Action::Growth(exponent) => self.scale.settings.growth = 2f32.powi(exponent),
-            Action::Backoff(exponent) => self.scale.settings.backoff = 2f32.powi(-exponent),
-            Action::Tracker(steps) if steps < self.scale.settings.interval => {
-                self.scale.loss.tracker = steps;
-            }
-            Action::Tracker(_) => {}
             Action::Replace(exponent) => self.next_scale = Some(2f32.powi(exponent)),
             Action::Rate(exponent) => self.rate = 2f64.powi(exponent),
             // A clone does not count what its original has dropped.

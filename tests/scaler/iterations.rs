@@ -10,48 +10,67 @@ struct Play {
     held: Option<UnscaledGradients>,
     /// What went on with a copy.
     left: Option<GradScaler>,
+    /// Log lines of this level are shown.
+    level: Level,
+}
+
+fn config(settings: &str) -> GradScalerConfig {
+    GradScalerConfig::load_binary(settings.as_bytes()).unwrap()
 }
 
 impl Play {
     fn new(settings: &str) -> Self {
-        let config = GradScalerConfig::load_binary(settings.as_bytes()).unwrap();
-        let run = ByHand::new(config);
+        let run = ByHand::new(config(settings));
         Self {
             other: (AdamConfig::new().init(), run.model.clone()),
             run,
             window: windows(2, true).init().unwrap(),
             held: None,
             left: None,
+            level: Level::Warn,
         }
     }
 
     /// One call: `a` and `b` step, `o` observes, `d` drops, `h` holds, `t` throws away with `discard`, `m` is a micro-batch, each of gradients that
-    /// are ones (`.`), overflow (`x`), are a sum of both (`+`), zero (`z`), tiny (`e`), or none (`0`); `k` drops what was held; `u` is `update`,
-    /// with a scale after `=`, `s=` sets it, `c` goes on with a copy of the scaler, `l` with one that has loaded its record, `r` resets it.
+    /// are ones (`.`), overflow (`x`), are a sum of both (`+`), zero (`z`), tiny (`e`), or another module's alone (`0`); `k` drops what was held; `u` is
+    /// `update`, with a scale after `=`, `s=` sets it, `c` goes on with a copy of the scaler, `l` with one that has loaded its record, which may have other
+    /// settings; `w` does so with those of the record. `r` resets it. From `!` on log lines are those that inform, and not those that warn.
     fn call(&mut self, call: &str) -> Result<(), AmpError> {
         let (what, argument) = call.split_at(1);
         let scale = || argument[1..].parse().unwrap();
         let scaler = &mut self.run.scaler;
-        let config = scaler.config();
+        let own = scaler.config();
         match what {
             "u" if argument.is_empty() => return scaler.update().map(drop),
             "u" => return scaler.update_to(scale()).map(drop),
             "s" => return scaler.set_loss_scale(scale()),
             "c" => self.left = Some(std::mem::replace(scaler, scaler.clone())),
-            "l" => {
-                let record = scaler.to_record();
-                *scaler = GradScaler::new(config)?;
-                return scaler.load_record(record);
+            "l" | "w" => {
+                let wanted = match argument {
+                    "" => own,
+                    settings => config(settings),
+                };
+                let bytes = scaler.to_record().into_bytes()?;
+                let record = AmpRecord::from_bytes(bytes)?;
+                *scaler = GradScaler::new(wanted)?;
+                let enabled = wanted.enabled;
+                let (record, expected) = match what {
+                    "w" => (record.with_settings(), own.with_enabled(enabled)),
+                    _ => (record, wanted),
+                };
+                scaler.load_record(record)?;
+                assert_eq!(scaler.config(), expected);
             }
             "r" => {
                 scaler.reset();
-                let fresh = (config.schedule()?, StepCounters::default(), None);
+                let fresh = (own.schedule()?, StepCounters::default(), None);
                 assert_eq!(
                     (scaler.schedule(), scaler.counters(), scaler.last_status()),
                     fresh
                 );
             }
             "k" => self.held = None,
+            "!" => self.level = Level::Info,
             _ => return self.give(what, argument),
         }
         Ok(())
@@ -61,7 +80,12 @@ impl Play {
         let (before, models) = (self.run.scale(), self.values());
         let run = &mut self.run;
         let grads = match kind {
-            "0" => run.unscale(GradientsParams::new()),
+            "0" => {
+                let mut grads = GradientsParams::new();
+                let bad = Tensor::<1>::from_floats([f32::INFINITY], &Device::flex());
+                grads.register(ParamId::new(), bad);
+                run.unscale(grads)
+            }
             "+" => run.unscaled(ONES) + run.unscaled(BAD),
             // Of either sign.
             "z" => run.unscaled(from_fn(|index| [0.0, -0.0][index % 2])),
@@ -72,6 +96,7 @@ impl Play {
             kind != "." || grads.status().max_abs() == 1.0,
             "exact at every scale"
         );
+        assert!(kind != "0" || *grads.status() == GradientStatus::default());
         // Whoever has a copy counts nothing again.
         let _copy = grads.clone();
         let result = match what {
@@ -134,7 +159,8 @@ fn play(settings: &str, calls: &str) -> String {
         let (call, times) = word.split_once('*').unwrap_or((word, "1"));
         for _ in 0..times.parse().unwrap() {
             let mut result = Ok(());
-            let warned = captured(Level::Warn, || {
+            let level = play.level;
+            let logged = captured(level, || {
                 result = match call {
                     "?" => {
                         shown.push(play.shown());
@@ -148,10 +174,13 @@ fn play(settings: &str, calls: &str) -> String {
                 }
             });
             // The log counts overflows in a row, too.
-            let warned = warned
+            let logged = logged
                 .iter()
                 .filter(|message| !message.contains("overflows in a row"));
-            shown.extend(warned.map(|message| format!("warns of {}", of_what(message))));
+            shown.extend(logged.map(|message| match level {
+                Level::Warn => format!("warns of {}", of_what(message)),
+                _ => format!("says {message:?}"),
+            }));
             shown.extend(result.err().map(|error| brief(&error)));
         }
     }
@@ -165,7 +194,11 @@ fn play(settings: &str, calls: &str) -> String {
 
 /// What a warning is of, whose message has all of these parts.
 fn of_what(message: &str) -> &str {
-    let kinds: [(&str, &[&str]); 3] = [
+    let kinds: [(&str, &[&str]); 4] = [
+        (
+            "other settings",
+            &["with other settings", "those of the program are used"],
+        ),
         ("underflow", &["underflow", "at loss scale"]),
         ("a missing update", &["`GradScaler::update`"]),
         (
@@ -248,11 +281,9 @@ and knows nothing of what was unscaled > {} > dx c u ? > 65536:0 [0 0 0 0] -, le
 a reset starts afresh > {"growth_interval": 2} > x . x ? r ? > 16384:0 [3 2 1 0] Skipped, 65536:0 [0 0 0 0] -
 no skip is allowed > {"max_consecutive_skips": 0} > x ? x
     ends at 65536 after 1 in bias, 65536:0 [1 1 1 0] Skipped, ends at 65536 after 2 in bias
-three in a row are > {"init_scale": 1024, "max_consecutive_skips": 3} > x*4 > ends at 128 after 4 in bias
 of many that are not in a row > {"init_scale": 1024, "max_consecutive_skips": 1} > x . x . x . x . x . x*2 > ends at 16 after 2 in bias
 50 by default > {} > x*51 > ends at 2^-34 after 51 in bias
 a floor only stops the backoff, as in Megatron-LM and jmp > {"init_scale": 1024, "min_scale": 300} > x*51 > ends at 300 after 51 in bias
-skips count from the last finite step on > {"init_scale": 1024, "min_scale": 1024} > x . x . x*51 > ends at 1024 after 51 in bias
 the run ends at the floor, 1024, 512, then 300, which is above 256 > {"init_scale": 1024, "min_scale": 300, "raise_error_at_min_scale": true}
     x*3 > ends at 300 after 3 in bias
 at once, if it begins there > {"init_scale": 1024, "min_scale": 1024, "raise_error_at_min_scale": true} > x > ends at 1024 after 1 in bias
@@ -284,28 +315,53 @@ at a floor above that there is nowhere to fall to
 a record has all of it, at the lowest scale, too > {"max_consecutive_skips": null} > x*200 ? l ? . ?
     2^-127:0 [200 200 200 0] Skipped, 2^-127:0 [200 200 200 0] -, 2^-127:1 [201 200 0 0] Stepped
 and in an iteration > {} > ax l u ? > 32768:0 [1 1 1 0] -
-an overflow backs the default off > {"schedule": "GrowthInterval"} > .*30 ? x ? x ? . ?
-    65536:30 [30 0 0 0] Stepped, 32768:0 [31 1 1 0] Skipped, 16384:0 [32 2 2 0] Skipped, 16384:1 [33 2 0 0] Stepped
-it goes on from a scale that is set > {"schedule": "GrowthInterval"} > x s=131072 e ? > 131072:1 [2 1 0 0] Stepped
-zeros under it > {"schedule": "GrowthInterval", "growth_interval": 2} > e ? z*60 ? e*4 ?
-    65536:1 [1 0 0 0] Stepped, warns of underflow, 2^46:1 [61 0 0 0] Stepped, 2^48:1 [65 0 0 0] Stepped
-a warm-up holds it down > {"schedule": "GrowthInterval", "warmup_steps": 12, "warmup_levels": 3} > ? e*3 ? e ? e*7 ? e ?
-    1024:0 [0 0 0 0] -, 1024:3 [3 0 0 0] Stepped, 2048:4 [4 0 0 0] Stepped, 4096:11 [11 0 0 0] Stepped, 65536:12 [12 0 0 0] Stepped
-an overflow in that > {"schedule": "GrowthInterval", "warmup_steps": 12, "warmup_levels": 3} > e x ? > 512:0 [2 1 1 0] Skipped
-zeros under it > {"schedule": {"AdaptiveInterval": {}}, "growth_interval": 2} > e ? z*60 ? e*4 ?
-    65536:1 [1 0 0 0] Stepped, warns of underflow, 65536:1 [61 0 0 0] Stepped, 262144:1 [65 0 0 0] Stepped
+other settings are the program's, and one of three tolerated overflows is used up > {"init_scale": 1024, "hysteresis": 3}
+    x . . l{"growth_interval":500,"backoff_factor":0.25,"hysteresis":2} ? x ? > warns of other settings, 1024:2 [3 1 0 0] -, 256:0 [4 2 1 0] Skipped
+or two of five > {"init_scale": 1024, "hysteresis": 3} > x x . . l{"hysteresis":5} x x ? x ?
+    warns of other settings, 1024:0 [6 4 2 0] Skipped, 512:0 [7 5 3 0] Skipped
+one call takes the settings of the record, but for scaling at all > {"init_scale": 1024, "hysteresis": 3, "max_scale": 4096}
+    x . . w{"growth_interval":1} ? . ? w{"enabled":false} ? > 1024:2 [3 1 0 0] -, 1024:3 [4 1 0 0] Stepped, 1:3 [4 1 0 0] -
+a record's scale is moved into the program's bounds > {"init_scale": 1024} > . l{"init_scale":256,"max_scale":512} ? l{"min_scale":2048} ?
+    warns of other settings, 512:1 [1 0 0 0] -, warns of other settings, 2048:1 [1 0 0 0] -
+a static scale is a setting > {"init_scale": 1024} > . l{"init_scale":8,"dynamic":false} ? > warns of other settings, 8:0 [1 0 0 0] -
+also where that of the record is static, which a dynamic one goes on from > {"init_scale": 32, "dynamic": false} > . l{"init_scale":8,"dynamic":false} ? l{} ?
+    warns of other settings, 8:0 [1 0 0 0] -, warns of other settings, 8:0 [1 0 0 0] -
+and one that a program has set stays in its record > {"init_scale": 32, "dynamic": false} > s=16 l ? > 16:0 [0 0 0 0] -
+what was not scaled leaves no scale > {"init_scale": 8, "enabled": false} > . l{"init_scale":1024} ? > warns of other settings, 1024:0 [1 0 0 0] -
+the ceiling of an overflow stays in a record > {"init_scale": 1024, "schedule": {"LogMax": {}}} > x l e*9 ? > 512:9 [10 1 0 0] Stepped
+as it does without > {"init_scale": 1024, "schedule": {"LogMax": {}}} > x e*9 ? > 512:9 [10 1 0 0] Stepped
+unless another rule reads it > {"init_scale": 1024, "schedule": {"LogMax": {}}} > x l{"init_scale":1024,"schedule":{"NearTop":{}}} e*9 ?
+    warns of other settings, 262144:9 [10 1 0 0] Stepped
+a run that has ended goes on with a lower floor > {"init_scale": 16, "min_scale": 4, "max_consecutive_skips": 3}
+    x*4 l x l{"init_scale":16,"max_consecutive_skips":3} ? x ? . ?
+    ends at 4 after 4 in bias, ends at 4 after 5 in bias, warns of other settings, 4:0 [5 5 0 0] -, 2:0 [6 6 1 0] Skipped, 2:1 [7 6 0 0] Stepped
+or a higher one > {"init_scale": 16, "min_scale": 4, "max_consecutive_skips": 3}
+    x*4 l{"init_scale":128,"min_scale":64,"max_consecutive_skips":3} ? . ?
+    ends at 4 after 4 in bias, warns of other settings, 64:0 [4 4 0 0] -, 64:1 [5 4 0 0] Stepped
+one that has ended at the floor, too > {"init_scale": 16, "min_scale": 4, "raise_error_at_min_scale": true}
+    x*3 l x l{"init_scale":16,"raise_error_at_min_scale":true} x ? . ?
+    ends at 4 after 3 in bias, ends at 4 after 4 in bias, warns of other settings, 2:0 [5 5 1 0] Skipped, 2:1 [6 5 0 0] Stepped
+or where that is no end > {"init_scale": 16, "min_scale": 4, "raise_error_at_min_scale": true}
+    x*3 l{"init_scale":16,"min_scale":4} x ? . ? > ends at 4 after 3 in bias, warns of other settings, 4:0 [4 4 1 0] Skipped, 4:1 [5 4 0 0] Stepped
+a skip is logged, however its iteration ends > {} > ! . x ax u=16 . mx
+    says "step skipped: gradients overflow, first in `bias`, at loss scale 65536, next 32768", says "step skipped: gradients overflow, first in `bias`, at loss scale 32768, next 16", says "micro-batch dropped: gradients overflow, first in `bias`, at loss scale 16, next 8"
+and an extreme scale shortly > {"init_scale": 1.2676506002282294e30} > ! x
+    says "step skipped: gradients overflow, first in `bias`, at loss scale 1.2676506002282294e30, next 6.338253001141147e29"
 an overflow backs log-max off > {"schedule": {"LogMax": {}}} > .*30 ? x ? x ? . ?
     32768:30 [30 0 0 0] Stepped, 16384:0 [31 1 1 0] Skipped, 8192:0 [32 2 2 0] Skipped, 8192:1 [33 2 0 0] Stepped
-it goes on from a scale that is set > {"schedule": {"LogMax": {}}} > x s=131072 e ? > 262144:1 [2 1 0 0] Stepped
+it goes on from a scale that is set, and a record has what an iteration has shown > {"schedule": {"LogMax": {}}}
+    x s=131072 ae l u ? > 262144:1 [2 1 0 0] -
+under other parameters with what it remembers > {"schedule": {"LogMax": {}}} > .*30 l{"schedule":{"LogMax":{"beta1":0.9}}} e ?
+    warns of other settings, 2048:31 [31 0 0 0] Stepped
 zeros under it > {"schedule": {"LogMax": {}}, "growth_interval": 2} > e ? z*60 ? e*4 ?
     131072:1 [1 0 0 0] Stepped, warns of underflow, 131072:1 [61 0 0 0] Stepped, 2^21:1 [65 0 0 0] Stepped
 a warm-up holds it down > {"schedule": {"LogMax": {}}, "warmup_steps": 12, "warmup_levels": 3} > ? e*3 ? e ? e*7 ? e ?
     1024:0 [0 0 0 0] -, 1024:3 [3 0 0 0] Stepped, 2048:4 [4 0 0 0] Stepped, 4096:11 [11 0 0 0] Stepped, 8192:12 [12 0 0 0] Stepped
 an overflow in that > {"schedule": {"LogMax": {}}, "warmup_steps": 12, "warmup_levels": 3} > e x ? > 512:0 [2 1 1 0] Skipped
-an overflow backs near-top off > {"schedule": {"NearTop": {}}} > .*30 ? x ? x ? . ?
-    4096:30 [30 0 0 0] Stepped, 2048:0 [31 1 1 0] Skipped, 1024:0 [32 2 2 0] Skipped, 1024:1 [33 2 0 0] Stepped
-zeros under it > {"schedule": {"NearTop": {}}, "growth_interval": 2} > e ? z*60 ? e*4 ?
-    131072:1 [1 0 0 0] Stepped, warns of underflow, 131072:1 [61 0 0 0] Stepped, 2^21:1 [65 0 0 0] Stepped
+an overflow backs near-top off > {"schedule": {"NearTop": {}}} > .*30 ? ax l u ? x ? . ?
+    4096:30 [30 0 0 0] Stepped, 2048:0 [31 1 1 0] -, 1024:0 [32 2 2 0] Skipped, 1024:1 [33 2 0 0] Stepped
+zeros under it > {"schedule": {"NearTop": {}}, "growth_interval": 2} > ae l u ? z*60 ? e*4 ?
+    131072:1 [1 0 0 0] -, warns of underflow, 131072:1 [61 0 0 0] Stepped, 2^21:1 [65 0 0 0] Stepped
 "#;
 
 #[test]

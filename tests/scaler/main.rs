@@ -1,12 +1,10 @@
 //! `GradScaler` by itself: losses, gradients and their status, steps, updates, settings and failures.
 
-mod absent_gradients;
 mod config;
 mod disabled;
 mod findings;
 mod half_parameters;
 mod iterations;
-mod logged;
 mod own_rule;
 mod reported;
 mod resumed;

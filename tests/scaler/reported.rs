@@ -41,3 +41,20 @@ fn the_status_is_that_of_the_call() {
     run.flush();
     assert!(run.optim.scaler().last_status().is_none());
 }
+
+#[test]
+fn the_log_names_the_overflow_of_every_optimizer() {
+    let mut run = ByHand::at(64.0);
+    let other = [LinearConfig::new(2, 2).init(&flex())];
+    let messages = captured(Level::Info, || {
+        run.step(BAD).unwrap();
+        let grads = gradients(&other, 0, f32::NAN, FloatDType::F32);
+        let grads = scaled_by_hand(&run.scaler, grads);
+        let grads = run.scaler.unscale(grads, &other).unwrap();
+        let mut sgd = SgdConfig::new().init();
+        run.scaler.step(&mut sgd, 0.1, other, grads);
+        run.scaler.update().unwrap();
+    });
+    let expected = "step skipped: gradients overflow, first in `bias` and in `0.weight`, at loss scale 64, next 32";
+    assert_eq!(messages, [expected]);
+}

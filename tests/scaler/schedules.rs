@@ -12,18 +12,6 @@ fn ours() -> [Schedule; 4] {
     [plain, adaptive, Schedule::log_max(), Schedule::near_top()]
 }
 
-/// The next scale after an iteration with gradients of this value.
-fn show(run: &mut ByHand, value: f64) -> f32 {
-    run.iterate([value; 10])
-}
-
-/// A scaler with these settings, and the state of another.
-fn resumed(config: GradScalerConfig, scaler: &GradScaler) -> GradScaler {
-    let mut resumed = GradScaler::new(config).unwrap();
-    resumed.from_bytes(scaler.bits()).unwrap();
-    resumed
-}
-
 /// A gradient of an activation that overflows at a lower scale than those of the parameters: no schedule sees it before.
 #[test]
 fn what_the_measures_do_not_show_costs_no_more_skips_than_with_pytorchs_rule() {
@@ -102,23 +90,6 @@ fn changed_gradients_do_not_move_the_scale() {
     assert_eq!(run.scale(), 131072.0);
 }
 
-/// An iteration whose step was taken or skipped, and which was not ended, goes on with what its gradients have shown.
-#[test]
-fn a_record_between_step_and_update_has_what_was_seen() {
-    for schedule in ours() {
-        for value in [0.01, f64::INFINITY] {
-            let mut run = ByHand::new(config(schedule));
-            run.step([value; 10]).unwrap();
-            let mut resumed = resumed(config(schedule), &run.scaler);
-            let outcomes = [&mut run.scaler, &mut resumed].map(|scaler| scaler.update());
-            let expected = Ok(Some(outcome(value.is_infinite())));
-            assert_eq!(outcomes, [expected.clone(), expected]);
-            assert_eq!(resumed.schedule(), run.scaler.schedule(), "{schedule:?}");
-            assert_eq!(resumed.bits(), run.scaler.bits());
-        }
-    }
-}
-
 /// An overflow leaves the ceiling where the scale stays, and not at a scale that cannot be applied.
 #[test]
 fn a_scale_at_the_end_of_f32_rises_again() {
@@ -135,18 +106,6 @@ fn a_scale_at_the_end_of_f32_rises_again() {
 
 fn stored(schedule: &LossScale) -> Value {
     serde_json::to_value(schedule).unwrap()
-}
-
-/// Under other parameters a schedule goes on with what it remembers.
-#[test]
-fn a_record_of_other_parameters_goes_on() {
-    let mut run = ByHand::new(config(Schedule::log_max()).with_init_scale(64.0));
-    (0..3).for_each(|_| _ = show(&mut run, 0.25));
-    let other = serde_json::from_value(json!({"LogMax": {"beta1": 0.9}}));
-    let scaler = resumed(config(other.unwrap()), &run.scaler);
-    let schedules = [scaler.schedule(), run.scaler.schedule()];
-    let [after, before] = schedules.map(|schedule| stored(&schedule)["state"].clone());
-    assert_eq!(after, before);
 }
 
 /// A schedule, a place in its stored state, what a forger puts there, and what the refusal says.

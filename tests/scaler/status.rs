@@ -78,7 +78,7 @@ fn it_is_what_the_host_counts() {
     check_unscaled(DType::F64, &[1e-200; 10]);
 }
 
-/// A parameter that two modules share has one gradient, which counts once.
+/// A parameter that two modules share has one gradient, which counts once. Without any gradient nothing is found.
 #[test]
 fn a_shared_parameter_counts_once() {
     let shared = Param::from_tensor(Tensor::<2>::ones([2, 2], &flex()));
@@ -91,4 +91,8 @@ fn a_shared_parameter_counts_once() {
     assert_eq!(unscaled.status().gradients(), 1);
     assert_norm(unscaled.status().norm(), 2.0);
     assert_eq!(&inspected, unscaled.status());
+    let none = inspect(&GradientsParams::new(), &run.model).unwrap();
+    assert_eq!(none, GradientStatus::default());
+    assert!(!none.is_all_zero());
+    assert_eq!((none.norm(), none.zero_share()), (0.0, 0.0));
 }

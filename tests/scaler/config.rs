@@ -87,9 +87,14 @@ fn refused(json: &str, message: &str) {
         assert!(matches!(error, AmpError::InvalidValue { .. }), "{error}");
         assert_eq!(error.to_string(), message, "{json}");
     }
-    // As with PyTorch's, what is not used need not be right.
-    let disabled = GradScaler::new(config.with_enabled(false)).unwrap();
+    // As with PyTorch's, what is not used need not be right: in a record neither, for this program and one that scales.
+    let off = config.with_enabled(false);
+    MixedPrecision::f16().with_scaler(off).unwrap();
+    let mut disabled = GradScaler::new(off).unwrap();
     assert_eq!((disabled.is_enabled(), disabled.loss_scale()), (false, 1.0));
+    disabled.load_record(disabled.to_record()).unwrap();
+    let record = disabled.to_record().with_settings();
+    default_scaler().load_record(record).unwrap();
 }
 
 #[test]

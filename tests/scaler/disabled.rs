@@ -8,18 +8,6 @@ fn disabled() -> GradScalerConfig {
     config.with_max_consecutive_skips(Some(0))
 }
 
-/// A record with settings that are not used, and not right, is read again, here and in a program that scales.
-#[test]
-fn other_settings_are_not_looked_at() {
-    let config = disabled().with_growth_factor(0.5);
-    let mut scaler = GradScaler::new(config).unwrap();
-    scaler.load_record(scaler.to_record()).unwrap();
-    let record = scaler.to_record().with_settings();
-    let mut other = default_scaler();
-    other.load_record(record).unwrap();
-    MixedPrecision::f16().with_scaler(config).unwrap();
-}
-
 /// As they are when they are asked for, and whatever is found, they are stepped with.
 #[test]
 fn a_program_that_asks_gets_a_measure() {

@@ -86,13 +86,8 @@ fn built_in(schedule: Schedule) -> LossScale {
 }
 
 /// With a state, which a record that is refused must not replace.
-fn sgd() -> ModuleOptimizer {
-    let momentum = MomentumConfig::new();
-    SgdConfig::new().with_momentum(Some(momentum)).init()
-}
-
-fn status(max_abs: f64) -> GradientStatus {
-    GradientStatus::default().with_max_abs(max_abs)
+fn adam() -> ModuleOptimizer {
+    AdamConfig::new().init()
 }
 
 /// The host decides each step, also of an optimizer that would step on the device. A reset starts the rule as it was given.
@@ -124,7 +119,7 @@ fn it_is_shown_every_iteration_and_the_scale_that_was_used() {
 #[test]
 fn a_damaged_state_is_refused() {
     let trained = |state, steps| {
-        let mut run = Run::at_border(sgd(), ruled(own("mine", state)));
+        let mut run = Run::at_border(adam(), ruled(own("mine", state)));
         run.train_until(steps);
         run
     };
@@ -150,7 +145,7 @@ fn a_damaged_state_is_refused() {
 #[test]
 fn the_record_of_another_rule_gives_its_scale_with_one_warning() {
     let trained = |schedule: &LossScale, steps| {
-        let mut run = Run::at_border(sgd(), schedule.clone());
+        let mut run = Run::at_border(adam(), schedule.clone());
         run.train_until(steps);
         run.optim.scaler().clone()
     };
@@ -195,7 +190,8 @@ fn the_settings_of_a_record_come_without_its_rule() {
 /// A loss scale that was stored alone waits for its rule.
 #[test]
 fn a_stored_loss_scale_goes_on_once_it_has_its_rule() {
-    let next = |scale: LossScale| scale.adjust(evidence(false, Some(&status(1.0))));
+    let ones = GradientStatus::default().with_max_abs(1.0);
+    let next = |scale: LossScale| scale.adjust(evidence(false, Some(&ones)));
     let scale = (0..4).fold(ruled(saw()), |scale, _| next(scale));
     let text = serde_json::to_string(&scale).unwrap();
     let read: LossScale = from_str(&text).unwrap();
@@ -249,7 +245,7 @@ fn a_scale_that_cannot_be_applied_is_warned_of() {
         let mut rule = own("asks", "null");
         rule.next = next;
         let scaler = GradScaler::from_schedule(ruled(rule)).unwrap();
-        let mut run = Trial::new(ScaledOptimizer::new(sgd(), scaler));
+        let mut run = Trial::new(ScaledOptimizer::new(adam(), scaler));
         let said = format!("the rule `asks` asks for the scale {asked}, which cannot be applied");
         warns_once([said.as_str()], || run.step(ONES));
         assert_eq!(run.scale(), 65536.0, "{next:?}");

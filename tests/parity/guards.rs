@@ -1,6 +1,7 @@
 //! Our guards beside ZClip, OLMo-core's and llm.c's.
 
 use super::*;
+use serde::de::DeserializeOwned;
 
 /// A step of a trace: the loss, if there is one, and the norm.
 type Step = (Option<f64>, f64);
@@ -18,42 +19,24 @@ fn steps(trace: &Value, loss: &str, norm: &str) -> Vec<Step> {
     steps.map(step).collect()
 }
 
+/// Those of a trace's parameters that are the guard's settings, by the same names.
+fn settings<T: DeserializeOwned>(trace: &Value, others: &[&str]) -> T {
+    let mut params = trace["params"].clone();
+    let named = params.as_object_mut().unwrap();
+    named.retain(|name, _| !others.contains(&name.as_str()));
+    serde_json::from_value(params).unwrap()
+}
+
+/// Its `mode` and its `clip_option` are one setting here.
 fn zclip(trace: &Value) -> ZClip {
     let params = &trace["params"];
-    let float = |name: &str| number(&params[name]);
-    let percentile = params["mode"] == "percentile";
-    let to_mean = !percentile && params["clip_option"] == "mean";
-    ZClip {
-        alpha: float("alpha"),
-        z_thresh: float("z_thresh"),
-        eps: if percentile { 0.0 } else { float("eps") },
-        warmup_steps: float("warmup_steps") as u32,
-        falloff: match (percentile, to_mean) {
-            (true, _) => 0.0,
-            (_, true) => f64::INFINITY,
-            _ => 1.0,
-        },
-        clip_factor: match percentile || to_mean {
-            true => 1.0,
-            false => float("clip_factor"),
-        },
-        skip_update_on_spike: params["skip_update_on_spike"] == true,
-    }
-}
-
-fn skip_step(trace: &Value) -> SkipStep {
-    SkipStep {
-        rolling_interval_length: number(&trace["params"]["rolling_interval_length"]) as u32,
-        sigma_factor: number(&trace["params"]["sigma_factor"]),
-    }
-}
-
-fn outlier(trace: &Value) -> Outlier {
-    let float = |name: &str| number(&trace["params"][name]);
-    Outlier {
-        window: float("window") as u32,
-        skip_update_lossz: float("skip_update_lossz"),
-        skip_update_gradz: float("skip_update_gradz"),
+    let own: ZClip = settings(trace, &["max_grad_norm", "mode", "clip_option"]);
+    if params["mode"] == "percentile" {
+        own.with_eps(0.0).with_falloff(0.0).with_clip_factor(1.0)
+    } else if params["clip_option"] == "mean" {
+        own.with_falloff(f64::INFINITY).with_clip_factor(1.0)
+    } else {
+        own
     }
 }
 
@@ -118,12 +101,22 @@ fn parity_of_guards_until_the_bugs_of_the_originals_show() {
                 .for_each(|(index, step)| step.1 = 1.0 + (index % 2) as f64);
         }
         let rejects = |step: usize| at(&trace, step, "step_factor") == Some(0.0);
-        compared += follows(&trace, Guard::SkipStep(skip_step(&trace)), &steps, rejects);
+        compared += follows(
+            &trace,
+            Guard::SkipStep(settings(&trace, &[])),
+            &steps,
+            rejects,
+        );
     }
     for (_, trace) in traces::<Value>("llmc_outlier") {
         let rejects = |step: usize| trace["action"][step] != "step";
         let steps = steps(&trace, "loss", "grad_norm");
-        compared += follows(&trace, Guard::Outlier(outlier(&trace)), &steps, rejects);
+        compared += follows(
+            &trace,
+            Guard::Outlier(settings(&trace, &["grad_clip"])),
+            &steps,
+            rejects,
+        );
     }
     assert!(compared > 500, "{compared}");
 }

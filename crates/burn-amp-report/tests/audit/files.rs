@@ -2,10 +2,10 @@
 
 use burn_amp_report::{Audit, ReportError, audit};
 use burn_amp_tests::{prelude::*, says};
-use std::cell::Cell;
+use std::{cell::Cell, convert::identity};
 use tempfile::TempDir;
 
-use crate::network::{Network, at, audit_of, audit_with, batch, f16, loss, same};
+use crate::network::{Network, at, audit_of, audit_with, batch, loss};
 use crate::programs::{is_half, without_gradient};
 use crate::verdicts::nan_in_the_data;
 
@@ -24,12 +24,12 @@ fn array(json: &Value) -> &[Value] {
 
 #[test]
 fn a_healthy_step_takes_five_losses_and_leaves_no_trace() {
-    let amp = f16();
+    let amp = MixedPrecision::f16();
     let model = Network::new().apply_reparameterization(amp.clone());
     let losses = Cell::new(0);
     let found = audit(&model, &amp, |m| {
         losses.set(losses.get() + 1);
-        loss(amp.autocast(batch(), |x| m.forward(x, same)))
+        loss(amp.autocast(batch(), |x| m.forward(x, identity)))
     });
     assert!(found.unwrap().verdict().is_fine());
     assert_eq!(losses.get(), 5);
@@ -53,7 +53,7 @@ fn a_page_and_all_figures_are_written() {
     assert_eq!(first["figures"][1]["lost"], 1.0);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     // Values beyond f16 are counted.
-    let json = audit_with(&at(2f64.powi(40)), same, loss).to_json();
+    let json = audit_with(&at(2f64.powi(40)), identity, loss).to_json();
     let json: Value = serde_json::from_str(&json).unwrap();
     let last = array(&json["exponents"]).last().unwrap();
     assert!(last[0] == 17 && last[1].as_u64() > Some(100), "{last}");
@@ -61,7 +61,7 @@ fn a_page_and_all_figures_are_written() {
 
 #[test]
 fn a_fault_of_the_backend_comes_with_values() {
-    let audit = audit_with(&f16(), without_gradient, loss);
+    let audit = audit_with(&MixedPrecision::f16(), without_gradient, loss);
     let (folder, _, json) = saved(&audit, "reproduce.json");
     let tensors = array(&json["tensors"]).iter();
     let names: Vec<_> = tensors.map(|t| t["name"].as_str().unwrap()).collect();
@@ -74,11 +74,11 @@ fn a_fault_of_the_backend_comes_with_values() {
     assert!(!any("values") && any("in_f32"), "{lost}");
 
     // An audit that finds nothing of the kind leaves none of it: here gradients are right, and the loss is not.
-    let loss_alone = audit_of(&f16(), Network::new(), |amp, m| {
+    let loss_alone = audit_of(&MixedPrecision::f16(), Network::new(), |amp, m| {
         let mut off = 0.0;
         let output = amp.autocast(batch(), |x| {
             off = f32::from(u8::from(is_half(&x)));
-            m.forward(x, same)
+            m.forward(x, identity)
         });
         loss(output) + off
     });

@@ -3,8 +3,9 @@
 use burn::tensor::activation::{log_softmax, relu, tanh};
 use burn_amp_report::{Audit, audit, probed};
 use burn_amp_tests::{fill, prelude::*};
+use std::convert::identity;
 
-use crate::network::{Network, at, audit_of, audit_with, batch, f16, loss, same};
+use crate::network::{Network, at, audit_of, audit_with, batch, loss};
 use crate::programs::*;
 
 /// How a program is run.
@@ -140,7 +141,7 @@ impl Cases {
 
 /// A physics-informed network: derivatives of its output by its input, as differences.
 fn physics(order: u32, step: f64) -> Audit {
-    audit_of(&f16(), Network::new(), |amp, m| {
+    audit_of(&MixedPrecision::f16(), Network::new(), |amp, m| {
         let at = |shift: f64| plain(amp, m, batch() + shift, &tanh);
         let derivative = match order {
             1 => (at(step) - at(-step)) / (2.0 * step),
@@ -233,7 +234,7 @@ pub fn nan_in_the_data() -> Audit {
 
 fn in_the_data(value: f32) -> Audit {
     let data = batch().slice_fill([0..1, 0..1], value);
-    audit_of(&f16(), Network::new(), |amp, m| {
+    audit_of(&MixedPrecision::f16(), Network::new(), |amp, m| {
         loss(plain(amp, m, data.clone(), &tanh))
     })
 }
@@ -254,8 +255,8 @@ fn what_is_not_finite_in_f32_is_no_fault_of_half_precision() {
         let what = format!("{value} in the data");
         cases.add(&what, "not_finite", &in_the_data(value));
     }
-    let audit = audit_of(&f16(), multiplied(f64::NAN), |amp, m| {
-        loss(amp.autocast(batch(), |x| m.forward(x, same)))
+    let audit = audit_of(&MixedPrecision::f16(), multiplied(f64::NAN), |amp, m| {
+        loss(amp.autocast(batch(), |x| m.forward(x, identity)))
     });
     cases.add("NaN in a parameter", "not_finite", &audit);
     cases.end();
@@ -299,7 +300,7 @@ fn a_tensor_that_leaves_by_hand_is_a_leak() {
 /// One branch has gradients near the top, the other ones below the bottom at the same scale.
 fn span() -> Audit {
     let small = |x: Tensor<2>| (0..4).fold(x, |x, _| x * 1e-3) + 1.0;
-    audit_of(&f16(), Network::new(), |amp, m| {
+    audit_of(&MixedPrecision::f16(), Network::new(), |amp, m| {
         let (near, far) = amp.autocast(batch(), |x| {
             let far = probed("far", x.clone(), |x| small(m.first.forward(x)));
             (probed("near", x, |x| m.second.forward(x)), far)
@@ -310,40 +311,29 @@ fn span() -> Audit {
     })
 }
 
-type Audited = fn() -> Audit;
-
 /// Those of one kind each, which users have met.
 #[test]
 fn other_faults() {
-    let planted: [(&str, &str, Audited); 5] = [
-        ("a weight above 65504", "forward_overflow, second", || {
-            audit_of(&f16(), multiplied(1e6), |amp, m| {
-                loss(amp.autocast(batch(), |x| {
-                    let x = probed("first", x, |x| m.first.forward(x));
-                    let x = probed("second", x, |x| m.second.forward(x * 1e-3) * 1e-5);
-                    probed("third", x, |x| m.third.forward(x))
-                }))
-            })
-        }),
-        ("inputs that are not normalized", "forward_overflow", || {
-            audit_of(&f16(), Network::new(), |amp, m| {
-                loss(amp.autocast(batch() * 1e6, |x| m.forward(x, same)) * 1e-6)
-            })
-        }),
-        ("gradients that no scale holds", "underflow, far", span),
-        ("a small factor, in bf16", "fine", || {
-            Bf16.audit(&|x| (x * 1e-9) * 1e9, &loss)
-        }),
-        (
-            "too few digits in bf16",
-            "forward_overflow, between",
-            || Bf16.audit(&|x| (x + 512.0) - 512.0, &loss),
-        ),
-    ];
     let mut cases = Cases::default();
-    for (what, finds, audit) in planted {
-        cases.add(what, finds, &audit());
-    }
+    let weight = audit_of(&MixedPrecision::f16(), multiplied(1e6), |amp, m| {
+        loss(amp.autocast(batch(), |x| {
+            let x = probed("first", x, |x| m.first.forward(x));
+            let x = probed("second", x, |x| m.second.forward(x * 1e-3) * 1e-5);
+            probed("third", x, |x| m.third.forward(x))
+        }))
+    });
+    cases.add("a weight above 65504", "forward_overflow, second", &weight);
+    let inputs = audit_of(&MixedPrecision::f16(), Network::new(), |amp, m| {
+        loss(amp.autocast(batch() * 1e6, |x| m.forward(x, identity)) * 1e-6)
+    });
+    let what = "inputs that are not normalized";
+    cases.add(what, "forward_overflow", &inputs);
+    cases.add("gradients that no scale holds", "underflow, far", &span());
+    let small = Bf16.audit(&|x| (x * 1e-9) * 1e9, &loss);
+    cases.add("a small factor, in bf16", "fine", &small);
+    let digits = Bf16.audit(&|x| (x + 512.0) - 512.0, &loss);
+    let what = "too few digits in bf16";
+    cases.add(what, "forward_overflow, between", &digits);
     assert_eq!(cases.wrong, Vec::<String>::new());
 }
 

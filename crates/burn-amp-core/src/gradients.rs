@@ -10,6 +10,7 @@ mod typed;
 pub(crate) mod unscale;
 
 pub(crate) use clip::{Factors, GradientClip};
+pub use culprit::failed_step;
 pub(crate) use entries::{Entries, Entry};
 pub(crate) use pass::{Pass, handles};
 pub use running_statistics::unchanged;

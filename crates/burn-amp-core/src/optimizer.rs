@@ -16,7 +16,8 @@ use device::Flight;
 pub use recorded::{InspectedStep, Recorder, Stage, refused};
 
 use crate::error::{AmpError, StepError, or_panic};
-use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
+use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients};
+use crate::gradients::{failed_step, sum_of_devices};
 use crate::peers::{Peers, Ranks, described};
 use crate::record::{AmpRecord, OptimizerState, checksum};
 use crate::scaler::accumulation::{AccumulationConfig, AccumulationWindow};
@@ -407,8 +408,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.scaler.enter(Call::default());
         let votes = self.scaler.ranks.as_ref().map(|ranks| ranks.votes());
         self.fail(votes, &error);
-        let error = error.with_culprit(&module);
-        StepError::new(module, error)
+        failed_step(module, error)
     }
 
     /// Throws away the micro-batches of a window that is not full. Does nothing without accumulation.

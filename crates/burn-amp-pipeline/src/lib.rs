@@ -43,8 +43,8 @@ use burn::{
 use std::{cell::LazyCell, mem::take, path::Path};
 
 use burn_amp_core::internal::pipeline::{
-    Made, SentStep, Trained, TrainingSide, check_scale, masters_in, quietly, refused_record,
-    with_culprit,
+    Made, SentStep, Trained, TrainingSide, check_scale, failed_step, masters_in, quietly,
+    refused_record,
 };
 use burn_amp_core::internal::{
     Entries, ParamTensors, Parameter, StepGradients, detached, enter_call, is_half,
@@ -540,8 +540,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// A call whose gradients are dropped.
     fn refused<M: Module>(&mut self, module: M, error: AmpError) -> StepError<M> {
         self.loss = None;
-        let error = with_culprit(error, &module);
-        StepError::new(module, error)
+        failed_step(module, error)
     }
 }
 

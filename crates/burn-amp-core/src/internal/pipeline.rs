@@ -5,9 +5,9 @@ use burn::optim::GradientsParams;
 use crate::values::ParamTensors;
 use crate::{AmpError, AmpRecord, LossScale, ScaledGradients};
 pub use crate::{
-    gradients::of_this_thread,
+    gradients::{failed_step, of_this_thread},
     lock::quietly,
-    optimizer::pipelined::{Made, SentStep, Trained, TrainingSide, make_step, with_culprit},
+    optimizer::pipelined::{Made, SentStep, Trained, TrainingSide, make_step},
 };
 
 /// Gradients of a loss that was multiplied by a factor.

@@ -3,7 +3,7 @@
 use burn::{module::Module, optim::GradientsParams};
 
 use crate::error::{AmpError, StepError};
-use crate::gradients::{Entries, ScaledGradients, StepGradients, UnscaledGradients};
+use crate::gradients::{Entries, ScaledGradients, StepGradients, UnscaledGradients, failed_step};
 use crate::scaler::{Failed, Inspected, Scaler, accumulation::AccumulationWindow};
 pub use crate::{
     border::multiply_losses, check::search_scale, gradients::unchanged, scaler::Joint,
@@ -46,9 +46,9 @@ pub fn into_tested(grads: UnscaledGradients) -> GradientsParams {
 
 /// The error of a step that has failed, for the program and for an observer.
 pub fn failed<M: Module>(scaler: &Scaler, module: M, error: AmpError) -> StepError<M> {
-    let error = error.with_culprit(&module);
-    scaler.notify(scaler.last_outcome(), Some(&error));
-    StepError::new(module, error)
+    let failed = failed_step(module, error);
+    scaler.notify(scaler.last_outcome(), Some(&failed.error));
+    failed
 }
 
 /// Adds gradients to a window, or empties it. Gives the gradients to step with if it is full, or was emptied.

@@ -6,7 +6,7 @@ use burn::{
 
 use super::ScaledOptimizer;
 use crate::error::{AmpError, StepError};
-use crate::gradients::{Entries, Factors, StepGradients, UnscaledGradients};
+use crate::gradients::{Entries, Factors, StepGradients, UnscaledGradients, failed_step};
 use crate::scale::{
     account::Call,
     finding::{Rejection, Tested},
@@ -66,8 +66,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                     self.scaler.enter(Call::default());
                 }
                 self.fail(votes, &error);
-                let error = error.with_culprit(&module);
-                (outcome, Err(StepError::new(module, error)))
+                (outcome, Err(failed_step(module, error)))
             }
         };
         let error = stepped.as_ref().err().map(|failed| &failed.error);

@@ -278,8 +278,3 @@ pub fn make_step<O: ModuleOptim, M: Module>(
     };
     (module, Ok(made))
 }
-
-/// Names the parameter with which an error may have begun, if there is one.
-pub fn with_culprit<M: Module>(error: AmpError, module: &M) -> AmpError {
-    error.with_culprit(module)
-}

@@ -136,14 +136,8 @@ impl Ema {
     /// A half-precision parameter is averaged as it is, rounded. Inside a [`ScaledOptimizer`](crate::ScaledOptimizer) with
     /// `MasterWeights`, the average is that of its f32 master.
     pub fn update<M: Module>(&mut self, module: M) -> M {
-        let resolution = Resolution::applied();
-        hook::show_applied(
-            [self as &mut dyn Hook],
-            module,
-            &ParamTensors::default,
-            None,
-            &resolution,
-        )
+        let hooks = [self as &mut dyn Hook];
+        hook::show_applied(hooks, module, &ParamTensors::default, None)
     }
 
     /// Drops averages that were loaded and are those of another model: later records would have them too.

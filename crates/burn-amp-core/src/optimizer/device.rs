@@ -11,10 +11,10 @@ use crate::gradients::entries::{Entries, Entry, ids_of};
 use crate::scale::device_step::{DeviceStep, Run};
 use crate::values::distinct_parameters;
 use crate::{
-    error::AmpError, gradients::StepGradients, gradients::handles,
+    error::AmpError, gradients::Factors, gradients::StepGradients, gradients::handles,
     scale::border_events::BorderEvent, scale::in_flight::Resolution, scale::journal::Caller,
-    scale::live_scale::LiveScale, step::hook::show_applied, step::pending::PendingStep,
-    update::Update, update::module_optim::ModuleOptim,
+    scale::live_scale::LiveScale, step::pending::PendingStep, update::Update,
+    update::module_optim::ModuleOptim,
 };
 
 /// Gradients of a step: as many as the device can clip.
@@ -195,14 +195,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.options.clip.limit(&mut grads, &inspected.entries);
         let next = Arc::new(inspected.advance(&device_step));
         (self.scaler.live).set_device_step(Some(next.clone()));
-        let how = Update::decided_by(&next, lr);
-        let module = update(&mut self.optim, how, module, grads);
-        let (masters, resolution) = (|| self.optim.masters(), Resolution::default());
-        let hooks = &mut self.options.hooks;
-        let module = match hooks.0.is_empty() {
-            true => module,
-            false => show_applied(hooks.each(), module, &masters, Some(&*next), &resolution),
-        };
+        let (grads, resolution) = ((grads, Factors::new()), Resolution::default());
+        let module = self.apply(lr, module, grads, Some((&next, &resolution)), update);
         self.push(inspected, resolution);
         module
     }

@@ -3,12 +3,14 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
 };
+use std::sync::Arc;
 
 use super::ScaledOptimizer;
 use crate::error::{AmpError, StepError};
 use crate::gradients::{Entries, Factors, StepGradients, UnscaledGradients, failed_step};
 use crate::scale::{
     account::Call,
+    device_step::DeviceStep,
     finding::{Rejection, Tested},
     in_flight::Resolution,
     loss_scale::StepOutcome,
@@ -56,7 +58,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let (outcome, stepped) = match decided {
             Ok(Decided { outcome, grads }) => {
                 let module = match grads {
-                    Some(grads) => self.apply(lr, module, grads, update),
+                    Some(grads) => self.apply(lr, module, grads, None, update),
                     None => module,
                 };
                 (Some(outcome), Ok(module))
@@ -74,25 +76,26 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         stepped
     }
 
-    /// Updates a module, and shows it to the hooks. The module with what they have changed.
+    /// Updates a module, and shows it to the hooks. The module with what they have changed. A step of a `device` is decided there, and resolved later.
     pub(super) fn apply<M: Module>(
         &mut self,
         lr: ModuleLearningRate,
         module: M,
         (grads, factors): (GradientsParams, Factors),
+        device: Option<(&Arc<DeviceStep>, &Resolution)>,
         update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
     ) -> M {
         let how = Update {
             lr,
-            decides: None,
+            decides: device.map(|(decides, _)| decides.clone()),
             factors,
         };
         let module = update(&mut self.optim, how, module, grads);
         if self.options.hooks.0.is_empty() {
             return module;
         }
-        let (masters, known) = (|| self.optim.masters(), Resolution::applied());
-        show_applied(self.options.hooks.each(), module, &masters, None, &known)
+        let (hooks, masters) = (self.options.hooks.each(), || self.optim.masters());
+        show_applied(hooks, module, &masters, device)
     }
 
     /// All that comes before the update. `end` counts what was found.

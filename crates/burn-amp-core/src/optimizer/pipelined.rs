@@ -259,7 +259,7 @@ pub fn make_step<O: ModuleOptim, M: Module>(
     let (module, outcome, image) = match optim.decide(&module, grads, &lr, end) {
         Ok(Decided { outcome, grads }) => match grads {
             Some(grads) => {
-                let module = optim.apply(lr, module, grads, O::update);
+                let module = optim.apply(lr, module, grads, None, O::update);
                 let image = image(&module);
                 (module, Some(outcome), Some(image))
             }

@@ -1,7 +1,7 @@
 //! The hooks of an optimizer, their types forgotten.
 
 use burn::module::Module;
-use std::{any::Any, cell::LazyCell};
+use std::{any::Any, cell::LazyCell, sync::Arc};
 
 use super::{Applied, Hook, Parameters, Proposed, Resolution, State, Verdict};
 use crate::values::{ParamTensors, Parameter, distinct_parameters, is_half, replaced};
@@ -136,20 +136,19 @@ impl Hooks {
     }
 }
 
-/// Shows hooks a module after its update. Returns the module with the values that they give. `masters` are those of the optimizer; `device_step`
-/// decides the step, if the device does.
+/// Shows hooks a module after its update. Returns the module with the values that they give. `masters` are those of the optimizer; `device` decides
+/// the step, and resolves it later, if it is not the host's.
 pub(crate) fn show_applied<'h, M: Module>(
     hooks: impl IntoIterator<Item = &'h mut dyn Hook>,
     module: M,
     masters: &dyn Fn() -> ParamTensors,
-    device_step: Option<&DeviceStep>,
-    resolution: &Resolution,
+    device: Option<(&Arc<DeviceStep>, &Resolution)>,
 ) -> M {
     let of_module = || with_masters(distinct_parameters(&module), masters);
     let mut step = Applied {
         parameters: Parameters::new(&of_module),
-        device_step,
-        resolution: resolution.clone(),
+        device_step: device.map(|(decides, _)| &**decides),
+        resolution: device.map_or_else(Resolution::applied, |(_, later)| later.clone()),
         values: Default::default(),
     };
     for hook in hooks {

@@ -53,8 +53,6 @@ pub(super) struct ScopeNotes {
     awaits_gradients: bool,
     /// Set once the closure has returned.
     pub(super) is_closed: bool,
-    /// Set once the program has opened a region whose factor moves.
-    has_regions: bool,
     /// The notes of the enclosing scope, if results go back to it in half precision.
     pub(super) outer: Option<Arc<Mutex<Self>>>,
 }
@@ -118,10 +116,6 @@ impl OpenScope {
             Some(dry) => dry.side_of(amp),
             None => (amp.dtype(), opened.scale),
         };
-        let notes = ScopeNotes {
-            has_regions: opened.has_regions,
-            ..ScopeNotes::default()
-        };
         let open = Self {
             amp: amp.clone(),
             side: Side {
@@ -134,7 +128,7 @@ impl OpenScope {
             regions: 1.0,
             is_step,
             dry,
-            notes: Arc::new(notes.into()),
+            notes: Arc::default(),
         };
         (regions.iter()).fold(open, |open, region| open.inside(region))
     }
@@ -151,7 +145,6 @@ impl OpenScope {
                 self.amp.live().resolve(true);
                 let regions = self.amp.live().regions();
                 let factor = regions.enter(name, wanted, self.dry.is_some()).into();
-                locked(&self.notes).has_regions = true;
                 region = Some(Arc::new(OpenRegion {
                     name: name.clone(),
                     factor,
@@ -297,16 +290,15 @@ impl OpenScope {
         if is_tracked && (is_half(dtype) || dtype == DType::Flex32) {
             self.refuse(AmpError::border(BorderFault::Parameter, Some(path), dtype));
         }
-        let has_regions = {
+        {
             let mut notes = locked(&self.notes);
             notes.last_read = Some(path.clone());
             notes.has_gradients |= is_tracked;
-            notes.has_regions
-        };
+        }
         match &self.dry {
             Some(dry) => dry.reads(path, &self.amp, self.side.dtype),
             // Of others, such as those of validation, no gradient comes.
-            None if has_regions && is_tracked => {
+            None if is_tracked && self.amp.live().has_regions() => {
                 let region = self.region.as_ref().map(|region| &region.name);
                 self.amp.live().regions().lock().read_in(region, path);
             }

@@ -26,8 +26,6 @@ pub(crate) struct Opened {
     pub(crate) scale: f64,
     /// A further factor, if only the device knows it.
     pub(crate) device_step: Option<Arc<DeviceStep>>,
-    /// Set once the program has entered a region whose factor moves.
-    pub(crate) has_regions: bool,
 }
 
 impl LiveScale {
@@ -56,7 +54,6 @@ impl LiveScale {
                 None => scale.into(),
             },
             device_step,
-            has_regions: self.regions.are_there.load(Ordering::Relaxed),
         }
     }
 

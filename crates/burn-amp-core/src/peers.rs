@@ -20,7 +20,7 @@ use crate::values::{Parameter, distinct_parameters};
 /// The other ranks of a training in several processes, each with an optimizer and a loss scale of its own, which decide together:
 /// [`ScaledOptimizer::with_peers`](crate::ScaledOptimizer::with_peers).
 ///
-/// An engine implements it: MPI, a collective library, channels between threads. What it exchanges is a [`Vote`] of some dozens of bytes. Gradients are
+/// An engine implements it: MPI, a collective library, channels between threads. What it exchanges is a [`Vote`] of about a hundred bytes. Gradients are
 /// summed by the program, before each step, so that all ranks step with the same.
 ///
 /// ```
@@ -111,7 +111,9 @@ pub(crate) struct Ballot {
     pub(crate) spares: bool,
     /// The regions that are the cause of an overflow.
     pub(crate) regions: BTreeSet<String>,
-    measures: Measured,
+    /// The measures of all ranks: those of the gradients, which are the same everywhere.
+    #[serde(with = "in_json")]
+    pub(crate) measures: Measures,
     /// The sum of the losses that were given, in bits, because some formats have no NaN, and their number.
     loss: (u64, u32),
     /// The regions that this step has entered, or that gradients have come to.
@@ -119,15 +121,15 @@ pub(crate) struct Ballot {
     pub(crate) entered: BTreeMap<String, RegionState>,
 }
 
-/// States of regions as text: some formats need all fields of a struct, and these leave out what says nothing.
+/// A value as text: some formats need all fields of a struct, and these values leave out what says nothing.
 mod in_json {
     use serde::{Deserialize, Deserializer, Serializer, de::Error as _, ser::Error as _};
 
     pub(super) fn serialize<T: serde::Serialize, S: Serializer>(
-        states: &T,
+        value: &T,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        let text = serde_json::to_string(states).map_err(S::Error::custom)?;
+        let text = serde_json::to_string(value).map_err(S::Error::custom)?;
         serializer.serialize_str(&text)
     }
 
@@ -136,28 +138,6 @@ mod in_json {
     ) -> Result<T, D::Error> {
         let text = String::deserialize(deserializer)?;
         serde_json::from_str(&text).map_err(D::Error::custom)
-    }
-}
-
-/// Measures, field by field: some formats need all of them. Floats are in bits.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct Measured {
-    max_abs: u64,
-    norm: u64,
-    elements: u64,
-    zeros: u64,
-    above: u64,
-}
-
-impl From<Measures> for Measured {
-    fn from(measures: Measures) -> Self {
-        Self {
-            max_abs: measures.max_abs.to_bits(),
-            norm: measures.norm.to_bits(),
-            elements: measures.elements,
-            zeros: measures.zeros,
-            above: measures.above,
-        }
     }
 }
 
@@ -243,7 +223,7 @@ impl Ballot {
             grounds: Grounds::Own,
             spares: false,
             regions: BTreeSet::new(),
-            measures: found.measures.into(),
+            measures: found.measures,
             loss: (0.0f64.to_bits(), 0),
             entered: BTreeMap::new(),
         }
@@ -258,19 +238,6 @@ impl Ballot {
         }
         let calls = |one: &Self| format!("has stepped or discarded {} times", one.calls);
         (self.calls != other.calls).then(|| both.map(calls))
-    }
-
-    /// The measures of all ranks: those of the gradients, which are the same everywhere.
-    pub(crate) fn measures(&self) -> Measures {
-        let joined = self.measures;
-        Measures {
-            max_abs: f64::from_bits(joined.max_abs),
-            norm: f64::from_bits(joined.norm),
-            elements: joined.elements,
-            zeros: joined.zeros,
-            above: joined.above,
-            ..Measures::default()
-        }
     }
 
     /// The rank of a finding among those of all, who believe the highest: by the grounds of a cause, and then by the cause.
@@ -311,13 +278,13 @@ impl Ballot {
             grounds,
             spares: self.spares || other.spares,
             regions,
-            measures: Measured {
-                // Magnitudes are in the order of their bits.
+            measures: Measures {
                 max_abs: one.max_abs.max(two.max_abs),
                 norm: one.norm.max(two.norm),
                 elements: one.elements.max(two.elements),
                 zeros: one.zeros.min(two.zeros),
                 above: one.above.max(two.above),
+                ..Measures::default()
             },
             loss: (sum.to_bits(), self.loss.1 + other.loss.1),
             entered,

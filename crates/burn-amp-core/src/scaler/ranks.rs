@@ -34,7 +34,7 @@ impl Scaler {
         ballot.entered = entered;
         let joined = ranks.decide(ballot, loss)?;
         let found = &mut grads.finding;
-        (found.tested, found.measures) = (joined.tested.clone(), joined.measures());
+        (found.tested, found.measures) = (joined.tested.clone(), joined.measures);
         for (name, state) in joined.entered {
             (self.live.regions()).replace(|regions| regions.join(&name, state));
         }

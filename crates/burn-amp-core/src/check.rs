@@ -136,7 +136,7 @@ impl MixedPrecision {
         if notes.is_loss_inside && is_half(dtype) {
             return Err(AmpError::border(BorderFault::Loss, None, dtype));
         }
-        let mut others = notes.handles.iter().filter(|other| !other.is(self));
+        let mut others = notes.handles.iter().filter(|other| *other != self);
         match others.any(Self::is_scaled) {
             true => Err(AmpError::TwoPrecisions),
             false => Ok(()),
@@ -159,7 +159,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Runs<'_, M, F> {
         let keeps_values = self.half.is_none();
         let (value, mut notes) = self.forward(DryRun {
             keeps_values,
-            ..DryRun::at(at_border)
+            ..DryRun::at(self.amp, at_border)
         })?;
         if keeps_values {
             self.half = Some(Forward::of(&value, &mut notes));
@@ -180,7 +180,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Runs<'_, M, F> {
             seed: dry.seed.or(Some(SEED)),
             ..dry
         });
-        let value = dry_loss(self.amp, &dry, self.model, &mut self.loss)?;
+        let value = dry_loss(&dry, self.model, &mut self.loss)?;
         Ok((value, dry.take()))
     }
 
@@ -189,10 +189,9 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Runs<'_, M, F> {
         attempt(|| {
             let (value, mut notes) = self.forward(DryRun {
                 dtype: Some(FloatDType::F32),
-                judged: Some(self.amp.clone()),
                 seed: Some(SEED + draw),
                 keeps_values: true,
-                ..DryRun::at(1.0)
+                ..DryRun::at(self.amp, 1.0)
             })?;
             let forward = Forward::of(&value, &mut notes);
             Ok((value, forward))
@@ -248,12 +247,12 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Runs<'_, M, F> {
 ///
 /// As [`MixedPrecision::check`], of what is refused before there are gradients.
 pub fn dry_loss<M: Module, const D: usize>(
-    amp: &MixedPrecision,
     dry: &Arc<DryRun>,
     model: &M,
     loss: impl FnOnce(&M) -> Tensor<D>,
 ) -> Result<Tensor<D>, AmpError> {
-    let opened = amp.live().opened();
+    let live = dry.amp.live();
+    let opened = live.opened();
     let forward = || {
         // Not before: Burn draws parameters when they are read first, which has happened now.
         if let Some(seed) = dry.seed {
@@ -261,7 +260,7 @@ pub fn dry_loss<M: Module, const D: usize>(
         }
         catch_unwind(AssertUnwindSafe(|| loss(model)))
     };
-    let forward = || scope::in_dry_run(amp, dry, forward);
+    let forward = || scope::in_dry_run(dry, forward);
     let loss = match unchanged(model, forward) {
         (_, Some(error)) => return Err(error),
         (Ok(loss), None) => loss,
@@ -269,7 +268,7 @@ pub fn dry_loss<M: Module, const D: usize>(
         (Err(panic), None) => return Err(scope::dtype_clash(panic, DType::F32, None, true)),
     };
     let dtype = loss.dtype();
-    if amp.live().opened() == opened {
+    if live.opened() == opened {
         return Err(AmpError::NoScope);
     }
     if is_half(dtype) {

@@ -11,12 +11,12 @@ use crate::values::{AnyTensor, is_half};
 
 /// The differences between the scopes of a dry run and those of a step.
 pub struct DryRun {
+    /// The `MixedPrecision` that is judged.
+    pub amp: MixedPrecision,
     /// The multiple of gradients, in place of the loss scale; 1 for f32.
     pub scale: f64,
-    /// The dtype in place of that of the `MixedPrecision` that is judged, and of others that are in half precision.
+    /// The dtype in place of that of `amp`, and of others that are in half precision.
     pub dtype: Option<FloatDType>,
-    /// The one that is judged, where a dtype is set.
-    pub judged: Option<MixedPrecision>,
     /// The names of regions that run in f32.
     pub in_f32: BTreeSet<String>,
     /// Set where gradients are measured at the casts.
@@ -60,11 +60,11 @@ struct Passed {
 
 impl DryRun {
     /// Makes a dry run with this multiple of gradients, which differs in nothing else.
-    pub fn at(scale: f64) -> Self {
+    pub fn at(amp: &MixedPrecision, scale: f64) -> Self {
         Self {
+            amp: amp.clone(),
             scale,
             dtype: None,
-            judged: None,
             in_f32: BTreeSet::new(),
             is_measured: false,
             keeps_values: false,
@@ -87,8 +87,7 @@ impl DryRun {
 
     /// Says whether scopes of this handle are judged.
     pub(super) fn is_about(&self, amp: &MixedPrecision) -> bool {
-        let is_judged = || self.judged.as_ref().is_some_and(|judged| judged.is(amp));
-        self.dtype.is_none() || is_half(amp.dtype().into()) || is_judged()
+        self.dtype.is_none() || is_half(amp.dtype().into()) || self.amp == *amp
     }
 
     /// Takes out what was found so far.
@@ -115,7 +114,7 @@ impl DryRun {
         let is_one = tensor.rank() == 1 && tensor.shape().num_elements() == 1;
         let mut notes = locked(&self.notes);
         notes.is_loss_inside |= is_outside && is_one && is_half(tensor.dtype());
-        if !notes.handles.iter().any(|known| known.is(amp)) {
+        if !notes.handles.contains(amp) {
             notes.handles.push(amp.clone());
         }
     }

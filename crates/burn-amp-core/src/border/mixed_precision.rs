@@ -267,11 +267,6 @@ impl MixedPrecision {
         Ok(())
     }
 
-    /// Says whether both are clones of one handle.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
-    }
-
     /// Says whether a model was attached to it.
     pub(super) fn is_attached(&self) -> bool {
         self.shared.attached.load(Ordering::Relaxed)
@@ -352,7 +347,7 @@ pub fn set_observer(
 /// Handles are equal if they are clones of one.
 impl PartialEq for MixedPrecision {
     fn eq(&self, other: &Self) -> bool {
-        self.is(other)
+        Arc::ptr_eq(&self.shared, &other.shared)
     }
 }
 

@@ -46,9 +46,8 @@ thread_local! {
 }
 
 /// Runs a forward pass whose scopes differ from those of a step, and gives back what a scope in it has refused. A bare [`autocast`] opens
-/// scopes of `amp`, if it does so in the training.
+/// scopes of the one that is judged, if it does so in the training.
 pub(crate) fn in_dry_run<R>(
-    amp: &MixedPrecision,
     dry: &Arc<DryRun>,
     forward: impl FnOnce() -> R,
 ) -> (R, Option<AmpError>) {
@@ -56,7 +55,7 @@ pub(crate) fn in_dry_run<R>(
     let here = Scope::current();
     let scope = Scope {
         open: None,
-        amp: dry.in_learner.then(|| amp.clone()).or(here.amp),
+        amp: dry.in_learner.then(|| dry.amp.clone()).or(here.amp),
         dry: Some(dry.clone()),
         ..here
     };
@@ -340,7 +339,7 @@ impl Reparameterization for ScopedParameter {
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let here = Scope::current();
         let base = AnyTensor::with_graph(base);
-        let value = match here.open.filter(|open| open.amp.is(&self.amp)) {
+        let value = match here.open.filter(|open| open.amp == self.amp) {
             Some(open) => open.take_parameter(&self.path, self.id, base),
             None => {
                 if !here.is_inside {

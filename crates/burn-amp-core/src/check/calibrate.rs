@@ -70,9 +70,9 @@ impl MixedPrecision {
         let scale = search(&schedule, |scale| {
             let dry = Arc::new(DryRun {
                 is_measured: true,
-                ..DryRun::at(scale)
+                ..DryRun::at(self, scale)
             });
-            let grads = dry_loss(self, &dry, model, &mut loss)?.backward();
+            let grads = dry_loss(&dry, model, &mut loss)?.backward();
             let status = inspect(&GradientsParams::from_grads(grads, model), model)?;
             let (largest, overflows) = dry.take().measured();
             Ok(PassResult {

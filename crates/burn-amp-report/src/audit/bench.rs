@@ -39,15 +39,14 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         let trace = Arc::new(trace);
         let dry = Arc::new(DryRun {
             dtype: Some(dtype),
-            judged: Some(self.amp.clone()),
             seed: Some(seed),
             // From those in f32 the scale is computed.
             is_measured: dtype == FloatDType::F32,
             in_f32: in_f32.iter().cloned().collect(),
             observer: Some(trace.clone()),
-            ..DryRun::at(loss_scale)
+            ..DryRun::at(self.amp, loss_scale)
         });
-        let loss = observe::dry_loss(self.amp, &dry, self.model, &mut self.loss);
+        let loss = observe::dry_loss(&dry, self.model, &mut self.loss);
         let is_refused = matches!(
             loss,
             Err(AmpError::Border {

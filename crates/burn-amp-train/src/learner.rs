@@ -9,7 +9,7 @@ use super::Scaled;
 use super::checkpoint::{self, Resumed};
 use super::steps::{Kind, Steps};
 use burn_amp_core::internal::learner::{
-    OptimizerState, has_own_optimize, leave, set_running, show_loaded, take_apart,
+    OptimizerState, has_own_optimize, leave, options, set_running, show_loaded, take_loaded,
 };
 use burn_amp_core::internal::{ParamTensors, Parameter, StepOptions, parameters};
 use burn_amp_core::{
@@ -159,16 +159,18 @@ impl Parts {
     }
 
     fn of_scaled<O: ModuleOptim + TryInto<ModuleOptimizer, Error: Into<AmpError>>>(
-        optim: ScaledOptimizer<O>,
+        mut optim: ScaledOptimizer<O>,
     ) -> Result<Self, AmpError> {
         optim.check_settings()?;
-        let apart = take_apart(optim);
-        let mut parts = Self::of(apart.optim)?;
-        parts.kind.fused &= !apart.own_optimize;
+        let scaler = Some(optim.scaler_mut().clone());
+        let (options, loaded) = (options(&mut optim).clone(), take_loaded(&mut optim));
+        let has_own_optimize = has_own_optimize(&optim);
+        let mut parts = Self::of(optim.into_inner())?;
+        parts.kind.fused &= !has_own_optimize;
         Ok(Self {
-            scaler: Some(apart.scaler),
-            options: apart.options,
-            loaded: apart.loaded,
+            scaler,
+            options,
+            loaded,
             ..parts
         })
     }

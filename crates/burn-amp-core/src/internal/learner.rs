@@ -47,30 +47,9 @@ pub fn restore(
     Ok(masters)
 }
 
-/// The parts of an optimizer that a `Learner` is given.
-pub struct Parts<O> {
-    /// The optimizer inside.
-    pub optim: O,
-    /// The scaler, with the counters of all steps.
-    pub scaler: Scaler,
-    /// The additions to a step.
-    pub options: StepOptions,
-    /// A state that was loaded, and compared with no model yet.
-    pub loaded: Option<OptimizerState>,
-    /// Set where the model's own `TrainStep::optimize` is to be called.
-    pub own_optimize: bool,
-}
-
-/// Takes an optimizer apart. Waits for the steps in flight.
-pub fn take_apart<O: ModuleOptim>(mut optim: ScaledOptimizer<O>) -> Parts<O> {
-    optim.resolve();
-    Parts {
-        scaler: optim.scaler.clone(),
-        options: optim.options.clone(),
-        loaded: optim.loaded.take(),
-        own_optimize: optim.own_optimize,
-        optim: optim.into_inner(),
-    }
+/// Takes out a state that was loaded, and compared with no model yet.
+pub fn take_loaded<O>(optim: &mut ScaledOptimizer<O>) -> Option<OptimizerState> {
+    optim.loaded.take()
 }
 
 /// Makes an optimizer of a scaler that counts on, and of the additions to its steps.

@@ -251,11 +251,8 @@ impl Ema {
     }
 
     fn state_to_store(&self) -> State {
-        let values = EmaState {
-            updates: self.updates(),
-        };
-        let state = State::of(&values).expect("a number is plain data");
-        state.with_tensors(self.averages.clone())
+        let updates = self.updates();
+        State::plain(&EmaState { updates }).with_tensors(self.averages.clone())
     }
 }
 
@@ -335,16 +332,14 @@ impl Hook for Ema {
         let mut restored = Self::new(self.config.clone());
         if let Some(state) = state {
             let EmaState { updates } = state.values()?;
-            restored.updates = match updates {
-                0 if !state.tensors.is_empty() => {
-                    return Err("it holds averages of no updates".to_string());
-                }
-                // The next update counts one more.
-                updates if updates > u64::MAX / 2 => {
-                    return Err(format!("it holds averages of {updates} updates"));
-                }
-                updates => updates,
-            };
+            if updates == 0 && !state.tensors.is_empty() {
+                return Err("it holds averages of no updates".to_string());
+            }
+            // The next update counts one more.
+            if updates > u64::MAX / 2 {
+                return Err(format!("it holds averages of {updates} updates"));
+            }
+            restored.updates = updates;
             (restored.averages, restored.loaded) = (state.tensors, true);
         }
         *self = restored;

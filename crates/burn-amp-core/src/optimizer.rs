@@ -450,13 +450,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: M,
         grads: MultiGradientsParams,
     ) -> Result<M, StepError<M>> {
-        if let Err(error) = self.check_settings() {
+        let mut each = grads.grads.iter();
+        let fits = |(grads, _): &(GradientsParams, _)| Entries::of(grads, &module).map(drop);
+        if let Err(error) = (self.check_settings()).and_then(|()| each.try_for_each(fits)) {
             return Err(self.refused(module, error));
-        }
-        for (of_device, _) in &grads.grads {
-            if let Err(error) = Entries::of(of_device, &module) {
-                return Err(self.refused(module, error));
-            }
         }
         let grads = sum_of_devices(grads, &module);
         self.try_step(lr, module, grads)
@@ -572,7 +569,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                     "{origin} is the record of an optimizer without loss scaling: the scaler starts fresh, at loss scale {}",
                     self.scaler.loss_scale()
                 );
-                self.scaler.live.show(self.scaler.place.id, true);
             }
         }
         Ok(())

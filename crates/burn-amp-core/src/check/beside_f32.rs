@@ -18,12 +18,14 @@ const ROUNDING: f64 = 1e-4;
 /// The loss is drawn again so often, to find out whether it is random.
 const DRAWS: u64 = 4;
 
+/// A tensor that has left a scope, or a region of this name.
+type Left = (Option<Arc<str>>, TensorData);
+
 /// The results of a forward pass.
 #[derive(Clone)]
 pub(super) struct Forward {
     loss: f64,
-    /// The tensors that have left scopes, and regions by their names.
-    values: Vec<(Option<Arc<str>>, TensorData)>,
+    values: Vec<Left>,
 }
 
 impl Forward {
@@ -39,21 +41,15 @@ impl Forward {
     }
 
     /// The same tensors of both; none where other ones have left the scopes in f32.
-    fn pairs<'a>(
-        &'a self,
-        full: &'a Self,
-    ) -> Option<impl Iterator<Item = (Option<&'a str>, [&'a TensorData; 2])>> {
-        let (first, second) = (self.values.iter(), full.values.iter());
-        let is_same = |((a, x), (b, y)): (&(_, TensorData), &(_, TensorData))| {
-            a == b && x.shape() == y.shape()
+    fn pairs<'a>(&'a self, full: &'a Self) -> Option<Vec<(Option<&'a str>, [&'a TensorData; 2])>> {
+        if self.values.len() != full.values.len() {
+            return None;
+        }
+        let pair = |((region, half), (other, full)): (&'a Left, &'a Left)| {
+            let are_same = region == other && half.shape() == full.shape();
+            are_same.then_some((region.as_deref(), [half, full]))
         };
-        let are_same =
-            first.len() == second.len() && first.clone().zip(second.clone()).all(is_same);
-        are_same.then(|| {
-            first
-                .zip(second)
-                .map(|((a, x), (_, y))| (a.as_deref(), [x, y]))
-        })
+        self.values.iter().zip(&full.values).map(pair).collect()
     }
 
     /// The distance of the scopes' outputs from the same in f32: the norm of the difference over the norm in f32.

@@ -74,10 +74,6 @@ pub(crate) struct Inspected {
 }
 
 impl Inspected {
-    pub(super) fn ids(&self) -> impl Iterator<Item = ParamId> {
-        self.entries.iter().map(|entry| entry.id)
-    }
-
     /// The loss scale after them.
     pub(super) fn advance(&self, scale: &DeviceStep) -> DeviceStep {
         let of = |scopes: bool| {

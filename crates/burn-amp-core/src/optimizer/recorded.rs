@@ -174,7 +174,8 @@ impl<O: ModuleOptim> Recorder<'_, O> {
         let Stage { scale, rows, clip } = stage;
         let rehearsal = Rehearsal::new(Rehearses::Replay, rows);
         let device_step = Arc::new(DeviceStep::recorded(scale, None, run, rehearsal));
-        let ids: HashSet<_> = recorded.inspected.ids().collect();
+        let entries = recorded.inspected.entries.iter();
+        let ids: HashSet<_> = entries.map(|entry| entry.id).collect();
         let stepped = distinct_parameters(module).into_iter();
         let grads = placeholders(stepped.filter(|parameter| ids.contains(&parameter.id)));
         // Untracked: a parameter that is tracked anew leaves a node behind, which only a backward pass frees.

@@ -79,17 +79,13 @@ impl Container {
         self.check_version()?;
         let is_state = self.scalars.remove(&key(RANK)).is_some();
         let stored = self.scalars.remove(&key(CHECKSUM));
-        let whole = (stored.is_some() && !is_state).then(|| self.checksum());
-        let mut section = self.take_of(&SECTION.to_string());
-        let version = section.scalars.get(&key(VERSION_NAME)).copied();
-        let expected = match (version, stored) {
-            (Some(Scalar::UInt(VERSION)), Some(Scalar::UInt(expected))) => expected,
-            (version, stored) => {
-                return Err(self.damaged(format!(
-                    "its version is {version:?}, and its checksum {stored:?}"
-                )));
-            }
+        let version = self.scalars.get(&key(VERSION_NAME)).copied();
+        let (Some(Scalar::UInt(VERSION)), Some(Scalar::UInt(expected))) = (version, stored) else {
+            let reason = format!("its version is {version:?}, and its checksum {stored:?}");
+            return Err(self.damaged(reason));
         };
+        let whole = (!is_state).then(|| self.checksum());
+        let mut section = self.take_of(&SECTION.to_string());
         let found = whole.unwrap_or_else(|| section.checksum())?;
         if u64::from(found) != expected {
             return Err(self.damaged(format!(

@@ -64,7 +64,7 @@ impl State {
     }
 
     /// Does what [`of`](Self::of) does, for plain data without maps or foreign types: there is no way for it to fail.
-    pub(super) fn plain(values: &impl Serialize) -> Self {
+    pub(crate) fn plain(values: &impl Serialize) -> Self {
         Self::of(values).expect("a record is plain data")
     }
 

@@ -1,6 +1,5 @@
 //! What was not finite first is the cause of a skip: passes in turn, windows, several optimizers and trainings.
 
-use crate::skip_cause::assert_windows;
 use crate::support::{graph::*, *};
 use std::collections::VecDeque;
 use std::thread;
@@ -58,56 +57,22 @@ fn a_step_is_explained_by_its_own_passes() {
     }
 }
 
-/// One on a thread that tests nothing, whose gradients are dropped, is over with the iteration after.
+/// One on a thread that tests nothing is over with the iteration after; what came before a record was loaded is of the run before.
 #[test]
-fn a_pass_on_a_helping_thread_explains_no_later_step() {
-    let mut run = training();
-    thread::scope(|threads| _ = threads.spawn(|| drop(pass(&run, "[ T ] nan"))));
-    for _ in 0..2 {
-        assert!(!step(&mut run, "[ T ] flat"));
-    }
-    step(&mut run, "[ T ] steep");
-    assert_eq!(ended(run), LOWERED);
-}
-
-/// What came to the border before a record was loaded is of the run before.
-#[test]
-fn a_pass_before_a_record_is_loaded_explains_no_step_after() {
-    let mut run = training();
-    let record = run.optim.to_record();
-    drop(pass(&run, "[ T ] nan"));
-    run.optim.load_record(record).unwrap();
-    step(&mut run, "[ T ] steep");
-    assert_eq!(ended(run), LOWERED);
-}
-
-/// So that a run goes on that they have ended.
-#[test]
-fn bad_losses_in_a_row_are_counted_anew_with_other_settings() {
-    let ended = |run: &mut Training, most: usize| {
-        for _ in 0..most {
-            run.try_step(0.1, pass(run, "[ T ] nan")).unwrap();
+fn a_pass_of_before_explains_no_step() {
+    for loads in [false, true] {
+        let mut run = training();
+        if loads {
+            let record = run.optim.to_record();
+            drop(pass(&run, "[ T ] nan"));
+            run.optim.load_record(record).unwrap();
+        } else {
+            thread::scope(|threads| _ = threads.spawn(|| drop(pass(&run, "[ T ] nan"))));
+            assert!((0..2).all(|_| !step(&mut run, "[ T ] flat")));
         }
-        let error = run.try_step(0.1, pass(run, "[ T ] nan")).unwrap_err();
-        is_error(&error, "LossNotFinite", [&format!("{}", most + 1)]);
-    };
-    let with = |most| {
-        Player::new(
-            net(),
-            &f16_under(at_scale(SCALE).with_max_consecutive_skips(most)),
-        )
-    };
-    let mut run = with(Some(2));
-    ended(&mut run, 2);
-    let mut resumed = with(Some(3));
-    resumed.optim.load_record(run.optim.to_record()).unwrap();
-    ended(&mut resumed, 3);
-}
-
-/// However many scopes a window has.
-#[test]
-fn a_long_window_keeps_what_was_first() {
-    assert_windows(120, 4, 1, false);
+        step(&mut run, "[ T ] steep");
+        assert_eq!(ended(run), LOWERED);
+    }
 }
 
 /// Gradients in place of a pass's own, as a sum over ranks gives them.
@@ -134,13 +99,15 @@ fn a_training_that_moves_to_a_thread_keeps_what_is_known() {
     assert_eq!(run.counters().skipped(), 1);
 }
 
-/// Two trainings of their own, whose passes interleave on one thread; the other's may overflow.
+/// Two trainings of their own, whose passes interleave on one thread, in the middle of the other's window; the other's may overflow.
 #[test]
 fn a_bad_loss_is_that_of_ones_own_training() {
     let lines = ["[ T ] flat", "[ T ] [ L ] flat", "[ T ] [ L ] steep"];
     for (own, other) in (0..6).map(|at| (lines[at % 2], lines[at / 2])) {
         for is_first in [true, false] {
-            let [mut run, beside] = [training(), training()];
+            let [mut run, mut beside] = [training(), training()];
+            beside.optim = beside.optim.with_accumulation(8);
+            step(&mut beside, "[ T ] flat");
             let forward = |run: &Training, line| loss(&run.amp, &run.model, line);
             let early = is_first.then(|| forward(&run, own));
             let others = forward(&beside, other);
@@ -151,44 +118,32 @@ fn a_bad_loss_is_that_of_ones_own_training() {
             assert_eq!(ended(run), BAD, "{own}, {other}");
         }
     }
-    // In the middle of the other's window.
-    let [mut run, mut other] = [training(), training()];
-    other.optim = other.optim.with_accumulation(8);
-    for _ in 0..3 {
-        step(&mut other, "[ T ] flat");
-        step(&mut run, "[ T ] nan");
-    }
-    assert_eq!(run.counters().bad_losses(), 3);
 }
 
 /// Ranks in processes of their own, whose gradients are summed: no vote, and no scale moves for another's loss.
 #[test]
 fn gradients_that_no_scope_has_spoilt_have_an_unknown_cause() {
-    fn ranks<O: ModuleOptim>(optimizer: O) -> Vec<String> {
+    fn ranks<O: ModuleOptim>(optimizer: O) {
         let config = at_scale(SCALE).with_max_consecutive_skips(Some(2));
         let mut run = Player::with(optimizer, net(), &f16_under(config));
-        let said = captured(Level::Warn, || {
-            let mut steps = (0..3).map(|_| {
-                run.try_step(0.1, reduced(&run, f32::NAN))?;
-                run.optim.synchronize()
-            });
-            let first = [steps.next(), steps.next()];
-            assert_eq!(first, [Some(Ok(())), Some(Ok(()))]);
-            let error = steps.next().unwrap().unwrap_err();
-            let parameter = "trunk.factor".to_string();
-            assert_eq!(
-                error,
-                AmpError::UnknownCause {
-                    skips: 3,
-                    parameter
-                }
-            );
+        let mut steps = (0..3).map(|_| {
+            run.try_step(0.1, reduced(&run, f32::NAN))?;
+            run.optim.synchronize()
         });
+        assert!((steps.next(), steps.next()) == (Some(Ok(())), Some(Ok(()))));
+        let parameter = "trunk.factor".to_string();
+        let expected = AmpError::UnknownCause {
+            skips: 3,
+            parameter,
+        };
+        assert_eq!(steps.next(), Some(Err(expected)));
         assert_eq!(ended(run), (true, SCALE, 3, 3));
-        said
     }
-    let said = ranks::<ModuleOptimizer>(SgdConfig::new().init()).concat();
-    says(&said, ["all that `autocast` gave is finite, 2 in a row"]);
+    let said = captured(Level::Warn, || {
+        ranks::<ModuleOptimizer>(SgdConfig::new().init());
+    });
+    let wording = "all that `autocast` gave is finite, 2 in a row";
+    says(&said.concat(), [wording]);
     ranks(FusedSgd::new(SgdConfig::new()));
     // An infinity may be another rank's overflow.
     let mut run = training();

@@ -3,7 +3,6 @@
 mod asked;
 mod beside_f32;
 mod calibrate;
-mod causes;
 mod causes_in_turn;
 mod identity;
 mod inputs;

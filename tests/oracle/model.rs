@@ -15,7 +15,9 @@ use burn_amp::{
     optim::Scaler,
     rescaled,
 };
-use burn_amp_tests::{device, numbers, on_flex};
+use burn_amp_tests::{device, listen, numbers, on_flex};
+use std::cell::RefCell;
+use std::sync::{Mutex, Once};
 
 /// The learning rate, until the program sets another.
 pub const RATE: f64 = 0.125;
@@ -161,7 +163,32 @@ pub fn amp(program: &Program) -> MixedPrecision {
         .with_init_scale(2f64.powi(program.scale))
         .with_growth_interval(program.growth_interval)
         .with_max_consecutive_skips(None);
-    MixedPrecision::f16().with_scaler(settings).unwrap()
+    asked(MixedPrecision::f16().with_scaler(settings).unwrap())
+}
+
+thread_local! {
+    static OWN: RefCell<Option<MixedPrecision>> = const { RefCell::new(None) };
+}
+
+/// A handle that a logger asks at each line: nothing waits for what a step holds up. On a thread without a handle of its own it asks the last one. Nobody else
+/// may read while a device records a step.
+fn asked(amp: MixedPrecision) -> MixedPrecision {
+    static LAST: Mutex<Option<MixedPrecision>> = Mutex::new(None);
+    static LISTENS: Once = Once::new();
+    if on_flex() {
+        drop(OWN.replace(Some(amp.clone())));
+        drop(LAST.lock().unwrap().replace(amp.clone()));
+        LISTENS.call_once(|| {
+            listen(|| {
+                let own = OWN.with_borrow(Option::clone);
+                let asked = own.or_else(|| LAST.lock().unwrap().clone());
+                let amp = asked.expect("one has logged");
+                let counts = (amp.counters(), amp.last_outcome(), amp.last_status());
+                drop((counts, amp.regions(), format!("{amp:?}")));
+            });
+        });
+    }
+    amp
 }
 
 pub fn clip(clip: Clip) -> GradientClip {

@@ -90,26 +90,14 @@ fn each_scope_has_its_own_scale() {
     assert!(inner.iter().all(|value| value.is_infinite()), "{inner:?}");
 }
 
-/// What comes in as f32 goes out as f32, though there is a scope around.
+/// What comes in as f32 goes out as f32, though there is a scope around. Of two inputs, one of the outer scope, both go back there.
 #[test]
 fn f32_in_a_scope_gives_f32_back() {
     let (outer, inner) = (f16(two(12)), f16(two(3)));
-    let captured = || vector(&[4.0, 0.5]).require_grad();
-    let found = |amps: [&MixedPrecision; 2]| {
-        let (net, [outer, inner]) = (attached(chain(), amps), amps);
-        let output = outer.autocast(vector(&[1.0, 2.0]), |x| {
-            let side = inner.autocast(captured(), |x| net.left.forward(x));
-            assert_eq!(side.dtype(), DType::F32);
-            net.right.forward(net.trunk.forward(x) * outer.cast(side))
-        });
-        gradient_bits(&backward(output.sum() * two(-8), &net), &net)
-    };
-    let full = MixedPrecision::f32();
-    assert_eq!(found([&outer, &inner]), found([&full, &full]));
-
-    // Of two inputs, one of the outer scope, both go back there.
+    let line = "[ T = ones [b b? L ] f32? swap taken R ] ^-8";
+    assert_eq!(gradients([&outer, &inner], line), plain(line));
     let output = outer.autocast(vector(&[1.0, 2.0]), |x| {
-        let (x, y) = inner.autocast((x, captured()), |pair| pair);
+        let (x, y) = inner.autocast((x, vector(&[4.0, 0.5])), |pair| pair);
         assert_eq!([x.dtype(), y.dtype()], [DType::F16; 2]);
         x * y
     });

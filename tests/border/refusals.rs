@@ -4,7 +4,7 @@ use rayon::ThreadPoolBuilder;
 use std::panic::panic_any;
 use std::thread;
 
-use crate::support::*;
+use crate::support::{graph::*, *};
 
 /// The error of a scope, which is a panic's message, too. It is of this variant.
 fn refused<I: CastFloat, R: CastFloat>(
@@ -30,24 +30,65 @@ fn one() -> Tensor<1> {
     vector(&[1.0])
 }
 
-/// Its gradient would be rounded to f16 without the scale: all of it would be lost.
+/// What a scope gets, what is done in it, and its error. Of half precision from outside the gradient would be rounded without the scale, whether it is a leaf
+/// or crosses in it; as data it is welcome. Full precision that is returned would get the loss scale times its gradient, and so would what comes from no
+/// parameter of the handle; out of a region it would lack its factor. Gradients of a backward pass inside would lack the scale that they are divided by, unless
+/// the loss is outside of that scope. Gradients of inputs alone are right, and of a function between other scopes, of a learned tensor, in islands, regions and
+/// on threads. A scope in a scope says its own error, not that dtypes clash around it.
+const SCOPES: &str = r#"
+ones half > *0 > right
+tracked > R > right
+tracked = ones > taken > right
+tracked = ones > ( times ) > right
+[ T ] > tanh > right
+ones > T [ tanh ] > right
+ones > [ T ] tanh > right
+ones > ( T ) > right
+ones > {3 T } > right
+ones > thread( T ) > right
+ones half leaf > *0 > Border { what: Input, parameter: None, dtype: HALF
+tracked half > *0 > Border { what: Input, parameter: None, dtype: HALF
+ones > ( tracked half [b *0 ] ) > Border { what: Input, parameter: None, dtype: HALF
+ones > ones > right
+ones > tracked > Border { what: Output, parameter: None, dtype: F32
+ones > {3 tracked } > Border { what: Output, parameter: None, dtype: F32
+ones > O full sum > Border { what: Output, parameter: None, dtype: F32
+ones > = ones [ O ] backward kept > right
+ones > O backward > Border { what: Backward, parameter: Some("factor")
+ones > [ O ] backward > Border { what: Backward, parameter: Some("factor")
+tracked half = ones > times > Border { what: NotAttached { attached: true }, parameter: None, dtype: HALF
+tracked half = ones > R times > Border { what: NotAttached { attached: true }, parameter: None, dtype: HALF
+tracked half = ones > ( *1 ) times > Border { what: NotAttached { attached: true }, parameter: None, dtype: HALF
+tracked half = ones > [ times ] > Border { what: NotAttached { attached: true }, parameter: None, dtype: HALF
+ones > borrowed > Border { what: NotAttached { attached: true }, parameter: None, dtype: HALF
+"#;
+
 #[test]
-fn half_precision_that_requires_gradients_and_comes_from_outside() {
+fn what_a_scope_gets_and_gives() {
+    for (dtype, scale) in (halves().into_iter()).flat_map(|dtype| [(dtype, two(12)), (dtype, 1.0)])
+    {
+        let (amp, other) = (scaled(dtype, scale), scaled(dtype, 1.0));
+        let own = || ones().require_grad().cast(dtype);
+        let bare = "Border { what: NotAttached { attached: false }";
+        refused(&amp, bare, ones, |x| x * own());
+        let mut net = attached(net(), [&amp, &other]);
+        net.right = net.right.no_grad();
+        // Where nothing is scaled, the others lose nothing.
+        let is_tried = |row: &[&str; 3]| scale > 1.0 || row[2].contains("NotAttached");
+        for [before, inside, expected] in rows(SCOPES).filter(is_tried) {
+            let expected = expected.replace("HALF", &format!("{:?}", DType::from(dtype)));
+            match scope_of([&amp, &other], &net, [before, inside]) {
+                Ok(_) => assert_eq!(expected, "right", "{before}, {inside}"),
+                Err(error) => is_error(&error, &expected, []),
+            }
+            assert_closed();
+        }
+    }
     let amp = f16(two(12));
     let half = || one().cast(FloatDType::F16).require_grad();
-    let expected = "Border { what: Input, parameter: None, dtype: F16 }";
-    refused(&amp, expected, half, |x| x);
-    // In a structure, behind a tensor that is fine.
-    refused(
-        &amp,
-        expected,
-        || (one(), Some(vec![half()])),
-        |input| input,
-    );
-    // One that is computed from f32 is as bad: it crosses in f16.
-    let computed = || one().require_grad().cast(FloatDType::F16);
-    refused(&amp, expected, computed, |x| x);
-    // bf16 that a scope in f16 takes in later.
+    // In a structure, behind a tensor that is fine; of another half precision, which a scope takes in later.
+    let input = "Border { what: Input, parameter: None, dtype: F16 }";
+    refused(&amp, input, || (one(), Some(vec![half()])), |input| input);
     let bf16 = one().cast(FloatDType::BF16).require_grad();
     let takes_in = |x: Tensor<1>| x + amp.cast(bf16.clone());
     refused(
@@ -56,18 +97,12 @@ fn half_precision_that_requires_gradients_and_comes_from_outside() {
         one,
         takes_in,
     );
-    // A scope in a scope says its own error, not that dtypes clash around it; one that was handled inside is forgotten.
-    let inner = f16(two(4));
-    let within = |x: Tensor<1>| x + inner.autocast(half(), |x| x);
-    refused(&amp, expected, one, |x| in_f32(x, within));
+    // One that was handled inside is forgotten.
     let handled = |x| {
-        assert!(inner.try_autocast(half(), |x| x).is_err());
+        assert!(amp.try_autocast(half(), |x| x).is_err());
         x
     };
     assert_eq!(values(amp.autocast(one(), |x| in_f32(x, handled))), [1.0]);
-    // Without gradients it is welcome, as data.
-    let data = vector(&[1.5]).cast(FloatDType::F16);
-    assert_eq!(values(amp.autocast(data, |x| x)), [1.5]);
 }
 
 #[test]
@@ -88,25 +123,6 @@ fn half_precision_parameters_that_require_gradients() {
             assert_eq!((output.is_tracked(), values(output)), (trains, vec![2.0]));
         }
     }
-}
-
-/// It would get the loss scale times its gradient.
-#[test]
-fn full_precision_that_requires_gradients_and_is_returned() {
-    let amp = f16(two(12));
-    let captured = || one().require_grad();
-    let output = "Border { what: Output, parameter: None, dtype: F32 }";
-    refused(&amp, output, one, |_| captured());
-    refused(&amp, output, one, |x| (x, captured()));
-    // Out of a region it would have them without its factor.
-    refused(&amp, output, one, |x| by(3, x, |_| captured()));
-    // A loss that is widened by hand.
-    let gain = Gain::at(&[2.0], &amp);
-    let widened = |x| gain.forward(x).cast(FloatDType::F32).sum();
-    refused(&amp, output, one, widened);
-    // Without gradients: a mask, statistics.
-    let output = amp.autocast(one(), |_| vector(&[1e6]));
-    assert_eq!(values(output), [1e6]);
 }
 
 #[test]
@@ -164,33 +180,27 @@ fn dtypes_that_clash() {
         assert!(!error.to_string().contains("f64"), "{error}");
     };
     clash(&amp, "Some(\"1.", &|x| pair.1.forward(pair.0.forward(x)));
-    // A captured tensor, after the last layer.
+    // A captured tensor, after the last layer, and before the first.
     let captured = input();
-    clash(&amp, "Some(\"0.bias", &|x| {
-        pair.0.forward(x) + captured.clone()
-    });
+    let late = |x| pair.0.forward(x) + captured.clone();
+    clash(&amp, "Some(\"0.bias", &late);
+    let early = |x: Tensor<2>| pair.0.forward(x - captured.clone());
+    clash(&amp, "attached: true .. parameter: None", &early);
     // A parameter without its casts: Burn has made it anew.
     let mut lost = amp.attach(linear());
     lost.bias = lost.bias.map(|bias| bias.map(|bias| bias * 1.0));
     clash(&amp, "Some(\"weight", &|x| lost.forward(x));
     // A model that was given no `MixedPrecision`, or another one: none of its parameters was read in the scope.
-    let (other, alone) = (MixedPrecision::f16(), f16(two(12)));
-    let of_other = other.attach(bare.clone());
-    clash(&amp, "attached: true .. parameter: None", &|x| {
-        bare.forward(x)
-    });
-    clash(&amp, "attached: true .. parameter: None", &|x| {
-        of_other.forward(x)
-    });
-    clash(&alone, "attached: false .. parameter: None", &|x| {
-        bare.forward(x)
-    });
-    // A tensor that meets the input before the first layer.
-    let early = |x: Tensor<2>| pair.0.forward(x - captured.clone());
-    clash(&amp, "attached: true .. parameter: None", &early);
-    // A target, with the loss inside.
-    let inside = |x: Tensor<2>| (pair.0.forward(x) - captured.clone()).square();
-    clash(&amp, "Some(\"0.bias", &inside);
+    let of_other = MixedPrecision::f16().attach(bare.clone());
+    for (amp, of, model) in [
+        (&amp, "attached: true", &bare),
+        (&amp, "attached: true", &of_other),
+        (&f16(two(12)), "attached: false", &bare),
+    ] {
+        clash(amp, &format!("{of} .. parameter: None"), &|x| {
+            model.forward(x)
+        });
+    }
     // A thread of a pool that is not in the scope.
     let pool = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     clash(&amp, "", &|x| pool.install(|| pair.0.forward(x)));
@@ -222,54 +232,6 @@ fn a_forward_pass_on_a_thread_without_the_scope_is_named() {
         amp.autocast((), |()| thread::spawn(failing).join().unwrap());
     });
     assert!(message.contains("Any { .. }"), "{message}");
-}
-
-/// Gradients would lack the loss scale that they are divided by.
-#[test]
-fn a_backward_pass_inside_the_closure() {
-    let amp = f16(two(12));
-    let gain = Gain::at(&[2.0, 2.0], &amp);
-    let backward_of = |x: Tensor<1>| drop(x.cast(FloatDType::F32).sum().backward());
-    let inside = "Border { what: Backward, parameter: Some(\"factor\")";
-    refused(&amp, inside, ones, |x| backward_of(gain.forward(x)));
-    // Of a scope that is closed, but whose result is in the half precision of one that is not.
-    let closed = |x| backward_of(amp.autocast(x, |x| gain.forward(x)));
-    refused(&amp, inside, ones, closed);
-    // Of a scope that is closed, in the closure of another.
-    let inner = || backward(amp.autocast(ones(), |x| gain.forward(x)).sum(), &gain);
-    let mut found = None;
-    amp.autocast(ones(), |x| {
-        found = Some(inner());
-        x
-    });
-    assert_eq!(gradient(&found.unwrap(), gain.factor.id), [1.0, 1.0]);
-}
-
-/// Its gradient would be multiplied by the loss scale; of a model that was not attached, on a device that does not refuse two dtypes, it is garbage.
-#[test]
-fn gradients_that_come_from_no_parameter_of_the_handle() {
-    for (dtype, scale) in (halves().into_iter()).flat_map(|dtype| [(dtype, two(12)), (dtype, 1.0)])
-    {
-        let amp = scaled(dtype, scale);
-        let own = || vector(&[2.0, 3.0]).require_grad().cast(dtype);
-        let half = DType::from(dtype);
-        let expected = |is| {
-            format!(
-                "Border {{ what: NotAttached {{ attached: {is} }}, parameter: None, dtype: {half:?} }}"
-            )
-        };
-        refused(&amp, &expected(false), ones, |x| x * own());
-        let expected = &expected(true);
-        let other = Gain::at(&[2.0, 2.0], &scaled(dtype, 1.0));
-        let frozen = Gain::at(&[2.0, 2.0], &amp).no_grad();
-        refused(&amp, expected, ones, |x| x * own());
-        refused(&amp, expected, ones, |x| frozen.forward(x) * own());
-        refused(&amp, expected, ones, |x| in_f32(x, |x| x * 2.0) * own());
-        let nested = |x: Tensor<1>| amp.autocast(x, |x| x * own());
-        refused(&amp, expected, ones, nested);
-        let of_other = |x: Tensor<1>| x * other.factor.val().cast(dtype);
-        refused(&amp, expected, ones, of_other);
-    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Losses that are written as a line of words, and what a step on them has done.
 
 use super::*;
+use std::mem::replace;
 use std::str::SplitWhitespace;
 use std::thread;
 
@@ -54,6 +55,23 @@ pub fn loss_of(amps: [&MixedPrecision; 2], net: &Net, input: Tensor<1>, line: &s
     };
     let first = walk.on(input.clone());
     (line.split(" + ").skip(1)).fold(first, |sum, _| sum + walk.on(input.clone()))
+}
+
+/// What a scope says that gets what the first line makes of two ones, and does in it what the other line says.
+pub fn scope_of(
+    amps: [&MixedPrecision; 2],
+    net: &Net,
+    [before, inside]: [&str; 2],
+) -> Result<Tensor<1>, AmpError> {
+    let words = format!("{before} ] {inside}");
+    let mut walk = Walk {
+        amps,
+        net,
+        words: words.split_whitespace(),
+        kept: ones(),
+    };
+    let input = walk.on(ones());
+    amps[0].try_autocast(input, |x| walk.on(x))
 }
 
 struct Walk<'a> {
@@ -112,6 +130,9 @@ impl Walk<'_> {
                 "O" => net.outside.forward(y),
                 "ones" => ones(),
                 "tracked" => ones().require_grad(),
+                "leaf" => y.detach().require_grad(),
+                "half" => y.cast(amp.dtype()),
+                "full" => y.cast(FloatDType::F32),
                 // 40000 is in f16, twice that is not.
                 "large" => vector(&[1.0, 4e4]),
                 "=" => {
@@ -119,10 +140,16 @@ impl Walk<'_> {
                     y
                 }
                 "kept" => self.kept.clone(),
+                "swap" => replace(&mut self.kept, y),
                 "times" => y * self.kept.clone(),
                 "plus" => y + self.kept.clone(),
                 "less" => y - self.kept.clone(),
                 "taken" => y * amp.cast(self.kept.clone()),
+                "borrowed" => y * net.left.factor.val().cast(amp.dtype()),
+                "backward" => {
+                    y.clone().cast(FloatDType::F32).sum().backward();
+                    y
+                }
                 "tanh" => tanh(y),
                 "square" => y.square(),
                 // A mask of minus infinity is not caused by the forward pass: its gradients are finite.
@@ -170,13 +197,25 @@ fn power(text: &str) -> i32 {
     text.parse().unwrap()
 }
 
-/// A region with the factor 2^k, `{k`; or one whose factor moves, and begins there, `{name:k`.
+/// A region with the factor 2^k, `{k`; or one whose factor moves, and begins there, `{name:k`. One that is not enabled; and those that other rules move.
 fn region(word: &str) -> Rescale {
-    match word[1..].split_once(':') {
-        None => Rescale::power_of_two(power(&word[1..])),
-        Some((name, "adaloss")) => AdaLoss::default().region(name),
-        Some((name, k)) => dynamic(name, at_scale(two(power(k)))),
-    }
+    let Some((name, kind)) = word[1..].split_once(':') else {
+        return Rescale::power_of_two(power(&word[1..]));
+    };
+    let eager = |schedule| {
+        at_scale(16.0)
+            .with_growth_interval(1)
+            .with_schedule(schedule)
+    };
+    let settings = match kind {
+        "adaloss" => return AdaLoss::default().region(name),
+        "off" => at_scale(8.0).with_enabled(false),
+        "eager" => eager(Schedule::GrowthInterval),
+        "adaptive" => eager(Schedule::adaptive_interval()),
+        "logmax" => at_scale(1.0).with_schedule(Schedule::log_max()),
+        k => return dynamic(name, at_scale(two(power(k)))),
+    };
+    Rescale::dynamic(name).with_scaler(settings).unwrap()
 }
 
 /// One whose factor grows after three finite steps.

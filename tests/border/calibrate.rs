@@ -9,11 +9,6 @@ fn calibrate(amp: &MixedPrecision, line: &str) -> Result<f32, AmpError> {
 /// 2^15 is the largest power of two in f16, and three binades are left: the exponent of the scale for a loss.
 const SCALES: &str = "
 112 > [ T ] ^-100
-72 > [ T ] ^-60
-52 > [ T ] ^-40
-36 > [ T ] ^-24
-22 > [ T ] ^-10
-15 > [ T ] ^-3
 12 > [ T ] ^0
 9 > [ T ] ^3
 22 > [ T *-10 *10 ] ^-20
@@ -76,19 +71,16 @@ fn bounds_and_other_precisions() {
     assert_eq!(nothing, Ok(1.0));
 }
 
-type Normed = (Linear, BatchNorm, Linear);
+type Normed = (Linear, BatchNorm);
 
 /// Running statistics, counters and parameters are as they were, and nothing overflows.
 #[test]
 fn it_leaves_no_trace_but_the_scale() {
-    let [first, head] = [(6, 8), (8, 2)].map(|(i, o)| LinearConfig::new(i, o).init(&device()));
-    let norm: BatchNorm = BatchNormConfig::new(8).init(&device());
-    let net: Normed = fill((first, norm, head), 0);
-    let mut run = Player::new(net, &MixedPrecision::f16());
+    let linear = LinearConfig::new(6, 8).init(&device());
+    let norm = BatchNormConfig::new(8).init(&device());
+    let mut run = Player::new(fill((linear, norm), 0), &MixedPrecision::f16());
     let input = || random::<2>(3, [12, 6], &device());
-    let forward = |(linear, norm, head): &Normed, x: Tensor<2>| {
-        head.forward(in_f32(linear.forward(x), |x| norm.forward(x)))
-    };
+    let forward = |(linear, norm): &Normed, x| in_f32(linear.forward(x), |x| norm.forward(x));
     let loss = |output: Tensor<2>| output.square().mean() * 1e-3;
     // As a model for a `Learner`: its scope is that of whoever runs it.
     let loss_of = |net: &Normed| loss(autocast(input(), |x| forward(net, x)));
@@ -101,8 +93,7 @@ fn it_leaves_no_trace_but_the_scale() {
     let first = run.amp.calibrate(&run.model, loss_of).unwrap();
     assert_eq!(run.amp.calibrate(&run.model, loss_of), Ok(first));
     assert_eq!(state(&run), before);
-    assert_ne!(first, 65536.0);
-    assert_eq!(first.log2().fract(), 0.0);
+    assert!(first != 65536.0 && first.log2().fract() == 0.0);
     for _ in 0..5 {
         let output = run.amp.autocast(input(), |x| forward(&run.model, x));
         assert!(!run.train(0.1, loss(output)));
@@ -115,7 +106,7 @@ fn it_leaves_no_trace_but_the_scale() {
 fn a_scaler_calibrates_itself() {
     let calibrate = |weight: i32| {
         let gain = to_half(Gain::new(&[1.0, 0.5]), FloatDType::F16, &[]);
-        let mut scaler: GradScaler = default_scaler();
+        let mut scaler = default_scaler();
         let scale = scaler.calibrate(&gain, |gain| {
             let output = gain.forward(ones().cast(FloatDType::F16));
             output.cast(FloatDType::F32).sum() * two(weight)
@@ -124,11 +115,10 @@ fn a_scaler_calibrates_itself() {
         assert_eq!(scaler.counters().steps(), 0);
         scale
     };
-    for weight in [-40, -20, -3, 0, 5] {
+    for weight in [-40, -3, 5] {
         assert_eq!(calibrate(weight), Ok(two(12 - weight) as f32), "{weight}");
     }
-    let error = calibrate(60).unwrap_err();
-    is_error(&error, "GradientsNotFinite", []);
+    is_error(&calibrate(60).unwrap_err(), "GradientsNotFinite", []);
     // That of a `MixedPrecision` is its scale.
     let (amp, found) = (f16(1024.0), two(32) as f32);
     let mut scaler = GradScaler::from(&amp);

@@ -86,20 +86,26 @@ fn plain(way: Way) {
     });
 }
 
-#[test]
-fn bytes_of_an_optimizer() {
-    exact((5, &[1]), || short(momentum, DType::F32));
-    plain((5, &[1]));
+/// A scaler's record has no tensors: what is left of it must not read as the file of an optimizer that has not stepped yet.
+fn foreign(way: Way) {
+    let new = || -> Box<dyn Reader> { Box::new((momentum(), DType::F32)) };
+    every_byte(way, &scaler().0, new, |_, at| {
+        panic!("byte {at}: a scaler's file was loaded as an optimizer's")
+    });
 }
 
 #[test]
-fn bytes_of_a_scaler() {
+fn bytes() {
+    exact((5, &[1]), || short(momentum, DType::F32));
+    plain((5, &[1]));
     exact((3, &MASKS), scaler);
-    // It has no tensors: what is left of it must not read as the file of an optimizer that has not stepped yet.
-    let new = || -> Box<dyn Reader> { Box::new((momentum(), DType::F32)) };
-    every_byte((3, &MASKS), &scaler().0, new, |_, at| {
-        panic!("byte {at}: a scaler's file was loaded as an optimizer's")
-    });
+    foreign((3, &MASKS));
+    // What an earlier run has found: no tensors, and a head that ends before the section.
+    let mut empty = short(adam, DType::F32).0.to_vec();
+    empty[19] = 0xa0;
+    empty[6..10].copy_from_slice(&256u32.to_le_bytes());
+    let error = AmpRecord::from_bytes(Bytes::from_bytes_vec(empty)).unwrap_err();
+    is_error(&error, "DamagedRecord", []);
 }
 
 #[test]
@@ -108,41 +114,8 @@ fn sweep_of_bytes() {
     exact(ALL, || short(momentum, DType::F32));
     exact(ALL, || short(master_adam, DType::F16));
     exact(ALL, scaler);
+    foreign(ALL);
     plain(ALL);
-}
-
-/// One bit in the length of the head, and one at its begin, in records whose heads are of many lengths: they hide a record's section, and what
-/// is left must not read as the record of a plain optimizer.
-#[test]
-fn pairs_of_bits() {
-    let (honest, _) = short(adam, DType::F32);
-    // What an earlier run has found: no tensors, and a head that ends before the section.
-    let mut empty = honest.to_vec();
-    empty[19] = 0xa0;
-    empty[6..10].copy_from_slice(&256u32.to_le_bytes());
-    let error = AmpRecord::from_bytes(Bytes::from_bytes_vec(empty)).unwrap_err();
-    is_error(&error, "DamagedRecord", []);
-    let mut refused = 0;
-    for longer in (0..800).step_by(50) {
-        let mut tree = tree(&honest);
-        change(&mut tree, "/metadata/1001", json!("w".repeat(longer)));
-        let bytes = sealed(&tree);
-        AmpRecord::from_bytes(bytes.clone()).unwrap();
-        // The magic number and the version come before the length, at byte 6, and the name of the first part after it.
-        let pairs = (0..16).flat_map(|begin| (0..32).map(move |length| (begin, length)));
-        for (begin, length) in pairs {
-            let mut damaged = bytes.to_vec();
-            damaged[[10, 19][begin / 8]] ^= 1 << (begin % 8);
-            damaged[6 + length / 8] ^= 1 << (length % 8);
-            let damaged = Bytes::from_bytes_vec(damaged);
-            let record = quietly(|| AmpRecord::from_bytes(damaged));
-            match record.expect("no panic") {
-                Ok(record) => assert!(record.counters().is_some(), "{longer}: {begin}, {length}"),
-                Err(_) => refused += 1,
-            }
-        }
-    }
-    assert!(refused > 5000, "{refused}");
 }
 
 type Read = fn(&[u8]);
@@ -174,13 +147,6 @@ fn sweep_of_drawn_damage() {
     drawn(1);
 }
 
-/// Gives both moments of Adam another shape.
-fn set_moments(tree: &mut Value, place: &str, shape: &Value) {
-    for moment in ["moment_1", "moment_2"] {
-        change(tree, &format!("{place}{moment}/shape"), shape.clone());
-    }
-}
-
 /// Of whom the record is, what is changed in it (`state/` is the scaler's) to what, who refuses it, with which error, and what that names. A later release
 /// says so by its version. A rank that its tensors do not have: Burn rebuilds a state with that which is stored beside it,
 /// and panics at the next step if the parameter has another.
@@ -189,9 +155,7 @@ adam > state/counters/ > {"steps": 3, "skipped": 4} > reader > DamagedRecord > 4
 adam > state/counters/ > {"steps": 1099511627776, "skipped": 549755813888} > nobody > - > -
 adam > state/counters/steps > 18446744073709551615 > reader > DamagedRecord > 18446744073709551615
 adam > state/counters/consecutive_skips > 18446744073709551615 > reader > DamagedRecord > 18446744073709551615
-adam > state/counters/dropped > 18446744073709551615 > reader > DamagedRecord > 18446744073709551615
 adam > state/counters/discarded > 18446744073709551615 > reader > DamagedRecord > 18446744073709551615
-adam > state/counters/skipped_windows > 18446744073709551615 > reader > DamagedRecord > 18446744073709551615
 adam > state/schedule/scale > -0.0 > reader > DamagedRecord > `scale` is -
 adam > state/schedule/scale > -1.0 > reader > DamagedRecord > `scale` is -
 adam > state/schedule/scale > 0.5 > nobody > - > -
@@ -210,7 +174,6 @@ averages > /tensors/SECTION.hook.ema.1001/dtype > "F16" > reader > DamagedRecord
 window > /index/states/window/len > 0 > reader > DamagedRecord > sums of no micro-batches
 window > /index/states/window/scale > 0.5 > nobody > - > -
 window > /index/states/window/scale > 0.0 > reader > DamagedRecord > loss scale of its window is 0
-window > /index/states/window/scale > -1.0 > reader > DamagedRecord > loss scale of its window is -1
 window > /tensors/SECTION.window.1001/dtype > "F64" > nobody > - > -
 window > /tensors/SECTION.window.1001/dtype > "F16" > reader > DamagedRecord > .window.1001
 window > /tensors/SECTION.window.1001/dtype > "I32" > reader > DamagedRecord > must be f32 or f64
@@ -222,18 +185,12 @@ adam > /scalars/SECTION.rho > {"Float": 0.5} > reader > DamagedRecord > .rho` is
 adam > /tensors/SECTION.sam > {"id": 1001, "dtype": "F32", "shape": [3], "values": []} > reader > DamagedRecord > .sam` is unknown
 adam > /scalars/SECTION.version > {"UInt": 0} > reader > DamagedRecord > version is
 adam > /scalars/SECTION.version > {"Int": 1} > reader > DamagedRecord > version is
-adam > /scalars/SECTION.version > {"Bool": true} > reader > DamagedRecord > version is
-adam > /scalars/SECTION.version > {"Float": 1.0} > reader > DamagedRecord > version is
 adam > /scalars/SECTION.version > {"UInt": 2} > reader > NewerRecord > memory has record version 2, this release reads up to 1: update burn-amp
-adam > /scalars/SECTION.version > {"UInt": 18446744073709551615} > reader > NewerRecord > version 18446744073709551615
 scaler > /scalars/SECTION.version > {"UInt": 1000} > reader > NewerRecord > version 1000
 adam > /scalars/1001.__rank > {"UInt": 0} > reader > DamagedRecord > rank 0
-adam > /scalars/1001.__rank > {"UInt": 3} > reader > DamagedRecord > rank 3
 momentum > /scalars/1001.__rank > {"UInt": 1} > reader > DamagedRecord > rank 1
 masters > /scalars/1001.__rank > {"UInt": 9} > reader > DamagedRecord > rank 9
-masters > /tensors/1001.master/dtype > "F16" > optimizer > ForeignRecord > `1001.
 masters > /tensors/1001.master/dtype > "F64" > optimizer > ForeignRecord > `1001.
-masters > /tensors/1001.master/dtype > "I32" > optimizer > ForeignRecord > `1001.
 masters > /tensors/1001.master/shape > [3] > reader > DamagedRecord > 1001.master
 masters > /tensors/1001.master/shape > [1, 3] > nobody > - > -
 "#;
@@ -246,14 +203,9 @@ fn what_no_run_has_stored() {
         let (honest, mut reader) = kinds[kind]();
         let mut tree = tree(&honest);
         let value: Value = serde_json::from_str(value).unwrap();
-        match place.ends_with("momentum.") {
-            true => set_moments(&mut tree, place, &value),
-            false => {
-                let place = place.replace("state/", "/index/states/scaler/");
-                let place = place.replace("SECTION", &SECTION.to_string());
-                change(&mut tree, &place, value);
-            }
-        }
+        let place = place.replace("state/", "/index/states/scaler/");
+        let place = place.replace("SECTION", &SECTION.to_string());
+        change(&mut tree, &place, value);
         let bytes = sealed(&tree);
         let before = reader.state();
         let result = read(&mut *reader, &before, bytes.clone());
@@ -275,22 +227,25 @@ fn what_no_run_has_stored() {
 fn moments_of_another_parameter_are_refused_by_the_step() {
     let small = Small::new(DType::F32);
     let before = parameters(&small);
-    for (mut optim, shape, rank, part) in [
-        (adam(), json!([3, 1]), 2, "[3, 1]"),
-        (adam().with_accumulation(2), json!([3, 1]), 2, "[3, 1]"),
-        (adam(), json!([3]), 1, "rank 1"),
+    for (mut optim, shape, part) in [
+        (adam(), json!([3, 1]), "[3, 1]"),
+        (adam().with_accumulation(2), json!([3, 1]), "[3, 1]"),
+        (adam(), json!([3]), "rank 1"),
     ] {
         let mut tree = tree(&short(adam, DType::F32).0);
-        set_moments(&mut tree, "/tensors/1001.momentum.", &shape);
+        let rank = shape.as_array().unwrap().len();
         change(&mut tree, "/scalars/1001.__rank", json!({"UInt": rank}));
-        optim.from_bytes(sealed(&tree)).unwrap();
-        let loaded = contents(&mut optim);
-        for _ in 0..2 {
-            let grads = small.gradients(0, 1.0, false);
-            let error = optim.try_step(0.1, small.clone(), grads).unwrap_err().error;
-            is_error(&error, "ForeignRecord", ["`weight`", part]);
-            assert_eq!(contents(&mut optim), loaded);
+        for moment in ["moment_1", "moment_2"] {
+            let place = format!("/tensors/1001.momentum.{moment}/shape");
+            change(&mut tree, &place, shape.clone());
         }
+        optim.from_bytes(sealed(&tree)).unwrap();
+        let error = refused(&mut optim, |optim| {
+            let grads = small.gradients(0, 1.0, false);
+            let stepped = optim.try_step(0.1, small.clone(), grads);
+            Ok(drop(stepped?))
+        });
+        is_error(&error, "ForeignRecord", ["`weight`", part]);
         assert_eq!(parameters(&small), before);
     }
 }

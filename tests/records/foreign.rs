@@ -58,10 +58,8 @@ fn to_a_scaler() {
     is_error(&load("model").unwrap_err(), "ForeignRecord", ["model"]);
     let mut scaler = GradScaler::new(at_scale(8.0)).unwrap();
     let before = scaler.bits();
-    let plain = load("plain_adam").unwrap();
-    assert_eq!(plain.counters(), None);
-    let error = scaler.load_record(plain).unwrap_err();
-    is_error(&error, "ForeignRecord", ["plain_adam.bpk"]);
+    let error = scaler.load_record(load("plain_adam").unwrap());
+    is_error(&error.unwrap_err(), "ForeignRecord", ["plain_adam.bpk"]);
     assert_eq!(scaler.bits(), before);
 }
 
@@ -137,17 +135,12 @@ fn burn_reads_our_file() {
         fresh().load_record(scaled.to_record().into_optimizer().unwrap()),
     ];
     // All of them go on where the scaled one does, and save nothing of ours.
-    let expected = small.clone().train(&mut scaled, 8..10, &[]);
-    let go_on = |plain: &mut ModuleOptimizer| {
-        let stepped = plain_step(plain, small.clone(), 8);
-        parameters(&plain_step(plain, stepped, 9))
-    };
+    let expected = small.clone().train(&mut scaled, 8..9, &[]);
     for mut plain in loaded {
-        assert_eq!(go_on(&mut plain), parameters(&expected));
+        let stepped = plain_step(&mut plain, small.clone(), 8);
+        assert_eq!(parameters(&stepped), parameters(&expected));
         assert_eq!(state(&plain), state(scaled.optimizer()));
     }
-    // An optimizer that had lost its state would have gone elsewhere.
-    assert_ne!(go_on(&mut fresh()), parameters(&expected));
 }
 
 /// And back, into a scaler far from its start, with settings of its own.
@@ -155,8 +148,7 @@ fn burn_reads_our_file() {
 fn we_read_burns_file() {
     let (_folder, path) = place("plain.bpk");
     let mut plain = AdamConfig::new().init();
-    let step = |small, step| plain_step(&mut plain, small, step);
-    let small = (0..4).fold(Small::new(DType::F32), step);
+    plain_step(&mut plain, Small::new(DType::F32), 0);
     plain.save(&path).unwrap();
     let fresh = GradScaler::new(at_scale(1024.0).with_growth_interval(2)).unwrap();
     let scaled = ScaledOptimizer::new(AdamConfig::new().init(), fresh.clone());
@@ -168,10 +160,6 @@ fn we_read_burns_file() {
     says(only(&lines), parts);
     assert_eq!(scaled.scaler().bits(), fresh.bits());
     assert_eq!(scaled.scaler().last_outcome(), None);
-    // And it goes on as the plain one does.
-    let expected = plain_step(&mut plain, small.clone(), 4);
-    let actual = small.train(&mut scaled, 4..5, &[]);
-    assert_eq!(parameters(&actual), parameters(&expected));
     assert_eq!(state(scaled.optimizer()), state(&plain));
 }
 
@@ -188,8 +176,7 @@ fn a_plain_record_of_a_parameter_with_our_name() {
     let grads = gradients(&model, 0, 1.0, FloatDType::F32);
     optim.step(0.1, model, grads);
     let plain = state(optim.optimizer());
-    let mut paths = plain.metadata.values();
-    assert!(paths.any(|path| path == "burn_amp.weight"), "{plain:?}");
+    assert!(format!("{:?}", plain.metadata).contains("burn_amp.weight"));
     let bytes = optim.optimizer().into_bytes();
     loaded.from_bytes(bytes.unwrap()).unwrap();
     assert_eq!(state(loaded.optimizer()).tensors, plain.tensors);
@@ -229,29 +216,20 @@ fn a_window_of_another_model_stays_as_it_is() {
 
 #[test]
 fn an_optimizers_state_of_other_parameters_is_warned_of_once() {
-    let mut saved = trained(adam(), DType::F32, 0..3, &[]);
-    let folder = tempdir().unwrap();
-    for (file, stranger, warned) in [
-        (
-            "strangers.bpk",
-            other(1, 2),
-            Some("2 parameters, of which 2 "),
-        ),
-        (
-            "half.bpk",
-            other(1001, 2),
-            Some("2 parameters, of which 1 "),
-        ),
-        ("known.bpk", Small::new(DType::F32), None),
+    let (_folder, path) = place("optim.bpk");
+    trained(adam(), DType::F32, 0..3, &[]).save(&path).unwrap();
+    for (stranger, warned) in [
+        (other(1, 2), Some("2 parameters, of which 2 ")),
+        (other(1001, 2), Some("2 parameters, of which 1 ")),
+        (other(1001, 1002), None),
     ] {
-        let (path, mut optim) = (folder.path().join(file), adam());
-        saved.save(&path).unwrap();
-        let found = logs(path.to_str().unwrap(), || {
+        let found = captured(Level::Warn, || {
+            let mut optim = adam();
             optim.load(&path).unwrap();
             stranger.train(&mut optim, 3..6, &[]);
         });
         match warned {
-            Some(warned) => says(only(&found), ["WARN", warned]),
+            Some(warned) => says(only(&found), [warned, path.to_str().unwrap()]),
             None => assert_eq!(found, [""; 0]),
         }
     }

@@ -56,13 +56,10 @@ fn refused(text: &str, variant: &str, named: &str) {
 const NO_STATE: &str = r#"
 {} > EmptyState > ource state is empty, possibly because it was saved from a disabled instance of GradScaler
 null > InvalidState > expected an object with the values of PyTorch's `state_dict`
-3 > InvalidState > expected an object
-"scale" > InvalidState > expected an object
 [] > InvalidState > expected an object
  [65536.0, 2.0, 0.5, 2000, 3] > InvalidState > expected an object
 { > InvalidState > not the state of a GradScaler
 {"scale": "big"} > InvalidState > not the state of a GradScaler
-{"growth_interval": 2.5} > InvalidState > not the state of a GradScaler
 {"_growth_tracker": -1} > InvalidState > not the state of a GradScaler
 "#;
 
@@ -91,17 +88,10 @@ fn what_is_no_state_is_refused() {
             refused(&json, "InvalidValue", &format!("`{name}`"));
         }
     }
-    for (name, value, variant, named) in [
-        (
-            "growth_interval",
-            json!(0),
-            "InvalidValue",
-            "`growth_interval`",
-        ),
-        ("scale", json!(131072.0), "", "max_scale"),
-    ] {
-        refused(&torch_with(name, value).to_string(), variant, named);
-    }
+    let none = torch_with("growth_interval", json!(0)).to_string();
+    refused(&none, "InvalidValue", "`growth_interval`");
+    let beyond = torch_with("scale", json!(131072.0)).to_string();
+    refused(&beyond, "", "max_scale");
 }
 
 /// A later PyTorch may add names; a static scale takes the scale and stays static; a disabled scaler has an empty state and takes any, as PyTorch's.
@@ -112,10 +102,7 @@ fn what_else_is_loaded() {
 
     let mut fixed = GradScaler::new(at_scale(8.0).with_dynamic(false)).unwrap();
     fixed.load_state_dict(&torch().to_string()).unwrap();
-    assert_eq!(
-        (fixed.config().dynamic, fixed.loss_scale()),
-        (false, 65536.0)
-    );
+    assert!(!fixed.config().dynamic && fixed.loss_scale() == 65536.0);
 
     let config = GradScalerConfig::new().with_enabled(false);
     let mut disabled = GradScaler::new(config).unwrap();

@@ -9,7 +9,7 @@ use burn::tensor::distributed::{DistributedConfig, DistributedContext, ReduceOpe
 use burn_amp_kernels::remote_server;
 use std::net::TcpListener;
 use std::process::Stdio;
-use std::thread::{self, ThreadId};
+use std::thread;
 
 use crate::support::*;
 
@@ -68,20 +68,12 @@ fn engines() -> Vec<(&'static str, [Device; 2], Device)> {
     ]
 }
 
-/// Counters, loss scale and parameters with which a worker makes a step.
-type Seen = (u64, ThreadId, (StepCounters, f32, Vec<Values>));
-
 /// A model in which the fault of this name happens, and that notes what each step is made with.
-fn faulty(name: &'static str, amp: MixedPrecision, seen: Arc<Mutex<Vec<Seen>>>) -> Model {
+fn faulty(name: &'static str, amp: MixedPrecision, seen: Arc<Mutex<Seen>>) -> Model {
     Model::new(net(), move |model, mut batch| {
-        if !model.net.head.weight.val().is_require_grad() {
-            // A validation.
+        if !note(&model.net, &amp, &seen) {
             return InferenceStep::step(&model.net, batch);
         }
-        let counters = amp.counters();
-        let with = (counters, amp.loss_scale(), values(&model.net));
-        let step = (counters.steps(), thread::current().id(), with);
-        seen.lock().unwrap().push(step);
         let is_here = batch.gain.clone().into_scalar::<f32>() == MARK;
         batch.gain = batch.gain * 0.0 + 1.0;
         let fault = name.split(", ").last().unwrap();
@@ -120,7 +112,7 @@ fn faulty(name: &'static str, amp: MixedPrecision, seen: Arc<Mutex<Vec<Seen>>>) 
 }
 
 /// Burn's SGD with what the case of this name is about.
-fn learner(name: &'static str, amp: &MixedPrecision, seen: Arc<Mutex<Vec<Seen>>>) -> Made<Model> {
+fn learner(name: &'static str, amp: &MixedPrecision, seen: Arc<Mutex<Seen>>) -> Made<Model> {
     let model = faulty(name, amp.clone(), seen);
     if name.starts_with("fused") {
         return amp.learner(model, fused_adam(), lr());
@@ -152,14 +144,12 @@ fn train(name: &'static str, strategy: ExecutionStrategy) -> (String, Vec<Values
             .with_training_strategy(strategy.into())
     });
     let done = done.finished();
-    let mut seen = std::mem::take(&mut *seen.lock().unwrap());
-    seen.sort_by_key(|(steps, ..)| *steps);
-    assert_eq!(seen.len(), 24, "{name}");
-    for both in seen.chunks(2).filter(|_| run.accumulation.is_none()) {
-        assert!(both[0].1 != both[1].1, "{name}: step {}", both[0].0);
-        let (step, [one, other]) = (both[0].0, [&both[0].2, &both[1].2]);
-        assert_eq!((one.0, one.1), (other.0, other.1), "{name}: step {step}");
-        assert!(one.2 == other.2, "{name}: parameters of step {step}");
+    if run.accumulation.is_none() {
+        let seen = by_steps(&seen);
+        assert_eq!(seen.len(), 24, "{name}");
+        for both in seen.chunks(2) {
+            assert!(both[0].1 != both[1].1, "{name}: step {}", both[0].0);
+        }
     }
     let (counters, scale) = (done.counters(), done.model.scaler().loss_scale());
     let line = format!(

@@ -31,6 +31,37 @@ fn a_run_is_that_of_a_loop_by_hand() {
     assert!(values(&done.model.finalize()) == averages);
     assert!(plain.ema().is_none());
     assert!(values(&plain.clone().finalize()) == values(&plain));
+    // An optimizer that has averaged before goes on with its averages and its counters.
+    let model = amp.learner(net, optim, lr()).unwrap().model();
+    assert!(averaged(&model).1 == averages);
+    assert_eq!(model.scaler().counters().steps(), 6);
+}
+
+/// On request validation sees the averages, and so does who gets the model; training goes on with the weights.
+#[test]
+fn averages_can_drive_validation() {
+    let runs = [false, true].map(|validation| {
+        let slow = EmaConfig::new().with_momentum(0.999);
+        let slow = slow.with_validation(validation);
+        Run::of(2).launch(with(|amp| adam(amp).with_ema(slow.clone())))
+    });
+    let [plain, seen] = runs.each_ref().map(|run| run.model.clone());
+
+    let averages = averaged(&plain).1;
+    assert!(averages != values(&plain));
+    assert!(values(&seen) == averages);
+    assert!(values(&seen.clone().train()) == values(&plain));
+    assert!(values(&seen.train().valid()) == averages);
+    // The checkpoint has the weights.
+    let file = runs[1].folder.path().join("checkpoint/model-2.bpk");
+    let stored = Net::new(&Device::flex()).try_load_file(file).unwrap();
+    assert!(values(&stored) == values(&plain));
+    // And the training is the same, the validation another.
+    for split in ["train", "valid"] {
+        let read = |run: &Done| fs::read_to_string(run.log(split, 2, "Loss")).unwrap();
+        assert_eq!(read(&runs[0]) == read(&runs[1]), split == "train");
+    }
+    assert_eq!(runs[1].metric(2, "Loss").len(), 7);
 }
 
 /// In a loop of one's own a free `autocast` opens no scope, and the model would train in f32. A check as in a Learner does not last.
@@ -79,24 +110,7 @@ fn an_f32_run_is_that_of_burn_without_scaling() {
     assert_eq!(values(&scaled.model), values(&plain));
 }
 
-/// What Burn's `Evaluator` writes for a model.
-fn evaluate(model: Scaled<Net>) -> [String; 2] {
-    let folder = temp_dir();
-    let samples = InMemDataset::new(samples(40));
-    let result = EvaluatorBuilder::new(folder.path())
-        .metrics((AccuracyMetric::new(), LossMetric::new()))
-        .renderer(Box::new(CliMetricsRenderer::new()))
-        .with_application_logger(None)
-        .build(model)
-        .eval("held out", loader(samples, None));
-    assert!(result.error.is_none());
-    ["Accuracy", "Loss"].map(|name| {
-        let file = folder.path().join(format!("test/held-out/{name}.log"));
-        fs::read_to_string(file).unwrap()
-    })
-}
-
-/// It and `valid()` see the model in the precision of the training, whether it was just trained or not; the scaler is not touched.
+/// Burn's `Evaluator` and `valid()` see the model in the precision of the training, whether it was just trained or not; the scaler is not touched.
 #[test]
 fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
     let Done { model, amp, .. } = Run::of(2).launch(burns);
@@ -105,16 +119,22 @@ fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
     let batch = batches(&samples(8)).remove(0);
     let again = model.clone().train().valid();
     let logits = amp.autocast(batch.features.clone(), |x| model.forward(x));
-    for model in [&model, &again] {
-        let output = InferenceStep::step(model, batch.clone()).output;
-        assert!(output.into_data() == logits.clone().into_data());
-    }
     // The bare model, outside of all scopes, is the f32 model.
-    let bare = InferenceStep::step(&model.clone().into_inner(), batch);
-    assert!(bare.output.into_data() != logits.into_data());
-
-    let figures = evaluate(model.clone());
-    assert_eq!(figures, evaluate(again));
-    assert!(figures.iter().all(|text| !text.is_empty()));
+    let bare = InferenceStep::step(&model.clone().into_inner(), batch.clone());
+    assert!(bare.output.into_data() != logits.to_data());
+    let figures = [model.clone(), again].map(|model| {
+        let output = InferenceStep::step(&model, batch.clone()).output;
+        assert!(output.into_data() == logits.to_data());
+        let folder = temp_dir();
+        let result = EvaluatorBuilder::new(folder.path())
+            .metrics((LossMetric::new(),))
+            .renderer(Box::new(CliMetricsRenderer::new()))
+            .with_application_logger(None)
+            .build(model)
+            .eval("held out", loader(InMemDataset::new(samples(40)), None));
+        assert!(result.error.is_none());
+        fs::read_to_string(folder.path().join("test/held-out/Loss.log")).unwrap()
+    });
+    assert!(figures[0] == figures[1] && !figures[0].is_empty());
     assert_eq!((model.scaler().bits(), amp.counters()), (before, last));
 }

@@ -1,6 +1,5 @@
 //! The real `SupervisedTraining` with loss scaling, on real files.
 
-mod averages;
 mod book;
 #[path = "../oracle/compare.rs"]
 mod compare;

@@ -11,8 +11,6 @@ fn paths_ids_and_records_are_those_of_the_model() {
     let learner = amp.learner(net.clone(), AdamConfig::new().init(), lr());
     let scaled = learner.unwrap().model();
     assert_eq!(parameters(&scaled), parameters(&net));
-    assert!(parameters(&scaled).contains_key("hidden.weight"));
-    assert_eq!(scaled.num_params(), net.num_params());
     assert_eq!(scaled.devices(), net.devices());
     let bare = Net::new(&Device::default()).load_record(scaled.clone().into_record());
     assert_eq!(stored(&bare), stored(&net));

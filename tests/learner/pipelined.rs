@@ -141,12 +141,12 @@ fn half_precision_parameters_resume_from_their_masters() {
 /// Whether the optimizer has computed them itself, or loaded them.
 #[test]
 fn masters_of_a_loop_go_into_a_learner() {
-    let train = |mut model: Model, optim: &mut PipelinedOptimizer| {
-        let mut lr = lr();
-        for batch in batches(&Run::default().samples) {
+    let train = |model: Model, optim: &mut PipelinedOptimizer| {
+        let (batches, mut lr) = (batches(&Run::default().samples).into_iter(), lr());
+        let model = batches.fold(model, |model, batch| {
             let grads = TrainStep::step(&model, batch).grads;
-            model = optim.step(lr.step(), model, grads);
-        }
+            optim.step(lr.step(), model, grads)
+        });
         optim.synchronize(model).unwrap()
     };
     let mut optim = halfs();

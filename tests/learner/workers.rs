@@ -3,7 +3,7 @@
 //! As in `ExecutionStrategy::ddp`, which this Burn has on CUDA alone: each has a learner of its own, and their gradients are summed, here through channels.
 //! And as in `ExecutionStrategy::multi`, where one step is made with the gradients of all.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 use crate::support::*;
@@ -38,103 +38,86 @@ fn orders() -> impl Iterator<Item = String> {
     })
 }
 
-enum Call {
-    /// Compute the gradients of a batch whose loss is multiplied.
-    Pass(f32),
-    /// Step with those of all.
-    Step([GradientsParams; 2]),
+type Call = Box<dyn FnOnce(&mut Learner<Scaled<Net>>) + Send>;
+
+/// A thread with a learner of its own.
+struct Worker(Sender<Call>);
+
+impl Worker {
+    fn new(mut learner: Learner<Scaled<Net>>) -> Self {
+        let (to, calls) = channel::<Call>();
+        thread::spawn(move || {
+            learner.fork(&device());
+            calls.into_iter().for_each(|call| call(&mut learner));
+        });
+        Self(to)
+    }
+
+    /// What comes of a call there.
+    fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Learner<Scaled<Net>>) -> T + Send + 'static,
+    ) -> T {
+        let (answer, from) = channel();
+        let call = move |learner: &mut _| answer.send(call(learner)).unwrap();
+        self.0.send(Box::new(call)).unwrap();
+        from.recv_timeout(Duration::from_secs(20)).unwrap()
+    }
+}
+
+/// The gradients of a pass, for each worker, since a clone has a container of its own.
+fn pass(learner: &mut Learner<Scaled<Net>>, batch: Batch) -> [Option<GradientsParams>; 2] {
+    let model = learner.model();
+    let own = learner.train_step(batch).grads;
+    let own = ByHand::of((*model).clone(), at_scale(1.0)).unscale(own);
+    [Some(own.clone().into_params()), Some(own.into_params())]
 }
 
 /// The counters of a worker after its step, and its parameters.
 type Shown = (StepCounters, Vec<Values>);
 
-enum Answer {
-    /// The loss scale of the forward pass, and the gradients: for each worker, since a clone has a container of its own.
-    Gradients(f32, [GradientsParams; 2]),
-    Stepped(Box<Shown>),
-}
-
-fn work(
-    mut learner: Learner<Scaled<Net>>,
-    amp: &MixedPrecision,
-    batch: &Batch,
-    calls: Receiver<Call>,
-    answers: &Sender<Answer>,
-) {
-    learner.fork(&device());
-    for call in calls {
-        let answer = match call {
-            Call::Pass(gain) => {
-                let (scale, model) = (amp.loss_scale(), learner.model());
-                let mut batch = batch.clone();
-                batch.gain = batch.gain * gain;
-                let own = learner.train_step(batch).grads;
-                let own = ByHand::of((*model).clone(), at_scale(1.0)).unscale(own);
-                Answer::Gradients(scale, [own.clone().into_params(), own.into_params()])
-            }
-            Call::Step(both) => {
-                let mut sum = GradientsAccumulator::new();
-                for grads in both {
-                    sum.accumulate(&learner.model(), grads);
-                }
-                learner.lr_step();
-                learner.optimizer_step(sum.grads());
-                let model = learner.model();
-                let counters = model.scaler().counters();
-                Answer::Stepped(Box::new((counters, values(&model))))
-            }
-        };
-        answers.send(answer).unwrap();
+/// A step with the gradients of all.
+fn step_with(learner: &mut Learner<Scaled<Net>>, all: [GradientsParams; 2]) -> Shown {
+    let mut sum = GradientsAccumulator::new();
+    for grads in all {
+        sum.accumulate(&learner.model(), grads);
     }
+    learner.lr_step();
+    learner.optimizer_step(sum.grads());
+    let model = learner.model();
+    (model.scaler().counters(), values(&model))
 }
 
 /// What a run comes to: the scale with which each pass was made, and at the end; and what each worker shows after each step.
-type Seen = ([Vec<f32>; 2], [Vec<Shown>; 2]);
+type Course = ([Vec<f32>; 2], [Vec<Shown>; 2]);
 
-fn run(order: &str, faults: &str, made: fn(&MixedPrecision) -> Made) -> Seen {
+fn run(order: &str, faults: &str, made: fn(&MixedPrecision) -> Made) -> Course {
     let config = at_scale(1024.0).with_growth_interval(2);
     let amp = Run::default().with_config(config).amp();
     let learner = made(&amp).unwrap();
+    let workers = [0, 1].map(|_| Worker::new(learner.clone()));
     let all = batches(&samples(16));
-    let (mut scales, mut shown) = Seen::default();
+    let (mut scales, mut shown) = Course::default();
     let mut made: [Vec<[Option<GradientsParams>; 2]>; 2] = Default::default();
-    thread::scope(|threads| {
-        let workers = [0, 1].map(|index| {
-            let (to, calls) = channel();
-            let (answer, from) = channel();
-            let (learner, amp, batch) = (learner.clone(), &amp, &all[index]);
-            threads.spawn(move || work(learner, amp, batch, calls, &answer));
-            move |call| {
-                to.send(call).unwrap();
-                from.recv_timeout(Duration::from_secs(20)).unwrap()
-            }
-        });
-        for turn in order.bytes() {
-            let own = usize::from(turn.eq_ignore_ascii_case(&b'b'));
-            let call = match turn.is_ascii_uppercase() {
-                true => {
-                    let iteration = made[own].len();
-                    let gain = match faults.as_bytes()[3 * iteration + own] {
-                        b'?' => f32::NAN,
-                        b'!' => overflow(1e30),
-                        _ => 1.0,
-                    };
-                    Call::Pass(gain)
-                }
-                false => {
-                    let iteration = shown[own].len();
-                    Call::Step(made.each_mut().map(|of| of[iteration][own].take().unwrap()))
-                }
-            };
-            match workers[own](call) {
-                Answer::Gradients(scale, both) => {
-                    scales[own].push(scale);
-                    made[own].push(both.map(Some));
-                }
-                Answer::Stepped(step) => shown[own].push(*step),
-            }
+    for turn in order.bytes() {
+        let own = usize::from(turn.eq_ignore_ascii_case(&b'b'));
+        if turn.is_ascii_uppercase() {
+            let fault = faults.as_bytes()[3 * made[own].len() + own];
+            let mut batch = all[own].clone();
+            batch.gain = batch.gain
+                * match fault {
+                    b'?' => f32::NAN,
+                    b'!' => overflow(1e30),
+                    _ => 1.0,
+                };
+            scales[own].push(amp.loss_scale());
+            made[own].push(workers[own].call(|learner| pass(learner, batch)));
+        } else {
+            let iteration = shown[own].len();
+            let both = made.each_mut().map(|of| of[iteration][own].take().unwrap());
+            shown[own].push(workers[own].call(|learner| step_with(learner, both)));
         }
-    });
+    }
     for used in &mut scales {
         used.push(amp.loss_scale());
     }
@@ -165,67 +148,18 @@ fn an_iteration_of_workers_is_decided_once() {
 /// Where one step is made with the gradients of two workers, one of which has a bad loss and the other an overflow.
 #[test]
 fn one_step_of_two_workers_has_one_cause() {
-    for turns in ["ab", "ba"] {
-        let config = at_scale(1024.0);
-        let amp = Run::default().with_config(config).amp();
+    for order in [[0, 1], [1, 0]] {
+        let amp = Run::default().with_config(at_scale(1024.0)).amp();
         let mut learner = burns(&amp).unwrap();
         let all = batches(&samples(16));
-        let mut grads = [None, None];
-        for turn in turns.bytes() {
-            let index = usize::from(turn == b'b');
-            let model = learner.model().fork(&device());
-            let mut batch = all[index].clone();
+        let grads = order.map(|index| {
+            let (model, mut batch) = (learner.model().fork(&device()), all[index].clone());
             batch.gain = batch.gain * [f32::NAN, overflow(1e30)][index];
             let pass = thread::spawn(move || TrainStep::step(&model, batch).grads);
-            grads[index] = Some(pass.join().unwrap());
-        }
-        let mut sum = GradientsAccumulator::new();
-        for grads in grads.into_iter().flatten() {
-            sum.accumulate(&learner.model(), grads);
-        }
-        learner.lr_step();
-        learner.optimizer_step(sum.grads());
-        let counters = learner.model().scaler().counters();
-        assert_eq!(
-            (counters.skipped(), counters.bad_losses()),
-            (1, 1),
-            "{turns}"
-        );
-        assert_eq!(amp.loss_scale(), 1024.0, "{turns}");
-    }
-}
-
-/// Those of the last step, as one thread has made them of the gradients of all: see `docs/upstream/in-place-across-threads.md`.
-#[test]
-fn workers_on_one_device_see_the_same_parameters() {
-    for (way, windows) in [(WAYS[0], 1), (WAYS[1], 1), (WAYS[0], 2)] {
-        let mut run = Run::of(1);
-        run.samples = samples(2 * 12 * 8);
-        if windows > 1 {
-            run = run.with_windows(windows);
-        }
-        let (amp, seen) = (run.amp(), Arc::new(Mutex::new(Vec::new())));
-        let (counted, read) = (amp.clone(), seen.clone());
-        let model = Model::new(net(), move |model, batch| {
-            if model.net.head.weight.val().is_require_grad() {
-                let with = (counted.counters().steps(), values(&model.net));
-                read.lock().unwrap().push(with);
-            }
-            InferenceStep::step(&model.net, batch)
+            pass.join().unwrap()
         });
-        let made = amp.learner(model, sgd(&amp), lr());
-        let devices = vec![Device::default(); 2];
-        let done = run.train_by(&temp_dir(), &amp, made, |amp, training| {
-            let strategy = ExecutionStrategy::multi(devices, way);
-            amp.training(training)
-                .with_training_strategy(strategy.into())
-        });
-        assert_eq!(done.finished().counters().steps(), 12 / windows as u64);
-        let mut seen = std::mem::take(&mut *seen.lock().unwrap());
-        seen.sort_by_key(|(steps, _)| *steps);
-        for both in seen.windows(2).filter(|both| both[0].0 == both[1].0) {
-            assert!(both[0] == both[1], "step {} of {way:?}", both[0].0);
-        }
-        assert_eq!(seen.len(), 24);
+        let (counters, _) = step_with(&mut learner, grads);
+        let found = (counters.skipped(), counters.bad_losses(), amp.loss_scale());
+        assert_eq!(found, (1, 1, 1024.0), "{order:?}");
     }
 }

@@ -1,6 +1,7 @@
 //! A small classifier, as a user writes it for Burn, and models of tests' own.
 
 use burn::nn::loss::CrossEntropyLossConfig;
+use std::thread::{self, ThreadId};
 
 use super::*;
 
@@ -63,6 +64,42 @@ pub struct Model {
     pub net: Net,
     #[module(skip)]
     own: Own,
+}
+
+/// What the passes of a training are made with: how many steps there were, who asks, and the counters, the loss scale and the parameters.
+pub type Seen = Vec<(u64, ThreadId, (StepCounters, f32, Vec<Values>))>;
+
+/// A model that notes that.
+pub fn witness(amp: &MixedPrecision, seen: &Arc<Mutex<Seen>>) -> Model {
+    let (amp, seen) = (amp.clone(), seen.clone());
+    Model::new(net(), move |model, batch| {
+        note(&model.net, &amp, &seen);
+        InferenceStep::step(&model.net, batch)
+    })
+}
+
+/// Notes it, and says whether there was anything: a validation needs no gradients.
+pub fn note(net: &Net, amp: &MixedPrecision, seen: &Mutex<Seen>) -> bool {
+    let trains = net.head.weight.val().is_require_grad();
+    if trains {
+        let counters = amp.counters();
+        let with = (counters, amp.loss_scale(), values(net));
+        let pass = (counters.steps(), thread::current().id(), with);
+        seen.lock().unwrap().push(pass);
+    }
+    trains
+}
+
+/// By steps. All that is seen of one is the same.
+pub fn by_steps(seen: &Mutex<Seen>) -> Seen {
+    let mut seen = std::mem::take(&mut *seen.lock().unwrap());
+    seen.sort_by_key(|(steps, ..)| *steps);
+    for both in seen.windows(2).filter(|both| both[0].0 == both[1].0) {
+        let (step, [one, other]) = (both[0].0, [&both[0].2, &both[1].2]);
+        assert_eq!((one.0, one.1), (other.0, other.1), "step {step}");
+        assert!(one.2 == other.2, "parameters of step {step}");
+    }
+    seen
 }
 
 type Forward = dyn Fn(&Model, Batch) -> ClassificationOutput + Send + Sync;

@@ -124,21 +124,9 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         let (output, paths, grads) = run(&model, &|model, x| self.scoped(model, x));
         self.assert_close(&output, &expected, 1.0, "output");
         assert_ne!(output, expected, "not in half precision");
-        if self.amp.dtype() == FloatDType::BF16 {
-            // A power of two only moves the exponent, of which bf16 has as many bits as f32: without a loss scale all is the same.
-            let amp = MixedPrecision::bf16();
-            assert_eq!([amp.loss_scale(), self.amp.loss_scale()], [1.0, 1024.0]);
-            let model = amp.attach(plain.clone());
-            let unscaled = Self { amp, ..*self };
-            let found = run(&model, &|model, x| unscaled.scoped(model, x));
-            assert_eq!(found, (output.clone(), paths.clone(), grads.clone()));
-        }
         assert_eq!(paths, trained);
         assert!(!grads.is_empty(), "nothing to compare");
         self.assert_close(&grads.concat(), &grads_of_plain.concat(), 2.0, "gradients");
-        // Outside, it is the plain layer.
-        let outside_of = |model| values(self.plain(model, self.input(&flex())));
-        assert_eq!(outside_of(&model), outside_of(&plain));
         (plain, model, trained)
     }
 
@@ -151,7 +139,6 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         for _ in 0..4 {
             assert!(!run.train(1e-3, loss(&run.model)));
         }
-        assert_eq!(run.counters().stepped(), 4);
         let model = run.model;
         let after: f32 = loss(&model).into_scalar();
         assert!(after < before, "loss went from {before} to {after}");
@@ -168,10 +155,8 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         self.assert_close(&values(output.clone()), &expected, 1.0, "valid");
 
         // The record is that of the plain layer, in f32, and loads into it.
-        let bytes = |model: M| model.into_record().into_bytes().unwrap();
-        let [of_plain, of_half] = [plain, model.clone()].map(bytes);
-        assert_eq!(kinds(of_half.clone()), kinds(of_plain));
-        let record = ModuleRecord::from_bytes(of_half).unwrap();
+        let bytes = model.clone().into_record().into_bytes().unwrap();
+        let record = ModuleRecord::from_bytes(bytes).unwrap();
         let loaded = (self.init)(&flex()).load_record(record.clone());
         assert_eq!(stored(&loaded), stored(&model));
         let again = self.plain(&loaded.valid(), self.input(&outside));
@@ -194,11 +179,4 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         let (fits, amp) = (error < share * self.tolerance, &self.amp);
         assert!(fits, "{what}: off by {error} in {amp:?}");
     }
-}
-
-/// What a record holds: names, dtypes and shapes.
-fn kinds(record: Bytes) -> Vec<(String, DType, Vec<usize>)> {
-    let tensors = pack(record).tensors.into_iter();
-    let kinds = tensors.map(|(name, (_, (dtype, shape, _)))| (name, dtype, shape));
-    kinds.collect()
 }

@@ -74,7 +74,8 @@ fn what_a_scope_gets_and_gives() {
         let mut net = attached(net(), [&amp, &other]);
         net.right = net.right.no_grad();
         // Where nothing is scaled, the others lose nothing.
-        let is_tried = |row: &[&str; 3]| scale > 1.0 || row[2].contains("NotAttached");
+        let has_all = dtype == FloatDType::F16 && scale > 1.0;
+        let is_tried = |row: &[&str; 3]| has_all || row[2].contains("NotAttached");
         for [before, inside, expected] in rows(SCOPES).filter(is_tried) {
             let expected = expected.replace("HALF", &format!("{:?}", DType::from(dtype)));
             match scope_of([&amp, &other], &net, [before, inside]) {

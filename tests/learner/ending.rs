@@ -29,7 +29,7 @@ fn early_stopping_sees_the_metrics_of_a_scaled_run() {
 /// is whole.
 #[test]
 fn an_interrupted_run_returns_what_it_has() {
-    let (run, interrupter, folder) = (Run::of(3), Interrupter::new(), temp_dir());
+    let (run, interrupter) = (Run::of(3), Interrupter::new());
     let amp = run.amp();
     let (stopper, monitor) = (interrupter.clone(), amp.clone());
     let stop = move || {
@@ -39,14 +39,17 @@ fn an_interrupted_run_returns_what_it_has() {
         Ok(())
     };
     let samples = Watched(InMemDataset::new(run.samples.clone()), stop);
+    let folder = temp_dir();
     let training = run.training_on(loader(samples, None), folder.path());
     let training = training.with_interrupter(interrupter);
     let result = training.launch(burns(&amp).unwrap());
     let done = Done::of(result, &amp, &folder).finished();
-    assert_eq!(done.interrupted.unwrap().reason.as_deref(), Some("enough"));
-    let steps = done.model.scaler().counters().steps();
+    let reason = done.interrupted.as_ref().unwrap().reason.as_deref();
+    assert_eq!(reason, Some("enough"));
+
+    let (steps, _) = done.steps();
     assert!((8..12).contains(&steps), "{steps} steps");
-    assert_eq!((amp.counters().steps(), steps_in(&folder)), (steps, 6));
+    assert_eq!((amp.counters().steps(), steps_in(&done.folder)), (steps, 6));
 }
 
 /// The steps that the first checkpoint has counted.
@@ -66,82 +69,95 @@ const TRAINING_AND_OWN: Listener =
 
 const INTERRUPTER: Listener = |amp, training| training.with_interrupter(amp.interrupter());
 
-/// One good epoch, saved; in the second only losses that are multiplied by this, of which three in a row are allowed to be skipped.
-fn ended(
-    learner: impl Fn(&MixedPrecision) -> Made,
-    listener: Listener,
-    (run, gain): (&Run, f32),
-    folder: &Folder,
-) -> Done {
+/// One good epoch, saved; in the second only overflows, of which three in a row are allowed.
+fn exhausted(listener: Listener, run: Run, folder: &Folder) -> Done {
     Run::of(1).launch_in(folder, burns);
-    let run = run.clone().until(400).resumed(1).with_skips(3);
-    let run = run.with_gain(gain, 0..48);
+    let run = run.until(400).resumed(1).with_skips(3).poisoned(0..48);
     let amp = run.amp();
-    run.train_by(folder, &amp, learner(&amp), listener)
+    run.train_by(folder, &amp, burns(&amp), listener)
 }
 
-/// Through Burn's error path, with a message to read, the model as it was, and the checkpoint of the good epoch, whether a step is waited for or known later.
-/// A loss that is infinite does not lower the scale. The model trains again after that was loaded into it, or `train` was asked for, with an optimizer of which
-/// nobody knows the kind: with windows of several micro-batches too, before whose first step Burn asks the interrupter.
+/// Through Burn's error path, with a message to read, the model as it was, and the checkpoint of the good epoch. The model trains again after that
+/// was loaded into it, or `train` was asked for: with windows of several micro-batches too, before whose first step Burn asks the interrupter.
 #[test]
-fn what_ends_a_run_is_reported_as_burn_does_and_another_goes_on() {
-    let (steep, infinite) = (overflow(1e30), f32::INFINITY);
-    let (main, sharded) = (Some(WAYS[0]), Some(WAYS[1]));
-    type Learners = fn(&MixedPrecision) -> Made;
-    type Case = (Learners, [Listener; 2], Option<MultiDeviceOptim>, bool, f32);
-    let cases: [Case; 12] = [
-        (burns, [TRAINING; 2], None, false, steep),
-        (burns, [TRAINING; 2], None, true, infinite),
-        (fused, [TRAINING; 2], None, false, steep),
-        (fused, [TRAINING; 2], main, false, infinite),
-        (behind, [TRAINING; 2], None, false, steep),
-        (behind, [TRAINING; 2], None, false, infinite),
-        (fused_behind, [TRAINING; 2], None, false, steep),
-        (burns, [TRAINING; 2], sharded, false, steep),
-        (burns, [TRAINING_AND_OWN, INTERRUPTER], None, true, steep),
-        (burns, [TRAINING_AND_OWN, TRAINING], main, false, steep),
-        (burns, [INTERRUPTER; 2], None, true, steep),
-        (burns, [INTERRUPTER, TRAINING], sharded, false, steep),
-    ];
-    for (learner, [listener, again], workers, has_windows, gain) in cases {
-        let windows: Option<usize> = has_windows.then_some(3);
+fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
+    for (listener, again, workers, windows, reload) in [
+        (TRAINING, TRAINING, None, None, true),
+        (TRAINING, TRAINING, None, Some(3), true),
+        (TRAINING, TRAINING, None, Some(3), false),
+        (TRAINING, TRAINING, Some(WAYS[0]), None, false),
+        (TRAINING, TRAINING, Some(WAYS[1]), None, false),
+        (TRAINING_AND_OWN, INTERRUPTER, None, Some(3), false),
+        (TRAINING_AND_OWN, TRAINING, Some(WAYS[0]), None, false),
+        (INTERRUPTER, INTERRUPTER, None, Some(3), false),
+        (INTERRUPTER, TRAINING, Some(WAYS[1]), None, false),
+    ] {
         let (folder, run) = (temp_dir(), Run::default().with_windows(windows));
-        let run = run.with_workers(workers);
-        let done = ended(learner, listener, (&run, gain), &folder);
-        let error = done.amp.run_result().unwrap_err();
-        let (variant, wording) = match gain.is_infinite() {
-            true => ("LossNotFinite", "4 steps in a row"),
-            false => ("LossScaleExhausted", "after 4 skipped steps"),
-        };
-        is_error(&error, variant, [wording]);
+        let done = exhausted(listener, run.with_workers(workers), &folder);
         let text = done.error.as_ref().expect("an error");
-        assert!(text.ends_with(&error.to_string()), "{text}");
+        says(text, ["loss scale exhausted", "hidden.weight"]);
         assert!(done.interrupted.is_none());
-        let before = done.counters();
-        assert_eq!((steps_in(&folder), before.steps()), (6, 6 + 4));
-        let of_epoch = 6 / windows.unwrap_or(1) as u64;
-        let failed = 4u64.div_ceil(of_epoch / (1 + workers.iter().len() as u64));
+        let error = done.amp.run_result().unwrap_err();
+        is_error(&error, "LossScaleExhausted", ["after 4 skipped steps"]);
+        assert!(all_finite(&done.model));
+        let (before, of_epoch) = (done.counters(), 6 / windows.unwrap_or(1) as u64);
+        assert_eq!(steps_in(&folder), 6);
+        assert_eq!(before.steps(), 6 + 4);
+        let failed = (before.steps() - 6).div_ceil(of_epoch / (1 + workers.iter().len() as u64));
         let saved = Resume::check(folder.path(), 1 + failed as usize);
         assert!(saved.is_err(), "a failed epoch is not saved");
-        let good = folder.path().join("checkpoint/model-1.bpk");
-        let good = net().try_load_file(good).unwrap();
-        assert!(values(&done.model) == values(&good));
 
-        // What is exhausted stays so: the poison is gone.
         let mut model = done.model.train();
-        if windows.is_none() {
-            model = model.load_record(good.clone().into_record());
+        if reload {
+            let file = folder.path().join("checkpoint/model-1.bpk");
+            model = model.try_load_file(file).unwrap();
         }
-        let stays = "returned until it trains again";
-        assert_eq!(done.amp.run_result(), Err(error), "{stays}");
+        // What is exhausted stays so: the poison is gone.
+        assert_eq!(
+            done.amp.run_result(),
+            Err(error),
+            "returned until it trains again"
+        );
+        let weights = parameters(&model);
         let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.02));
         let run = Run::of(1).with_windows(windows);
         let done = run.train_by(&temp_dir(), &done.amp, Ok(learner), again);
         let (found, after) = (done.amp.run_result(), done.counters());
         assert_eq!((&done.error, found), (&None, Ok(())));
-        let steps = (before.steps() + of_epoch, before.stepped() + of_epoch);
-        assert_eq!((after.steps(), after.stepped()), steps);
-        assert!(values(&done.model) != values(&good));
+        assert_eq!(after.steps(), before.steps() + of_epoch);
+        assert_eq!(after.stepped(), before.stepped() + of_epoch);
+        assert!(parameters(&done.model) != weights);
+    }
+}
+
+/// Whether the step is waited for or known later, and a loss that is infinite does not lower the scale. Another optimizer, of which nobody
+/// knows the kind, goes on with the model: it is stepped as Burn's.
+#[test]
+fn what_ends_a_run_is_reported_and_another_goes_on() {
+    let infinite = "the loss, or its gradient, is infinite or NaN: 4 steps in a row";
+    let (steep, exhausted) = (overflow(1e30), "after 4 skipped steps");
+    let cases = [
+        (f32::INFINITY, "LossNotFinite", infinite),
+        (steep, "LossScaleExhausted", exhausted),
+    ];
+    let fused: fn(&MixedPrecision) -> Made = fused_behind;
+    let learners = LEARNERS.into_iter().chain([fused]);
+    for (learner, (gain, variant, wording)) in
+        learners.flat_map(|learner| cases.map(|case| (learner, case)))
+    {
+        let run = Run::of(400).with_skips(3).with_gain(gain, 0..48);
+        let (amp, before) = (run.amp(), values(&net()));
+        let done = run.train(&temp_dir(), &amp, learner(&amp));
+        says(&done.error.unwrap(), [wording]);
+        is_error(&amp.run_result().unwrap_err(), variant, [wording]);
+        assert_eq!(amp.loss_scale() == 65536.0, gain.is_infinite());
+        assert_eq!(amp.counters().steps(), 4);
+        assert!(values(&done.model) == before);
+
+        let again = Learner::new(done.model.train(), AdamConfig::new().init(), lr());
+        let done = Run::of(1).train(&temp_dir(), &amp, Ok(again)).finished();
+        assert_eq!(done.counters().steps(), 4 + 6);
+        assert!(values(&done.model) != before);
     }
 }
 
@@ -155,8 +171,8 @@ fn without_a_listener_the_message_is_that_of_a_panic() {
         training
     };
     for (name, listener) in [("nobody", nobody), ("stranger", stranger)] {
-        let (folder, bad) = (temp_dir(), (&Run::default(), overflow(1e30)));
-        let message = panic_message(|| ended(burns, listener, bad, &folder));
+        let folder = temp_dir();
+        let message = panic_message(|| exhausted(listener, Run::default(), &folder));
         assert!(message.starts_with("loss scale exhausted"), "{message}");
         assert_eq!(steps_in(&folder), 6, "{name}");
         let next = Resume::check(folder.path(), 2);
@@ -187,28 +203,36 @@ fn the_next_run_does_not_begin_interrupted() {
 #[test]
 fn a_failure_of_ones_own_ends_the_run() {
     let amp = Run::default().amp();
-    let alone = amp.fail_run(AmpError::NoScope);
-    assert_eq!(alone, Err(AmpError::NoScope), "nobody listens");
+    let error = AmpError::LossNotFinite {
+        skips: 1,
+        output_finite: true,
+        parameter: None,
+        last_read: None,
+    };
+    let alone = amp.fail_run(error.clone());
+    assert_eq!(alone, Err(error.clone()), "nobody listens");
     let interrupter = amp.interrupter();
-    assert_eq!(amp.fail_run(AmpError::NoScope), Ok(()));
+    assert_eq!(amp.fail_run(error.clone()), Ok(()));
     assert!(interrupter.should_stop());
-    assert_eq!(amp.run_result(), Err(AmpError::NoScope));
+    assert_eq!(amp.run_result(), Err(error));
 }
 
 /// Every weight would be NaN after one step with it.
 #[test]
 fn a_learning_rate_that_is_not_finite_ends_the_run() {
     let (half, full) = (Run::default().amp(), MixedPrecision::f32());
-    let cases: [(LearnerOptimizer, f64, MixedPrecision); 3] = [
+    let cases: [(LearnerOptimizer, f64, MixedPrecision); 4] = [
         (AdamConfig::new().init().into(), f64::NAN, half.clone()),
+        (SgdConfig::new().init().into(), f64::INFINITY, full.clone()),
         (fused_adam().into(), f64::INFINITY, half),
-        (SgdConfig::new().init().into(), f64::INFINITY, full),
+        (fused_adam().into(), f64::NAN, full),
     ];
     for (optim, rate, amp) in cases {
         let learner = amp.learner(net(), optim, ConstantLr::new(rate));
         let done = Run::default().train(&temp_dir(), &amp, learner);
-        let error = amp.run_result().unwrap_err();
-        is_error(&error, "InvalidValue { field: \"lr\"", []);
+        let refused = amp.run_result().unwrap_err().to_string();
+        let wording = format!("`lr` is {rate}, but must be finite");
+        assert!(refused.starts_with(&wording), "{amp:?}: {refused}");
         assert!(all_finite(&done.model), "{amp:?}");
         assert_eq!(amp.counters().steps(), 0, "{amp:?}");
     }

@@ -294,3 +294,17 @@ fn a_region_moves_by_it_too() {
         assert_eq!(step_in(&refusing, &mut fresh), 1.0);
     });
 }
+
+/// Also after a reset: the interval that follows the run is that of the rule in the settings.
+#[test]
+fn the_rule_that_it_replaces_moves_nothing() {
+    let config = config().with_schedule(Schedule::adaptive_interval());
+    let mut scaler = GradScaler::from_schedule(ruled_by(config, own("own", "{"))).unwrap();
+    let interval = |scaler: &GradScaler| {
+        let schedule = scaler.schedule().adjust(Evidence::Overflow);
+        schedule.growth_interval()
+    };
+    assert_eq!(interval(&scaler), 5);
+    scaler.reset();
+    assert_eq!(interval(&scaler), 5);
+}

@@ -111,7 +111,11 @@ impl Default for LossScale {
 
 impl LossScale {
     fn first(config: GradScalerConfig) -> Self {
-        let memory = Memory::first(&config);
+        Self::at_start(config, Memory::first(&config))
+    }
+
+    /// The schedule at its first step, moved by this rule.
+    fn at_start(config: GradScalerConfig, memory: Memory) -> Self {
         Self {
             state: first_state(&config, &memory),
             config,
@@ -269,10 +273,7 @@ impl LossScale {
     #[must_use]
     pub(crate) fn restarted(self) -> Self {
         match self.config.dynamic {
-            true => Self {
-                memory: self.memory.restarted(&self.config),
-                ..Self::first(self.config)
-            },
+            true => Self::at_start(self.config, self.memory.restarted(&self.config)),
             false => self,
         }
     }
@@ -370,10 +371,7 @@ impl LossScale {
     /// A scale outside the bounds is moved to the nearest; a static scale that was given another `init_scale` keeps that.
     pub(crate) fn resumed(mut self, stored: &Self, with_settings: bool) -> Result<Self, String> {
         if with_settings {
-            let rule = match self.has_own_rule() {
-                true => self.memory.restarted(&self.config),
-                false => Memory::first(&stored.config),
-            };
+            let rule = self.memory.restarted(&stored.config);
             let mut config = stored.config;
             config.enabled = self.config.enabled;
             return stored.clone().under(config, rule);

@@ -139,11 +139,8 @@ impl Account {
                 SkipCause::Scale => {
                     self.record_overflow(found, schedule, parameter, floor, is_first)
                 }
-                SkipCause::Loss { output_finite } => {
-                    self.record_bad_loss(purpose, schedule, output_finite)
-                }
                 SkipCause::OtherScale => self.record_other_scale(purpose, schedule),
-                SkipCause::Unknown => self.record_unknown(purpose, schedule, parameter),
+                cause => self.record_bad_loss(purpose, schedule, parameter, cause),
             },
             Tested::Rejected(rejection) => self.record_rejected(schedule, rejection),
             Tested::Finite | Tested::Nothing => {
@@ -275,51 +272,46 @@ impl Account {
         })
     }
 
+    /// Gradients that no loss scale has made infinite or NaN: it stays.
     fn record_bad_loss(
         &mut self,
         purpose: Purpose,
         schedule: &LossScale,
-        output_finite: bool,
-    ) -> Result<(), AmpError> {
-        self.counters.bad_losses += 1;
-        self.counters.bad_losses_in_a_row += 1;
-        let skips = self.counters.bad_losses_in_a_row;
-        limit(schedule, skips, || AmpError::LossNotFinite {
-            skips,
-            output_finite,
-            parameter: None,
-            last_read: None,
-        })?;
-        let what = match output_finite {
-            true => "the gradient of the loss is infinite or NaN",
-            false => "the model's output is infinite or NaN",
-        };
-        let skip = purpose.skip();
-        warn!(
-            "{skip}: {what}, {skips} in a row; the loss scale stays. Look at the inputs of this step"
-        );
-        Ok(())
-    }
-
-    fn record_unknown(
-        &mut self,
-        purpose: Purpose,
-        schedule: &LossScale,
         parameter: &str,
+        cause: SkipCause,
     ) -> Result<(), AmpError> {
         self.counters.bad_losses += 1;
         self.counters.bad_losses_in_a_row += 1;
-        self.counters.unknown_causes += 1;
+        self.counters.unknown_causes += u64::from(cause == SkipCause::Unknown);
         let skips = self.counters.bad_losses_in_a_row;
-        limit(schedule, skips, || AmpError::UnknownCause {
-            skips,
-            parameter: parameter.to_string(),
+        limit(schedule, skips, || match cause {
+            SkipCause::Loss { output_finite } => AmpError::LossNotFinite {
+                skips,
+                output_finite,
+                parameter: None,
+                last_read: None,
+            },
+            _ => AmpError::UnknownCause {
+                skips,
+                parameter: parameter.to_string(),
+            },
         })?;
         let skip = purpose.skip();
-        warn!(
-            "{skip}: the gradient of `{parameter}` is infinite or NaN, although all that `autocast` gave is finite, {skips} in a row; the loss scale \
-             stays. It became so outside of all scopes"
-        );
+        match cause {
+            SkipCause::Loss { output_finite } => {
+                let what = match output_finite {
+                    true => "the gradient of the loss is infinite or NaN",
+                    false => "the model's output is infinite or NaN",
+                };
+                warn!(
+                    "{skip}: {what}, {skips} in a row; the loss scale stays. Look at the inputs of this step"
+                );
+            }
+            _ => warn!(
+                "{skip}: the gradient of `{parameter}` is infinite or NaN, although all that `autocast` gave is finite, {skips} in a row; the loss \
+                 scale stays. It became so outside of all scopes"
+            ),
+        }
         Ok(())
     }
 

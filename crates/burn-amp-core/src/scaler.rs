@@ -26,7 +26,7 @@ use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, handle
 use crate::peers::Ranks;
 use crate::scale::finding::{Dropped, Finding, SkipCause};
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
-use crate::scale::{account::Account, followed::Followed, place::Place};
+use crate::scale::{account::Account, place::Place};
 use crate::scaler::accumulation::AccumulationWindow;
 use crate::{
     border::mixed_precision::MixedPrecision,
@@ -176,11 +176,6 @@ impl Scaler {
 
     fn account<T>(&self, look: impl FnOnce(&mut Account) -> T) -> T {
         self.live.account(self.place.id, look)
-    }
-
-    /// The steps of this optimizer alone, wherever clones of it step.
-    pub(crate) fn followed(&self) -> Followed {
-        Followed::new(&self.live, Some(self.place.id.optimizer))
     }
 
     /// An iteration waits for its steps from now on. It `begins` to test gradients; an optimizer is waited for as soon as it is there.

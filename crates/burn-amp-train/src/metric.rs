@@ -6,7 +6,7 @@ use burn::train::metric::{
 };
 use std::sync::Arc;
 
-use burn_amp_core::{MixedPrecision, StepOutcome, internal::Followed};
+use burn_amp_core::{GradientStatus, MixedPrecision, StepOutcome, internal::Followed};
 
 /// A metric of the loss scale or of the gradients, for `SupervisedTraining::metric_train_numeric`.
 ///
@@ -56,15 +56,18 @@ impl ScalerMetric {
     fn next(&mut self) -> Option<f64> {
         let (number, step) = self.journal.step_after(self.seen)?;
         self.seen = number;
-        let outcome = step.outcome;
+        let (outcome, status) = (step.outcome, step.status.as_deref());
         match self.kind {
             Kind::LossScale => Some(step.loss_scale),
             Kind::SkippedSteps => {
                 let skips = [StepOutcome::Skipped, StepOutcome::Guarded];
                 outcome.map(|outcome| if skips.contains(&outcome) { 100.0 } else { 0.0 })
             }
-            Kind::GradientNorm => step.norm.filter(|_| outcome == Some(StepOutcome::Stepped)),
-            Kind::ZeroGradients => step.zero_share.map(|share| 100.0 * share),
+            Kind::GradientNorm => {
+                let norm = status.map(GradientStatus::norm);
+                norm.filter(|_| outcome == Some(StepOutcome::Stepped))
+            }
+            Kind::ZeroGradients => status.map(|status| 100.0 * status.zero_share()),
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::observer::Observer;
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 use crate::{
-    error::AmpError, gradients::GradientStatus, lock::locked, scale::followed::Followed,
+    error::AmpError, gradients::GradientStatus, lock::locked, scale::journal::Journal,
     scale::live_scale::LiveScale, scale::step_counters::StepCounters, values::is_half,
 };
 
@@ -298,10 +298,6 @@ impl MixedPrecision {
         let is_observed = self.live().is_observed.load(Ordering::Relaxed);
         is_observed.then(|| locked(&self.shared.observer).clone())?
     }
-
-    pub(crate) fn journal(&self) -> Followed {
-        Followed::new(self.live(), None)
-    }
 }
 
 /// Checks all devices of a model as [`MixedPrecision::check_device`], for another dtype.
@@ -387,18 +383,18 @@ impl MixedPrecision {
     /// Steps taken and skipped so far, by all optimizers together. Clones of an optimizer count as one: the clone that stepped last. Counts in
     /// a row are those of the optimizer that stepped last.
     pub fn counters(&self) -> StepCounters {
-        self.journal().counters()
+        self.live().journal(Journal::counters)
     }
 
     /// The outcome of the last step; none before the first. See [`Scaler::last_outcome`](crate::Scaler::last_outcome).
     pub fn last_outcome(&self) -> Option<StepOutcome> {
-        self.journal().last().outcome
+        self.live().journal(|journal| journal.last.outcome)
     }
 
     /// The measures of the last step's gradients, before clipping; none before the first step, after a micro-batch that is tested with its window, and
     /// of a disabled scaler that does not clip. See [`Scaler::last_status`](crate::Scaler::last_status).
     pub fn last_status(&self) -> Option<GradientStatus> {
-        let status = self.journal().last().status;
+        let status = self.live().journal(|journal| journal.last.status.clone());
         status.map(|status| GradientStatus::clone(&status))
     }
 }

@@ -112,7 +112,7 @@ impl ScaledLrScheduler {
 
     /// Tells whether the optimizer was called since the last step of this, and has not stepped. Where nothing was recorded, it was not called.
     fn is_held(&self) -> bool {
-        (self.read).is_some_and(|read| self.journal.is_held_since(read))
+        (self.read).is_some_and(|read| self.journal.cursor().is_held_since(read))
     }
 }
 
@@ -151,19 +151,20 @@ const FIRST_GROUP: &str = "1";
 
 impl From<&MixedPrecision> for Followed {
     fn from(amp: &MixedPrecision) -> Self {
-        amp.journal()
+        Self::new(amp.live(), None)
     }
 }
 
+/// The steps of its optimizer alone, wherever clones of that step.
 impl From<&Scaler> for Followed {
     fn from(scaler: &Scaler) -> Self {
-        scaler.followed()
+        Self::new(&scaler.live, Some(scaler.place.id.optimizer))
     }
 }
 
 impl<O: ModuleOptim> From<&ScaledOptimizer<O>> for Followed {
     fn from(optim: &ScaledOptimizer<O>) -> Self {
-        optim.scaler().followed()
+        Self::from(&optim.scaler)
     }
 }
 

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use super::journal::{Cursor, StepEntry};
-use super::{account::Call, live_scale::LiveScale, step_counters::StepCounters};
+use super::{journal::Cursor, journal::StepEntry, live_scale::LiveScale};
 
 /// The steps of a [`MixedPrecision`](crate::MixedPrecision), a `GradScaler` or a
 /// [`ScaledOptimizer`](crate::ScaledOptimizer), which a [`ScaledLrScheduler`](crate::ScaledLrScheduler) follows.
@@ -24,7 +23,7 @@ impl Followed {
 
     /// The number of steps of all optimizers that were entered.
     pub fn steps(&self) -> u64 {
-        self.live.journal(|journal| journal.steps())
+        self.live.journal(|journal| journal.count)
     }
 
     /// The first remembered step of all optimizers after so many, and how many there are up to it.
@@ -32,30 +31,8 @@ impl Followed {
         self.live.journal(|journal| journal.step_after(read))
     }
 
-    /// The result of the last call, of any optimizer.
-    pub(crate) fn last(&self) -> Call {
-        self.live.journal(|journal| journal.last())
-    }
-
-    /// The counters of all optimizers together.
-    pub(crate) fn counters(&self) -> StepCounters {
-        self.live.journal(|journal| journal.counters())
-    }
-
     /// The present end of the calls.
     pub(crate) fn cursor(&self) -> Cursor {
         (self.live).journal(|journal| journal.cursor(self.optimizer))
-    }
-
-    /// Says whether the optimizer was called since then, and has not stepped: on this thread, or on any if this one has made no calls since.
-    pub(crate) fn is_held_since(&self, before: Cursor) -> bool {
-        self.cursor().is_held_since(before)
-    }
-}
-
-/// Prints nothing of the state of what is followed.
-impl std::fmt::Debug for Followed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Followed")
     }
 }

@@ -10,17 +10,17 @@ use super::{status::GradientStatus, step_counters::StepCounters};
 /// The number of steps that are remembered. The counters go on.
 const MAX_STEPS: usize = 128;
 
-/// A step, as a metric shows it.
-#[derive(Clone, Copy, Debug)]
+/// A step that is remembered.
+#[derive(Clone, Debug)]
 pub struct StepEntry {
+    /// The optimizer that has made it.
+    optimizer: u64,
     /// Its outcome.
     pub outcome: Option<StepOutcome>,
+    /// The measures of its gradients; none where nothing was measured.
+    pub status: Option<Arc<GradientStatus>>,
     /// The loss scale after the step.
     pub loss_scale: f64,
-    /// The norm of its gradients; none where nothing was measured.
-    pub norm: Option<f64>,
-    /// The share of gradients that were zero.
-    pub zero_share: Option<f64>,
 }
 
 /// The place up to which a learning-rate scheduler has read.
@@ -33,21 +33,21 @@ pub(crate) struct Cursor {
 
 /// The accounts of all optimizers of a scale, and what their calls have done.
 #[derive(Default)]
-pub(super) struct Journal {
+pub(crate) struct Journal {
     accounts: BTreeMap<u64, Account>,
     /// The account of each optimizer: that of the clone which was called last.
     shown: BTreeMap<u64, Shown>,
     /// The result of the last call, and its optimizer.
-    last: Call,
+    pub(crate) last: Call,
     last_optimizer: u64,
     /// The calls of each thread that runs by itself: the workers of a training on several devices step in their own time.
     calls: Vec<Row>,
     /// The calls of threads that have ended, by the optimizer.
     ended: BTreeMap<u64, Calls>,
-    /// The last steps, with the optimizers that have made them, and the loss scale after them.
-    steps: VecDeque<(u64, Call, f32)>,
+    /// The last steps.
+    steps: VecDeque<StepEntry>,
     /// The number of all steps, those that are forgotten included.
-    count: u64,
+    pub(super) count: u64,
 }
 
 struct Shown {
@@ -72,7 +72,7 @@ struct Calls {
 
 impl Cursor {
     /// Says whether there were calls since `before`, and none has stepped: on this thread, or on any if this one has made none.
-    pub(super) fn is_held_since(self, before: Self) -> bool {
+    pub(crate) fn is_held_since(self, before: Self) -> bool {
         let (now, before) = match self.own == before.own {
             false => (self.own, before.own),
             true => (self.all, before.all),
@@ -109,24 +109,12 @@ impl Caller {
 }
 
 impl Journal {
-    /// The number of steps that were entered.
-    pub(super) fn steps(&self) -> u64 {
-        self.count
-    }
-
     /// The first remembered step after so many, and how many there are up to it.
     pub(super) fn step_after(&self, read: u64) -> Option<(u64, StepEntry)> {
         let forgotten = self.count - self.steps.len() as u64;
         let read = read.max(forgotten);
-        let (_, call, loss_scale) = self.steps.get((read - forgotten) as usize)?;
-        let status = call.status.as_deref();
-        let step = StepEntry {
-            outcome: call.outcome,
-            loss_scale: (*loss_scale).into(),
-            norm: status.map(GradientStatus::norm),
-            zero_share: status.map(GradientStatus::zero_share),
-        };
-        Some((read + 1, step))
+        let step = self.steps.get((read - forgotten) as usize)?;
+        Some((read + 1, step.clone()))
     }
 
     /// The present end of the calls: of one optimizer, or of all.
@@ -193,8 +181,12 @@ impl Journal {
             if self.steps.len() == MAX_STEPS {
                 self.steps.pop_front();
             }
-            self.steps
-                .push_back((id.optimizer, call.clone(), loss_scale));
+            self.steps.push_back(StepEntry {
+                optimizer: id.optimizer,
+                outcome: call.outcome,
+                status: call.status.clone(),
+                loss_scale: loss_scale.into(),
+            });
             self.count += 1;
         }
         self.account(id).last = call;
@@ -229,8 +221,8 @@ impl Journal {
     /// Corrects the scale after the last steps of an optimizer, so many: their iteration has ended since.
     pub(super) fn end_iteration(&mut self, optimizer: u64, steps: usize, loss_scale: f32) {
         let own = self.steps.iter_mut().rev();
-        let own = own.filter(|(by, ..)| *by == optimizer).take(steps);
-        own.for_each(|(.., scale)| *scale = loss_scale);
+        let own = own.filter(|step| step.optimizer == optimizer).take(steps);
+        own.for_each(|step| step.loss_scale = loss_scale.into());
     }
 
     /// The counters of all optimizers start again.
@@ -238,13 +230,8 @@ impl Journal {
         self.shown.clear();
     }
 
-    /// The result of the last call, of any optimizer.
-    pub(super) fn last(&self) -> Call {
-        self.last.clone()
-    }
-
     /// The counters of all optimizers together.
-    pub(super) fn counters(&self) -> StepCounters {
+    pub(crate) fn counters(&self) -> StepCounters {
         let counters = |shown: &Shown| match self.accounts.get(&shown.account) {
             Some(account) => account.counters,
             None => shown.counters,

@@ -233,7 +233,7 @@ impl LiveScale {
 /// The ends of steps, and what is known of them.
 impl LiveScale {
     /// Looks at the journal.
-    pub(super) fn journal<T>(&self, look: impl FnOnce(&Journal) -> T) -> T {
+    pub(crate) fn journal<T>(&self, look: impl FnOnce(&Journal) -> T) -> T {
         look(&locked(&self.state).journal)
     }
 

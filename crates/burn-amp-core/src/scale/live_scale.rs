@@ -40,8 +40,6 @@ pub(crate) struct LiveScale {
     /// The steps of which the host does not know the outcome, in their order. They belong to the scale, so that no optimizer that is dropped or
     /// cloned takes them along. Locked before all else.
     queue: Mutex<VecDeque<Box<dyn Pending>>>,
-    /// The number of tests so far.
-    pub(super) tests: AtomicU64,
     /// Held by the worker who explains a skip: the others take what it has found.
     pub(super) explaining: Mutex<()>,
     /// Gradients that nobody has tested since.
@@ -197,7 +195,7 @@ impl LiveScale {
 
     /// An optimizer has tested gradients of these parameters: what came to the border before is explained, or explains nothing.
     pub(crate) fn note_test(&self, id: OptimizerId, ids: impl FnOnce() -> Vec<ParamId>) {
-        self.tests.fetch_add(1, Ordering::Relaxed);
+        self.untested.note_test();
         // Held: another worker adds gradients of the next step once it has ended this one.
         let state = locked(&self.state);
         (self.events).note_test(ids, state.members.ended_by_others(id).is_some());

@@ -64,9 +64,7 @@ impl LiveScale {
 
     /// Remembers a gradient on its way back.
     pub(crate) fn add_event(&self, place: EventPlace, event: UnreadEvent) {
-        let untested = self
-            .untested
-            .add_arrival(event.node(), self.tests.load(Ordering::Relaxed));
+        let untested = self.untested.add_arrival(event.node());
         let (pass, event) = (event.pass(), Measured::OnDevice(Box::new(event)));
         self.events.add(place, None, pass, event);
         if let Some(count) = untested {

@@ -56,7 +56,7 @@ pub(super) struct State {
     /// The number of changes of the schedule.
     changes: u64,
     /// The scale as the device moves it, ahead by the steps in flight; none where the host does.
-    pub(super) device_step: Option<Arc<DeviceStep>>,
+    device_step: Option<Arc<DeviceStep>>,
     pub(super) members: Members,
     journal: Journal,
     /// The number of steps that were skipped, whatever for.

@@ -415,7 +415,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn drop_window(&mut self) {
         if let Some(window) = &mut self.options.window {
             window.clear();
-            self.scaler.live.discard_window();
+            self.scaler.live.regions.lock().forget_window();
         }
     }
 

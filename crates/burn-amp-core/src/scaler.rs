@@ -3,7 +3,7 @@
 use burn::{module::Module, optim::GradientsParams};
 use burn_amp_kernels::DeviceScale;
 use std::collections::VecDeque;
-use std::sync::{Arc, Once, atomic::Ordering};
+use std::sync::{Arc, Once};
 
 mod accumulate;
 pub(crate) mod accumulation;
@@ -81,7 +81,7 @@ pub struct Scaler {
 /// A scaler that moves the loss scale of this handle: that of an optimizer whose gradients its scopes have scaled and unscaled.
 impl From<&MixedPrecision> for Scaler {
     fn from(amp: &MixedPrecision) -> Self {
-        Self::new(amp.live().clone(), Some(amp.clone()), Account::default())
+        Self::new(amp.live().clone(), Some(amp.clone()))
     }
 }
 
@@ -111,9 +111,9 @@ impl Clone for Scaler {
 
 /// The scale, and who has it.
 impl Scaler {
-    fn new(live: Arc<LiveScale>, amp: Option<MixedPrecision>, account: Account) -> Self {
+    fn new(live: Arc<LiveScale>, amp: Option<MixedPrecision>) -> Self {
         Self {
-            place: Place::new(&live, account),
+            place: Place::new(&live, Account::default()),
             watch: LossWatch::default(),
             dropped: Dropped::default(),
             opened: live.opened(),
@@ -128,7 +128,7 @@ impl Scaler {
     /// One that scales losses by a scale of its own.
     pub(crate) fn of_schedule(schedule: LossScale) -> Self {
         let live = Arc::new(LiveScale::of_scaler(schedule));
-        Self::new(live, None, Account::default())
+        Self::new(live, None)
     }
 
     /// A copy at this place of the same scale.
@@ -207,7 +207,7 @@ impl Scaler {
         let schedule = self.schedule().restarted();
         self.restart_at(StepCounters::default());
         self.live.restart_at(schedule);
-        let restarted = self.live.regions().lock().restart();
+        let restarted = self.live.regions.lock().restart();
         drop(restarted);
         self.live.show(self.place.id, true);
     }
@@ -327,8 +327,8 @@ impl Scaler {
                 if is_own && entries.has_scopes && SCALES_GRADIENTS.take() {
                     warn_of_two_scales();
                 }
-                // As PyTorch.
-                let inverse = f64::from((1.0 / f64::from(scale)) as f32);
+                // Rounded to f32 where it multiplies, as in PyTorch.
+                let inverse = 1.0 / f64::from(scale);
                 let edge = self.schedule().edge();
                 unscale(params, found(), inverse, in_own_dtype, edge)?
             }
@@ -448,9 +448,9 @@ impl Scaler {
         let is_new = || !self.account(|account| account.warned_of_zeros);
         if let Some(status) = status
             && found.measures.are_all_zero()
-            && !self.live.is_idle()
+            && !self.schedule().is_idle()
             && is_new()
-            && (self.watch.is_scaled() || self.live.have_arrived())
+            && (self.watch.is_scaled() || self.live.events.have_arrived())
         {
             let scale = self.live.scale();
             self.account(|account| account.warn_of_zeros(status, scale));
@@ -472,8 +472,7 @@ impl Scaler {
 
     /// The observer of its `MixedPrecision`, if there is one.
     fn observer(&self) -> Option<Arc<dyn Observer>> {
-        let is_observed = self.live.is_observed.load(Ordering::Relaxed);
-        self.amp.as_ref().filter(|_| is_observed)?.observer()
+        self.amp.as_ref()?.observer()
     }
 
     /// Notifies the observer of its `MixedPrecision` that a step is over.

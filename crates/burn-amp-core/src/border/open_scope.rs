@@ -143,7 +143,7 @@ impl OpenScope {
             {
                 // Of the steps in flight none has opened it, and each ends an iteration.
                 self.amp.live().resolve(true);
-                let regions = self.amp.live().regions();
+                let regions = &self.amp.live().regions;
                 let factor = regions.enter(name, wanted, self.dry.is_some()).into();
                 region = Some(Arc::new(OpenRegion {
                     name: name.clone(),
@@ -299,7 +299,7 @@ impl OpenScope {
             // Of others, such as those of validation, no gradient comes.
             None if is_tracked && self.amp.live().has_regions() => {
                 let region = self.region.as_ref().map(|region| &region.name);
-                self.amp.live().regions().lock().read_in(region, path);
+                self.amp.live().regions.lock().read_in(region, path);
             }
             _ => {}
         }

@@ -89,11 +89,8 @@ impl Buffers {
         let mut known = locked(&self.known);
         if !untrained.iter().all(|one| known.contains_key(&one.id)) {
             let running = ids_of_running(module);
-            known.extend(
-                untrained
-                    .iter()
-                    .map(|one| (one.id, running.contains(&one.id))),
-            );
+            let found = untrained.iter();
+            known.extend(found.map(|one| (one.id, running.contains(&one.id))));
         }
         untrained.retain(|one| known.get(&one.id) == Some(&true));
         untrained

@@ -199,8 +199,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Checks that steps can be recorded, whatever their gradients are. The error says why not.
     pub(super) fn can_record(&self) -> Result<(), AmpError> {
-        let hook = self.options.hooks.first();
-        let hook = hook.map(|name| format!("the hook `{name}` looks at its steps"));
+        let hook = self.options.hooks.0.first();
+        let hook = hook.map(|hook| format!("the hook `{}` looks at its steps", hook.name()));
         let what = hook.or_else(|| self.why_host().map(String::from));
         what.map_or(Ok(()), |what| Err(refused(what)))
     }

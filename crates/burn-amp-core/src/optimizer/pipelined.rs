@@ -153,7 +153,7 @@ impl TrainingSide {
         scaler.live.note_test(scaler.place.id, Vec::new);
         // Passes before a flush explain nothing, here as elsewhere.
         drop(scaler.live.events.take());
-        let regions = scaler.live.regions().lock().take_passes();
+        let regions = scaler.live.regions.lock().take_passes();
         SentStep {
             events: take(window),
             regions,
@@ -200,8 +200,8 @@ impl TrainingSide {
     /// Ends a step by what was found in its gradients. It is explained by what its own passes have left: others are under way.
     fn end_step(&mut self, sent: SentStep, found: Found) -> Result<(), AmpError> {
         let live = self.scaler.live.clone();
-        let since = live.regions().lock().take_passes();
-        live.regions().lock().join_passes(sent.regions);
+        let since = live.regions.lock().take_passes();
+        live.regions.lock().join_passes(sent.regions);
         let before = live.schedule();
         let mut finding = found.finding;
         if finding.overflow().is_some() {
@@ -212,7 +212,7 @@ impl TrainingSide {
             live.events.restore_window(sent.events);
         }
         let ended = self.scaler.end_step(&finding, found.status);
-        live.regions().lock().join_passes(since);
+        live.regions.lock().join_passes(since);
         let is_update = |_: &mut f64| finding.outcome() != StepOutcome::NoGradients;
         if let Some(scale) = self.next_scale.take_if(is_update) {
             // In the place of what the update has reached: PyTorch's `update(new_scale)`.

@@ -192,11 +192,6 @@ impl BorderEvents {
         }
     }
 
-    /// Forgets all of them.
-    pub(super) fn forget(&self) {
-        *locked(&self.queue) = Queue::default();
-    }
-
     /// An iteration has ended: what came before its last test explains nothing. But where several passes were over, some may be of a step that comes:
     /// these are kept for one more iteration.
     pub(super) fn end_iteration(&self) {
@@ -232,17 +227,17 @@ impl BorderEvents {
         }));
     }
 
-    /// Notes that the gradients of these parameters are thrown away, or a window has their events: those alone that were tested, or all that came.
-    pub(crate) fn discard(&self, only_tested: bool, ids: &[ParamId]) {
+    /// Notes that gradients are thrown away: those of these parameters, which were tested, or else all that came.
+    pub(crate) fn discard(&self, tested: Option<&[ParamId]>) {
         let mut queue = locked(&self.queue);
-        let own = queue.own_passes(ids);
+        let own = queue.own_passes(tested.unwrap_or_default());
         let events = queue.events.iter_mut();
-        let events = events.filter(|event| (event.is_tested || !only_tested) && own(event));
+        let events = events.filter(|event| (event.is_tested || tested.is_none()) && own(event));
         events.for_each(|event| event.step = StepOf::None);
     }
 
     /// Says whether a gradient that is not zero has come to a scope on its way back, before the last test. Waits for the device.
-    pub(super) fn have_arrived(&self) -> bool {
+    pub(crate) fn have_arrived(&self) -> bool {
         let events = locked(&self.queue).events.clone().into_iter();
         let is_meant = |event: &BorderEvent| event.is_tested && event.step != StepOf::Either;
         let scopes = events.filter(|event| event.is_scope() && is_meant(event));
@@ -257,7 +252,7 @@ impl BorderEvents {
             return;
         }
         // Others may add some meanwhile.
-        let mut events = self.take();
+        let mut events = std::mem::take(&mut locked(&self.queue).events);
         BorderEvent::fold_many(&mut events, wanted);
         let mut queue = locked(&self.queue);
         events.append(&mut queue.events);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use crate::lock::{Guard, locked};
-use crate::scale::rehearsal::{Rehearsal, Rehearses};
+use crate::scale::rehearsal::Rehearsal;
 
 /// The loss scale as the device moves it, further than the host's by the steps in flight. It also decides the last of them.
 #[derive(Debug)]
@@ -58,15 +58,12 @@ impl DeviceStep {
         locked(&self.rehearsal)
     }
 
-    /// Says what becomes of the step, if it is recorded or replayed.
-    pub fn rehearses(&self) -> Option<Rehearses> {
-        self.rehearsal().as_ref().map(|rehearsal| rehearsal.what)
-    }
-
     /// Returns what is left of a step that was recorded: the scale after it, the rows that it reads, and whether all that it writes stays in its place.
     pub(crate) fn end(this: Arc<Self>) -> (DeviceScale, Vec<Tensor<1>>, bool) {
         let rehearsal = this.rehearsal().take();
-        let (rows, stays) = rehearsal.map(Rehearsal::end).unwrap_or_default();
+        let (rows, stays) = rehearsal
+            .map(|rehearsal| (rehearsal.rows, rehearsal.stays))
+            .unwrap_or_default();
         let own = Arc::try_unwrap(this).map(|own| own.scale);
         let scale = own.unwrap_or_else(|shared| shared.scale.clone());
         (scale, rows, stays)

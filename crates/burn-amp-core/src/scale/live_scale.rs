@@ -34,7 +34,8 @@ pub(crate) struct LiveScale {
     /// The number of scopes that were opened.
     pub(super) opened: AtomicU64,
     pub(super) state: Mutex<State>,
-    pub(super) regions: SharedRegions,
+    /// The regions whose factors move.
+    pub(crate) regions: SharedRegions,
     /// The gradients that came to the border since the last step.
     pub(crate) events: Arc<BorderEvents>,
     /// The steps of which the host does not know the outcome, in their order. They belong to the scale, so that no optimizer that is dropped or
@@ -116,18 +117,8 @@ impl LiveScale {
         locked(&self.state).schedule.scale().clamp(min, max)
     }
 
-    /// The scale as a program is shown it: 1 where it is disabled.
-    pub(crate) fn loss_scale(&self) -> f32 {
-        locked(&self.state).schedule.scale()
-    }
-
     pub(crate) fn schedule(&self) -> LossScale {
         locked(&self.state).schedule.clone()
-    }
-
-    /// Says whether the scale multiplies nothing; see [`LossScale::is_idle`].
-    pub(crate) fn is_idle(&self) -> bool {
-        locked(&self.state).schedule.is_idle()
     }
 
     /// The settings of the schedule.
@@ -144,7 +135,7 @@ impl LiveScale {
     /// Goes on from the schedule of another run: what came to the border before is forgotten.
     pub(crate) fn restart_at(&self, schedule: LossScale) {
         self.set_schedule(schedule);
-        self.events.forget();
+        drop(self.events.take());
     }
 
     /// Changes the schedule, and returns the scale before and after, which is no higher than a scope can use. `change` is called again if another
@@ -188,11 +179,6 @@ impl LiveScale {
         self.opened.load(Ordering::Relaxed)
     }
 
-    /// The regions whose factors move.
-    pub(crate) fn regions(&self) -> &SharedRegions {
-        &self.regions
-    }
-
     /// An optimizer has tested gradients of these parameters: what came to the border before is explained, or explains nothing.
     pub(crate) fn note_test(&self, id: OptimizerId, ids: impl FnOnce() -> Vec<ParamId>) {
         self.untested.note_test();
@@ -224,7 +210,7 @@ impl LiveScale {
 
     /// Says whether some of its optimizers have stepped in an iteration that the others have not ended.
     pub(crate) fn is_in_iteration(&self) -> bool {
-        locked(&self.state).members.iteration.is_open()
+        !locked(&self.state).members.iteration.reported.is_empty()
     }
 }
 

@@ -45,7 +45,13 @@ impl GradScalerConfig {
     /// `max_scale` below `min_scale`, an `init_scale` outside them, a parameter of [`Schedule`] or of the warm-up outside its range.
     pub fn schedule(&self) -> Result<LossScale, AmpError> {
         match self.check() {
-            Err(_) if !self.enabled => Ok(LossScale::default().in_program(self)),
+            // What is no part of a schedule stays.
+            Err(_) if !self.enabled => Ok(LossScale::first(Self {
+                enabled: self.enabled,
+                max_consecutive_skips: self.max_consecutive_skips,
+                parameter_dtype_gradients: self.parameter_dtype_gradients,
+                ..Self::default()
+            })),
             checked => checked.map(|()| LossScale::first(*self)),
         }
     }
@@ -156,7 +162,10 @@ impl LossScale {
 
     /// The rule looks at more than the outcomes of steps.
     pub(super) fn needs_measures(&self) -> bool {
-        !self.memory.is_counted()
+        !matches!(
+            self.memory,
+            Memory::GrowthInterval | Memory::AdaptiveInterval
+        )
     }
 
     /// The settings, those changed since included.
@@ -458,14 +467,6 @@ impl LossScale {
     /// Settings and rule are those of another, whatever both have reached.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         self.config == other.config && self.rule_name() == other.rule_name()
-    }
-
-    /// The same state with the present settings of what is no part of a schedule.
-    pub(super) fn in_program(mut self, config: &GradScalerConfig) -> Self {
-        self.config.enabled = config.enabled;
-        self.config.max_consecutive_skips = config.max_consecutive_skips;
-        self.config.parameter_dtype_gradients = config.parameter_dtype_gradients;
-        self
     }
 
     fn check_dynamic(&self, field: &'static str, value: f64) -> Result<(), AmpError> {

@@ -104,7 +104,8 @@ pub(super) struct Ended {
 /// The steps of all optimizers between two movements of the scale.
 #[derive(Debug, Default)]
 pub(super) struct Iteration {
-    reported: Vec<u64>,
+    /// The optimizers that have stepped in it.
+    pub(super) reported: Vec<u64>,
     /// The evidence of all of them, if any says something of the scale.
     pub(super) seen: Option<Evidence>,
     /// The cause of the last skip.
@@ -123,13 +124,6 @@ pub(super) struct Moves {
     pub(super) back_off: Option<Vec<Arc<str>>>,
     /// The iteration that ends with this step, and what it has shown.
     pub(super) ended: Option<Option<Evidence>>,
-}
-
-impl Iteration {
-    /// Says whether some have stepped in it.
-    pub(super) fn is_open(&self) -> bool {
-        !self.reported.is_empty()
-    }
 }
 
 impl Members {

@@ -181,7 +181,7 @@ impl Regions {
     }
 
     /// Forgets the measures of an open window, which is thrown away.
-    pub(super) fn forget_window(&mut self) {
+    pub(crate) fn forget_window(&mut self) {
         (self.by_name.values_mut()).for_each(|region| Arc::make_mut(region).seen = None);
     }
 

@@ -20,9 +20,9 @@ pub struct Rehearsal {
     /// The part of the step in a recording.
     pub what: Rehearses,
     /// The rows of each call of the kernel.
-    rows: Vec<Tensor<1>>,
-    /// Set if something was not written in its place.
-    moved: bool,
+    pub(super) rows: Vec<Tensor<1>>,
+    /// Set as long as all that is written stays in its place.
+    pub(super) stays: bool,
 }
 
 impl Rehearsal {
@@ -31,7 +31,7 @@ impl Rehearsal {
         Self {
             what,
             rows,
-            moved: false,
+            stays: true,
         }
     }
 
@@ -61,11 +61,6 @@ impl Rehearsal {
 
     /// Notes whether results took the place of what they were made of.
     pub fn compare(&mut self, before: &[Option<BufferAddress>], after: &[Option<BufferAddress>]) {
-        self.moved |= !after.iter().all(|place| before.contains(place));
-    }
-
-    /// The rows, and whether all that is written stays in its place.
-    pub(super) fn end(self) -> (Vec<Tensor<1>>, bool) {
-        (self.rows, !self.moved)
+        self.stays &= after.iter().all(|place| before.contains(place));
     }
 }

@@ -120,7 +120,7 @@ impl LiveScale {
             (None, Some(before)) if is_empty => (before, Grounds::Earlier),
             (Some(((SkipCause::Unknown, _), _)), Some(before)) => (before, Grounds::Earlier),
             (Some(first), _) => first,
-            (None, _) if self.is_of_scopes() && self.is_idle() => {
+            (None, _) if self.is_of_scopes() && self.schedule().is_idle() => {
                 let output_finite = true;
                 let loss = SkipCause::Loss { output_finite };
                 ((loss, Vec::new()), Grounds::Guess)
@@ -141,14 +141,10 @@ impl LiveScale {
         iteration.grounds = grounds;
     }
 
-    /// The grounds of the cause of the present step's skip.
-    pub(crate) fn grounds(&self) -> Grounds {
-        locked(&self.state).members.iteration.grounds
-    }
-
-    /// The regions that are the cause of the present step's skip, if there is one.
-    pub(crate) fn regions_at_fault(&self) -> Vec<Arc<str>> {
-        locked(&self.state).members.iteration.regions.clone()
+    /// The regions that are the cause of the present step's skip, if there is one, and on what grounds.
+    pub(crate) fn regions_at_fault(&self) -> (Vec<Arc<str>>, Grounds) {
+        let iteration = &locked(&self.state).members.iteration;
+        (iteration.regions.clone(), iteration.grounds)
     }
 
     /// Takes out the events of regions whose rules look at gradients, if they were measured and not read, to be read with the gradients of a step.
@@ -162,16 +158,11 @@ impl LiveScale {
     /// Shows regions whose rules look at gradients those that came to them, after a backward pass without overflow. Waits for the device if they were
     /// not read with the gradients.
     pub(crate) fn read_measures(&self) {
-        for event in BorderEvent::read_now(self.take_wanted(BorderEvent::is_tested)) {
+        for event in BorderEvent::read_now(self.take_wanted(|event| event.is_tested)) {
             if let Some((region, measures)) = event.measures() {
                 self.regions.lock().see(region, measures);
             }
         }
-    }
-
-    /// Says whether a gradient that is not zero came to a scope before the last test. Waits for the device.
-    pub(crate) fn have_arrived(&self) -> bool {
-        self.events.have_arrived()
     }
 
     /// Returns the regions for a record, with the gradients that have come to them in an open window, which has kept these events. Waits for the device.
@@ -198,11 +189,6 @@ impl LiveScale {
         window.extend(self.events.take_micro_batch(self.is_shared(None), ids));
         BorderEvent::limit_kept(window);
         BorderEvent::fold_many(window, |region| self.needs_measures(region));
-    }
-
-    /// Forgets the measures of an open window, which is thrown away.
-    pub(crate) fn discard_window(&self) {
-        self.regions.lock().forget_window();
     }
 
     fn needs_measures(&self, region: &OpenRegion) -> bool {

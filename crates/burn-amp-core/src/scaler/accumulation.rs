@@ -207,14 +207,11 @@ impl AccumulationWindow {
                 "its window holds {len} micro-batches, but a window has {size} here"
             ));
         }
-        let (stored, here) = match (state.scale, self.config.skip_micro_batch) {
-            (Some(_), true) => (false, true),
-            (None, false) => (true, false),
-            _ => return None,
-        };
-        Some(format!(
-            "its window was summed with `skip_micro_batch` {stored}, but it is {here} here"
-        ))
+        // Such a window carries no loss scale.
+        let (stored, here) = (state.scale.is_none(), self.config.skip_micro_batch);
+        (stored != here).then(|| {
+            format!("its window was summed with `skip_micro_batch` {stored}, but it is {here} here")
+        })
     }
 }
 

@@ -94,8 +94,7 @@ impl Joint {
         }
         // Of untested gradients nobody knows the parameters: all that came are theirs.
         let ids = tested.as_ref().map(|grads| ids_of(&grads.entries));
-        let only_tested = ids.is_some();
-        (scaler.live.events).discard(only_tested, &ids.unwrap_or_default());
+        scaler.live.events.discard(ids.as_deref());
         let mut status = None;
         let is_enabled = scaler.is_enabled();
         let counted = match tested.filter(|_| is_enabled) {

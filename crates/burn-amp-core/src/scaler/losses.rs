@@ -31,16 +31,11 @@ pub(super) fn warn_of_two_scales() {
 /// Copies of a scaler share what they have seen until the next `update`: workers scale their losses with copies.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LossWatch {
-    pub(super) scaled: Arc<AtomicBool>,
+    scaled: Arc<AtomicBool>,
     warned_of_plain: bool,
 }
 
 impl LossWatch {
-    /// A loss is scaled.
-    pub(super) fn see(&self) {
-        self.scaled.store(true, Ordering::Relaxed);
-    }
-
     /// Says whether a loss was scaled since the last `update`.
     pub(super) fn is_scaled(&self) -> bool {
         self.scaled.load(Ordering::Relaxed)
@@ -92,7 +87,7 @@ impl Scaler {
             return loss;
         }
         let scaled = multiply_losses(loss, scale);
-        self.watch.see();
+        self.watch.scaled.store(true, Ordering::Relaxed);
         if self.amp.is_none() {
             SCALES_LOSSES.set(true);
         }

@@ -36,7 +36,7 @@ impl Scaler {
         let found = &mut grads.finding;
         (found.tested, found.measures) = (joined.tested.clone(), joined.measures);
         for (name, state) in joined.entered {
-            (self.live.regions()).replace(|regions| regions.join(&name, state));
+            (self.live.regions).replace(|regions| regions.join(&name, state));
         }
         if let Some(cause) = found.cause() {
             let cause = match cause {

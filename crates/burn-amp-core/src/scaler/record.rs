@@ -49,8 +49,7 @@ impl ScalerState {
         let resumed = self.check(live, origin)?;
         self.log_differences(&live.schedule(), &resumed, origin);
         live.restart_at(resumed);
-        let restored =
-            (live.regions()).replace(|own| own.restore(&self.regions, self.with_settings));
+        let restored = (live.regions).replace(|own| own.restore(&self.regions, self.with_settings));
         drop(restored);
         Ok(())
     }
@@ -63,7 +62,7 @@ impl ScalerState {
     pub(crate) fn check(&self, live: &LiveScale, origin: &str) -> Result<LossScale, AmpError> {
         let resumed = live.schedule().resumed(&self.schedule, self.with_settings);
         resumed
-            .and_then(|resumed| live.regions().check(&self.regions).map(|()| resumed))
+            .and_then(|resumed| live.regions.check(&self.regions).map(|()| resumed))
             .map_err(|reason| AmpError::damaged(origin, reason))
     }
 
@@ -155,7 +154,7 @@ impl Scaler {
                 Some(Evidence::Finite(measures)) => measures,
                 _ => None,
             },
-            regions: self.live.regions().lock().states(),
+            regions: self.live.regions.lock().states(),
             with_settings: false,
         }
     }

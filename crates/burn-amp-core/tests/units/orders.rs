@@ -137,7 +137,7 @@ fn look(live: &LiveScale) {
         let same = |schedule: LossScale| Ok::<_, Infallible>(schedule);
         let Ok([before, after]) = live.change(same);
         assert_eq!(before, after);
-        let factor = live.regions().enter("region", &wanted, false);
+        let factor = live.regions.enter("region", &wanted, false);
         assert!((0.25..=4.0).contains(&factor), "{factor}");
         assert!(live.on_device().is_none(), "a region was opened");
         live.resolve(false);

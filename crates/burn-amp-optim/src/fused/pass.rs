@@ -103,7 +103,8 @@ impl Pass {
     }
 
     fn rehearses(&self) -> Option<Rehearses> {
-        self.decides.as_ref()?.rehearses()
+        let rehearsal = self.decides.as_ref()?.rehearsal();
+        rehearsal.as_ref().map(|rehearsal| rehearsal.what)
     }
 
     /// The time after a step in this pass. That of a recording counts as no step.

@@ -56,7 +56,7 @@ pub(crate) struct BorderEvent {
     pub(super) measured: Measured,
     pub(super) step: StepOf,
     /// Set once gradients were tested after it: those of its pass, or others.
-    pub(super) is_tested: bool,
+    pub(in crate::scale) is_tested: bool,
 }
 
 /// The step that gradients are of, as far as that is known.
@@ -252,11 +252,6 @@ impl BorderEvent {
         Some((&region.name, measures))
     }
 
-    /// Says whether gradients were tested after it.
-    pub(in crate::scale) fn is_tested(&self) -> bool {
-        self.is_tested
-    }
-
     /// Says whether its gradients were discarded, or are those of another step.
     pub(super) fn is_of_no_step(&self) -> bool {
         self.step == StepOf::None
@@ -290,20 +285,15 @@ impl BorderEvent {
                 || (event.has_arrived() && arrived.insert(group))
                 || event.entered().is_some_and(&wanted)
         });
-        let kept: Vec<_> = kept.collect();
-        kept.into_iter()
-            .rev()
-            .for_each(|event| events.push_front(event));
+        let mut kept: VecDeque<_> = kept.collect();
+        kept.append(events);
+        *events = kept;
     }
 
     /// Measures what many gradients are kept for. Does not wait.
     pub(in crate::scale) fn limit_kept(events: &mut VecDeque<Self>) {
-        if events
-            .iter()
-            .map(|event| event.measured.kept_values())
-            .sum::<usize>()
-            > MAX_KEPT
-        {
+        let kept = events.iter().map(|event| event.measured.kept_values());
+        if kept.sum::<usize>() > MAX_KEPT {
             *events = events.drain(..).filter_map(Self::measured).collect();
         }
     }

@@ -77,11 +77,6 @@ impl Memory {
         }
     }
 
-    /// The rule goes by the counts of steps alone, and does not look at gradients.
-    pub(super) fn is_counted(&self) -> bool {
-        matches!(self, Self::GrowthInterval | Self::AdaptiveInterval)
-    }
-
     /// The same rule at the state of another; none if that is of another rule. The error says why the rule refuses it.
     pub(super) fn continuing(&self, other: &Self) -> Result<Option<Self>, String> {
         let next = match (self, other) {

@@ -74,22 +74,14 @@ impl TryFrom<Stored> for LossScale {
         let follows = memory == Memory::AdaptiveInterval;
         if let Some(interval) = stored.interval {
             let inside = follows && interval > 0;
-            in_range(
-                "interval",
-                interval.into(),
-                inside,
-                "at least 1, of a schedule whose interval follows the run",
-            )?;
+            let allowed = "at least 1, of a schedule whose interval follows the run";
+            in_range("interval", interval.into(), inside, allowed)?;
             start.state.growth_interval = interval;
         }
         let growths = stored.growths_in_a_row;
         let inside = growths <= u32::from(follows);
-        in_range(
-            "growths_in_a_row",
-            growths.into(),
-            inside,
-            "0, or 1 where the interval follows the run",
-        )?;
+        let allowed = "0, or 1 where the interval follows the run";
+        in_range("growths_in_a_row", growths.into(), inside, allowed)?;
         start.state = ScaleState {
             growth_tracker: stored.growth_tracker,
             hysteresis_tracker: stored.hysteresis_tracker,

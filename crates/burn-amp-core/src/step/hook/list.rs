@@ -60,11 +60,6 @@ impl Hooks {
         hooks.find_map(|hook| (&**hook as &dyn Any).downcast_ref())
     }
 
-    /// The name of the first; none if there is none.
-    pub(crate) fn first(&self) -> Option<&str> {
-        self.0.first().map(|hook| hook.name())
-    }
-
     /// Judges gradients that are finite, or the next step of a module without them; none if the host is to read them first. It changes
     /// nothing here: a step that is judged may be refused, or judged again.
     pub(crate) fn judge(

@@ -24,7 +24,7 @@ use crate::gradients::entries::{Entries, LOW_RANK, ids_of};
 use crate::gradients::running_statistics::Buffers;
 use crate::gradients::{ScaledGradients, StepGradients, UnscaledGradients, handles};
 use crate::peers::Ranks;
-use crate::scale::finding::{Dropped, Finding, SkipCause};
+use crate::scale::finding::{Dropped, Finding};
 use crate::scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 use crate::scale::{account::Account, place::Place};
 use crate::scaler::accumulation::AccumulationWindow;
@@ -258,9 +258,7 @@ impl Scaler {
         let entries = Entries::of(grads.params(), module)?;
         let in_own_dtype = self.config().parameter_dtype_gradients;
         let mut grads = self.test(grads.into(), &entries, in_own_dtype)?;
-        if let Some(ranks) = &self.ranks {
-            self.agree(ranks, &mut grads, &mut None)?;
-        }
+        self.agree(&mut grads, &mut None)?;
         Ok(self.registered(grads))
     }
 
@@ -302,9 +300,7 @@ impl Scaler {
             (Some(window), None) => self.empty(window, entries.sums)?,
             (None, None) => return Ok(Inspected::Waits(StepOutcome::NoGradients)),
         };
-        if let Some(ranks) = &self.ranks {
-            self.agree(ranks, &mut tested, loss)?;
-        }
+        self.agree(&mut tested, loss)?;
         Ok(Inspected::Tested(tested.into(), last))
     }
 
@@ -411,7 +407,7 @@ impl Scaler {
             };
             // Ranks that vote explain it together.
             if self.ranks.is_none() {
-                cause = self.known_cause(cause, || grads.has_nan());
+                cause = cause.counted(|| grads.has_nan());
             }
             grads.finding.explain(cause);
         } else if let Some(window) = window {
@@ -422,18 +418,6 @@ impl Scaler {
             observer.tested(&grads, self.loss_scale());
         }
         grads
-    }
-
-    /// An infinity that no scope gave may be another rank's overflow: it lowers the scale, as with PyTorch. A NaN may be of any loss.
-    pub(crate) fn known_cause(
-        &self,
-        cause: SkipCause,
-        has_nan: impl FnOnce() -> bool,
-    ) -> SkipCause {
-        match cause {
-            SkipCause::Unknown if !has_nan() => SkipCause::Scale,
-            known => known,
-        }
     }
 
     /// Shows gradients to those who look at them before they are counted: to regions, and to the warning of zeros.

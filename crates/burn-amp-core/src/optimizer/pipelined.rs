@@ -207,7 +207,7 @@ impl TrainingSide {
         if finding.overflow().is_some() {
             let overflows = found.overflows.iter().map(String::as_str);
             let cause = live.cause_of(BorderEvent::of_skip(sent.events), overflows);
-            finding.explain(self.scaler.known_cause(cause, || found.has_nan));
+            finding.explain(cause.counted(|| found.has_nan));
         } else {
             live.events.restore_window(sent.events);
         }

@@ -86,6 +86,15 @@ impl SkipCause {
         }
     }
 
+    /// The cause as it is counted. An infinity that no scope gave may be another rank's overflow: it lowers the scale, as with PyTorch. A NaN may be of
+    /// any loss.
+    pub(crate) fn counted(self, has_nan: impl FnOnce() -> bool) -> Self {
+        match self {
+            Self::Unknown if !has_nan() => Self::Scale,
+            known => known,
+        }
+    }
+
     /// The one of two causes that holds, with the regions at fault.
     pub(crate) fn most_severe(
         (one, own): (Self, BTreeSet<Arc<str>>),

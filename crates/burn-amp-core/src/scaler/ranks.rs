@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Scaler;
-use crate::peers::{Ballot, Ranks};
+use crate::peers::Ballot;
 use crate::{
     error::AmpError,
     gradients::UnscaledGradients,
@@ -11,27 +11,25 @@ use crate::{
 };
 
 impl Scaler {
-    /// Decides with the other ranks what was found in gradients. The `loss` becomes that of all.
+    /// Decides with the other ranks, if there are any, what was found in gradients. The `loss` becomes that of all.
     pub(super) fn agree(
         &self,
-        ranks: &Ranks,
         grads: &mut UnscaledGradients,
         loss: &mut Option<f64>,
     ) -> Result<(), AmpError> {
-        let mut entered = Default::default();
-        if self.live.has_regions() {
-            if !grads.finding.skips() {
-                self.live.read_measures();
-            }
-            entered = self.live.regions().lock().of_step();
+        let Some(ranks) = &self.ranks else {
+            return Ok(());
+        };
+        if !grads.finding.skips() && self.live.has_regions() {
+            self.live.read_measures();
         }
-        let spares = |cause| self.known_cause(cause, || grads.has_nan()) == SkipCause::Unknown;
+        let spares = |cause: SkipCause| cause.counted(|| grads.has_nan()) == SkipCause::Unknown;
         let mut ballot = Ballot::of(&grads.finding, self.loss_scale(), &self.counters());
-        ballot.grounds = self.live.grounds();
         ballot.spares = grads.finding.cause().is_some_and(spares);
-        let regions = self.live.regions_at_fault();
+        let (regions, grounds) = self.live.regions_at_fault();
         ballot.regions = regions.iter().map(|name| name.to_string()).collect();
-        ballot.entered = entered;
+        ballot.grounds = grounds;
+        ballot.entered = self.live.regions.lock().of_step();
         let joined = ranks.decide(ballot, loss)?;
         let found = &mut grads.finding;
         (found.tested, found.measures) = (joined.tested.clone(), joined.measures);
@@ -39,10 +37,7 @@ impl Scaler {
             (self.live.regions).replace(|regions| regions.join(&name, state));
         }
         if let Some(cause) = found.cause() {
-            let cause = match cause {
-                SkipCause::Unknown if !joined.spares => SkipCause::Scale,
-                known => known,
-            };
+            let cause = cause.counted(|| joined.spares);
             found.explain(cause);
             let regions = joined.regions.into_iter().map(Arc::from);
             self.live.set_cause(cause, regions.collect(), Grounds::Own);

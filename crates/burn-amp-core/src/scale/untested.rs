@@ -51,10 +51,8 @@ impl Untested {
         self.output.fetch_max(output, Relaxed);
         let arrivals = self.arrivals.fetch_add(1, Relaxed) + 1;
         let changes = self.changes.load(Relaxed);
-        let are_many = match (
-            self.is_expected.load(Relaxed),
-            self.was_tested.load(Relaxed),
-        ) {
+        let was_tested = self.was_tested.load(Relaxed);
+        let are_many = match (self.is_expected.load(Relaxed), was_tested) {
             (false, _) => arrivals >= WITHOUT_OPTIMIZER,
             (true, false) => changes > WITHOUT_TEST,
             (true, true) => changes > AFTER_TESTS,

@@ -7,12 +7,12 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleVisitor};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, kind::BridgeTensor};
-use burn_amp_kernels::{BufferAddress, ClipTable, Graph, Preparation, copied};
+use burn_amp_kernels::{BufferAddress, ClipTable, DeviceScale, Graph, Preparation, copied};
 use std::{marker::PhantomData, rc::Rc};
 
-use self::draws::Draws;
+use self::draws::with_draws;
 pub use self::input::CaptureInput;
-use self::input::{Kind, addresses_of, copied_to, kinds_of};
+use self::input::{Kind, addresses_of, copied_to, kind_of};
 use crate::PANICKED;
 use burn_amp_core::internal::fused::{InspectedStep, Recorder, Rehearses, Stage, refused};
 use burn_amp_core::internal::replaced;
@@ -85,14 +85,14 @@ pub struct CapturedStep<M, B, O, F> {
     /// Recordings that have made room for others before they were worth their cost.
     wasted: usize,
     /// Shared by all of them.
-    scale: Option<burn_amp_kernels::DeviceScale>,
+    scale: Option<DeviceScale>,
     /// A replay belongs to the thread that has recorded.
     thread: PhantomData<(Rc<()>, B)>,
 }
 
 /// One shape's step.
 struct Captured {
-    kind: Vec<Kind>,
+    kind: Kind,
     /// The tensors of a batch, where the recorded step reads them.
     inputs: Vec<BridgeTensor>,
     /// The addresses of the inputs in the recording, and of what else it reads: a replay finds them there.
@@ -131,9 +131,8 @@ where
         let random = random_layers(&model);
         if device.is_none() && !random.is_empty() {
             burn_amp_core::warn!(
-                "this device records no step, so none is replayed. A device that records refuses this model if {} draw random numbers, because a \
-                 replay would draw the same numbers",
-                random.join(", ")
+                "this device records no step, so none is replayed. A device that records refuses this model if {random} draw random numbers, because a \
+                 replay would draw the same numbers"
             );
         }
         Ok(Self {
@@ -169,9 +168,8 @@ where
         batch: B,
     ) -> Result<Tensor<1>, AmpError> {
         let lr = lr.into();
-        let kind = kinds_of(&batch);
-        let is_tracked = |kind: &Kind| matches!(kind, Kind::Tensor { tracked: true, .. });
-        if kind.iter().any(is_tracked) {
+        let (kind, is_tracked) = kind_of(&batch);
+        if is_tracked {
             return Err(refused(
                 "a tensor of the batch requires gradients, which would end at its copy",
             ));
@@ -183,24 +181,19 @@ where
             // The closure has panicked in a recording: what was recorded before moves a scale that is gone.
             self.captured.clear();
         }
-        match self.captured.iter().position(|known| known.kind == kind) {
+        let captured = match self.captured.iter().position(|known| known.kind == kind) {
             Some(at) => {
-                let known = self.captured.remove(at);
-                self.captured.push(known);
+                self.captured[at].recorded.check_rates(&lr)?;
+                self.captured.remove(at)
             }
+            None if !self.make_room() => return self.run(lr, batch),
             None => {
-                if !self.make_room() {
-                    return self.run(lr, batch);
-                }
                 let captured = self.capture(&device, &lr, kind, &batch);
-                if captured.is_err() {
-                    // What was recorded has lost its scale.
-                    self.forget();
-                }
-                self.captured.push(captured?);
+                // What was recorded has lost its scale.
+                captured.inspect_err(|_| self.forget())?
             }
-        }
-        self.replay(&device, lr, batch)
+        };
+        self.replay(captured, &device, lr, batch)
     }
 
     /// A copy of the model, which later steps leave as it is: to validate with, or to save. Does not wait for the device.
@@ -245,10 +238,8 @@ where
     /// # Panics
     ///
     /// If the optimizer has panicked in an earlier step.
-    pub fn into_parts(mut self) -> (M, ScaledOptimizer<O>) {
-        self.captured.clear();
-        let model = self.model.take().expect(PANICKED);
-        (model, self.optim)
+    pub fn into_parts(self) -> (M, ScaledOptimizer<O>) {
+        (self.model.expect(PANICKED), self.optim)
     }
 
     /// Makes room for one more shape. Where recordings are not worth their cost, because too many shapes come in turn, it ends them.
@@ -297,31 +288,32 @@ where
         &mut self,
         device: &Device,
         lr: &ModuleLearningRate,
-        kind: Vec<Kind>,
+        kind: Kind,
         batch: &B,
     ) -> Result<Captured, AmpError> {
         // The scale is the host's, until the first replay.
         self.optim.synchronize()?;
         let (batch, inputs) = copied_to(Vec::new(), batch.clone());
-        let scale = self.scale.take();
         let stage = Stage {
-            scale: Recorder(&mut self.optim).scale_on(device, scale)?,
+            scale: Recorder(&mut self.optim).scale_on(device, self.scale.take())?,
             rows: Vec::new(),
             clip: None,
         };
         let prepared = Preparation::new(device).map_err(refused)?;
         let stage = self.warm_up(device, stage, lr, &batch)?;
         // Without the update first: what a recording that fails would have written cannot be read any more.
-        let loss = &mut self.loss;
-        let model = self.model.as_ref().expect(PANICKED);
-        let optim = Recorder(&mut self.optim);
-        let found = prepared
-            .record(|| optim.find(&stage.scale, lr, model, |model| loss(model, batch.clone())));
-        let (graph, found) = found.map_err(|error| refused(host_values(&error)))?;
+        let found = prepared.record(|| self.find(&stage.scale, lr, &batch));
+        let (graph, found) = found.map_err(|error| {
+            refused(format!(
+                "the closure reads a tensor, or sends values of the host to the device, which a replay cannot repeat. Pass what changes in the \
+                 batch, and make what stays before (the device says: {error})"
+            ))
+        })?;
         drop((found?, graph));
         let prepared = Preparation::new(device).map_err(refused)?;
-        let stage = self.dry_run(device, stage, lr, &batch)?;
-        let recorded = prepared.record(|| self.rehearse(Rehearses::Recording, stage, lr, &batch));
+        let (stage, ..) = self.rehearse(Rehearses::Run, device, stage, lr, &batch)?;
+        let recording = Rehearses::Recording;
+        let recorded = prepared.record(|| self.rehearse(recording, device, stage, lr, &batch));
         let (graph, recorded) = recorded.map_err(refused)?;
         let (stage, recorded, stays) = recorded?;
         if !stays {
@@ -358,10 +350,11 @@ where
         // that know where parameters are.
         let mut before = self.captured.is_empty().then(|| self.here().clone());
         for _ in 0..RUNS {
-            let random = Draws::new(device);
-            stage = self.dry_run(device, stage, lr, batch)?;
+            let run = || self.rehearse(Rehearses::Run, device, stage, lr, batch);
+            let ((after, ..), has_drawn) = with_draws(device, run)?;
+            stage = after;
             drop(before.take());
-            draws &= random.has_drawn();
+            draws &= has_drawn;
         }
         match draws {
             true => Err(refused(random_operations(self.here()))),
@@ -369,58 +362,53 @@ where
         }
     }
 
-    /// A step that changes nothing.
-    fn dry_run(
+    /// Computes the loss of a batch and its gradients, and looks at them on the device.
+    fn find(
         &mut self,
+        scale: &DeviceScale,
+        lr: &ModuleLearningRate,
+        batch: &B,
+    ) -> Result<(InspectedStep, GradientsParams), AmpError> {
+        let model = self.model.as_ref().expect(PANICKED);
+        let loss = |model: &M| (self.loss)(model, batch.clone());
+        Recorder(&mut self.optim).find(scale, lr, model, loss)
+    }
+
+    /// A step that changes nothing, or is recorded. Says whether all that it writes stays in its place.
+    fn rehearse(
+        &mut self,
+        what: Rehearses,
         device: &Device,
         stage: Stage,
         lr: &ModuleLearningRate,
         batch: &B,
-    ) -> Result<Stage, AmpError> {
-        let (stage, found, _) = self.rehearse(Rehearses::Run, stage, lr, batch)?;
-        // A fusing backend leaves out what is dropped before it runs.
-        (device.sync()).map_err(|error| refused(error.to_string()))?;
-        drop(found);
-        Ok(stage)
-    }
-
-    /// A step that changes nothing, or is recorded.
-    fn rehearse(
-        &mut self,
-        what: Rehearses,
-        stage: Stage,
-        lr: &ModuleLearningRate,
-        inputs: &B,
     ) -> Result<(Stage, InspectedStep, bool), AmpError> {
-        let model = self.model.as_ref().expect(PANICKED);
-        let loss = &mut self.loss;
-        let (found, grads) = Recorder(&mut self.optim)
-            .find(&stage.scale, lr, model, |model| loss(model, inputs.clone()))?;
+        let (found, grads) = self.find(&stage.scale, lr, batch)?;
         let model = self.model.take().expect(PANICKED);
         let (model, stage, stays) =
             Recorder(&mut self.optim).rehearse(what, stage, lr.clone(), model, &found, grads);
         self.model = Some(model);
+        if what == Rehearses::Run {
+            // A fusing backend leaves out what is dropped before it runs.
+            (device.sync()).map_err(|error| refused(error.to_string()))?;
+        }
         Ok((stage, found, stays))
     }
 
-    /// Makes the step of the last shape again.
+    /// Makes the recorded step of a shape again.
     fn replay(
         &mut self,
+        mut captured: Captured,
         device: &Device,
         lr: ModuleLearningRate,
         batch: B,
     ) -> Result<Tensor<1>, AmpError> {
-        if let Some(captured) = self.captured.last() {
-            captured.recorded.check_rates(&lr)?;
-        }
-        let mut captured = self.captured.pop().expect("a shape that was recorded");
         (_, captured.inputs) = copied_to(captured.inputs, batch);
         if captured.input_addresses != addresses_of(&captured.inputs) {
             return Err(refused("the closure keeps a tensor of the batch"));
         }
-        let scale = self.scale.take().expect("that of what was recorded");
         let stage = Stage {
-            scale,
+            scale: self.scale.take().expect("that of what was recorded"),
             rows: captured.rows,
             clip: captured.clip,
         };
@@ -467,16 +455,8 @@ impl<M, B, O, F> std::fmt::Debug for CapturedStep<M, B, O, F> {
     }
 }
 
-/// The error for a closure that goes through the host, with the words of the device.
-fn host_values(error: &str) -> String {
-    format!(
-        "the closure reads a tensor, or sends values of the host to the device, which a replay cannot repeat. Pass what changes in the batch, and \
-         make what stays before (the device says: {error})"
-    )
-}
-
-/// Paths of the layers that draw random numbers.
-fn random_layers<M: Module>(model: &M) -> Vec<String> {
+/// Paths of the layers that draw random numbers, as a list in words.
+fn random_layers<M: Module>(model: &M) -> String {
     #[derive(Default)]
     struct Named {
         path: Vec<String>,
@@ -499,14 +479,13 @@ fn random_layers<M: Module>(model: &M) -> Vec<String> {
     let mut named = Named::default();
     model.visit(&mut named);
     named.layers.dedup();
-    named.layers
+    named.layers.join(", ")
 }
 
 fn random_operations<M: Module>(model: &M) -> String {
-    let layers = random_layers(model);
-    let layers = match layers.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", layers.join(", ")),
+    let layers = match random_layers(model) {
+        none if none.is_empty() => none,
+        layers => format!(" ({layers})"),
     };
     format!(
         "the closure draws random numbers{layers}, and a replay would draw the same again. Make them outside and pass them in the batch, or \

@@ -6,33 +6,29 @@ use burn_amp_core::walk_arrays_and_tuples;
 use burn_amp_kernels::BufferAddress;
 use std::vec;
 
-/// A part of a batch: steps are recorded for one such list.
-#[derive(Clone, Debug, PartialEq)]
-#[allow(clippy::large_enum_variant)] // A `Device` is large where backends are many; lists are rare.
-pub(super) enum Kind {
-    Tensor {
-        shape: Shape,
-        dtype: DType,
-        device: Device,
-        tracked: bool,
-    },
-    /// A list, of as many values as follow.
-    List(usize),
+/// The kind of a batch, for which a step is recorded: its tensors, and the lengths of its lists, in the order in which they come.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Kind {
+    tensors: Vec<(Shape, DType, Device)>,
+    lists: Vec<usize>,
 }
 
 /// Goes from one tensor of a batch to the next: says of what kind they are, and copies them if it is to.
 #[derive(Default)]
 pub struct Walk {
-    kinds: Vec<Kind>,
+    kind: Kind,
+    /// Set if one of them requires gradients.
+    is_tracked: bool,
     /// The places of copies, one after the other, and new memory if there are none left. None where it copies nothing.
     places: Option<vec::IntoIter<BridgeTensor>>,
     copied: Vec<BridgeTensor>,
 }
 
-pub(super) fn kinds_of<B: CaptureInput>(batch: &B) -> Vec<Kind> {
+/// The kind of a batch, and whether one of its tensors requires gradients.
+pub(super) fn kind_of<B: CaptureInput>(batch: &B) -> (Kind, bool) {
     let mut walk = Walk::default();
     batch.clone().walked(&mut walk);
-    walk.kinds
+    (walk.kind, walk.is_tracked)
 }
 
 /// The batch in memory that nobody else holds, and its tensors: in the places of those of another batch, if there are any.
@@ -72,12 +68,8 @@ macro_rules! tensor {
         $(impl<const D: usize> CaptureInput for $kind {
             fn walked(self, walk: &mut Walk) -> Self {
                 let tracked: fn(&Self) -> bool = $tracked;
-                walk.kinds.push(Kind::Tensor {
-                    shape: self.shape(),
-                    dtype: self.dtype(),
-                    device: self.device(),
-                    tracked: tracked(&self),
-                });
+                walk.is_tracked |= tracked(&self);
+                walk.kind.tensors.push((self.shape(), self.dtype(), self.device()));
                 let Some(places) = &mut walk.places else {
                     return self;
                 };
@@ -108,14 +100,14 @@ tensor! {
 
 impl<T: CaptureInput> CaptureInput for Vec<T> {
     fn walked(self, walk: &mut Walk) -> Self {
-        walk.kinds.push(Kind::List(self.len()));
+        walk.kind.lists.push(self.len());
         self.into_iter().map(|value| value.walked(walk)).collect()
     }
 }
 
 impl<T: CaptureInput> CaptureInput for Option<T> {
     fn walked(self, walk: &mut Walk) -> Self {
-        walk.kinds.push(Kind::List(self.iter().len()));
+        walk.kind.lists.push(self.iter().len());
         self.map(|value| value.walked(walk))
     }
 }

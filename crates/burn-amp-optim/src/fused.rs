@@ -16,9 +16,10 @@ use std::marker::PhantomData;
 pub use self::pass::PASSES;
 use self::{rule::FusedConfig, single::Single};
 use burn_amp_core::internal::{
-    ParamTensors, Takes, Update, fused::ids_with_gradient, masters_of, replaced,
+    ParamTensors, Takes, Update, fused::ids_with_gradient, masters_of, or_panic, replaced,
 };
 use burn_amp_core::{AmpError, ModuleOptim};
+use burn_amp_torch::internal::Masters;
 
 /// Burn's SGD, with momentum and Nesterov's, in one pass: see [`Fused`].
 pub type FusedSgd = Fused<SgdConfig>;
@@ -99,8 +100,9 @@ impl<C: FusedConfig> Fused<C> {
     /// Settings are refused as those of [`new`](Self::new), where the first that was refused counts.
     pub fn with_group(mut self, group: ParamGroup, config: C) -> Self {
         self.optim = self.optim.and_then(|optim| {
-            let (rule, clipping) = config.settings()?;
-            Ok(optim.with_group(group, Single::<C>::new(&config, rule), clipping))
+            let (burns, rule, clipping) = config.settings()?;
+            let burns = Masters(burns);
+            Ok(optim.with_group(group, Single::<C> { burns, rule }, clipping))
         });
         self
     }
@@ -145,17 +147,12 @@ pub fn one_pass<M: Module>(
     module: M,
     grads: GradientsParams,
 ) -> M {
-    let Update {
-        lr,
-        decides,
-        factors,
-    } = update;
     // Of a parameter that two modules share, Burn steps the first.
     let ids = ids_with_gradient(&module, &grads);
-    let factor = |id| factors.get(id).copied().unwrap_or(1.0);
+    let factor = |id| update.factors.get(id).copied().unwrap_or(1.0);
     let factors = ids.iter().map(factor).collect();
-    let step = || optim.step(lr, module, grads);
-    let (module, stepped) = pass::collected(decides.as_ref(), factors, step);
+    let step = || optim.step(update.lr, module, grads);
+    let (module, stepped) = pass::collected(update.decides, factors, step);
     let mut stepped = ids.into_iter().zip(stepped).peekable();
     replaced(module, |id, _| stepped.next_if(|(next, _)| *next == id)?.1)
 }
@@ -199,11 +196,7 @@ impl<C> ModuleOptim for Fused<C> {
     }
 
     fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
-        let optim = self
-            .optim
-            .as_mut()
-            .unwrap_or_else(|error| panic!("{error}"));
-        one_pass(optim, update, module, grads)
+        one_pass(or_panic(self.optim.as_mut()), update, module, grads)
     }
 }
 

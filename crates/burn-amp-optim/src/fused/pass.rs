@@ -1,15 +1,13 @@
 //! The steps of single parameters, collected to be made together.
 
 use burn::tensor::{Device, Tensor};
-use burn_amp_kernels::{
-    ClipTable, DeviceScale, ScaleState, Status, TensorList, UpdateRow, UpdateRule, update,
-};
+use burn_amp_kernels::{DeviceScale, ScaleState, TensorList, UpdateRow, UpdateRule, update};
 use std::sync::{Arc, Mutex};
 use std::{cell::RefCell, mem::take};
 
 use super::state::{Slot, Tensors, Time};
-use burn_amp_core::internal::fused::{DeviceStep, Rehearsal, Rehearses};
-use burn_amp_core::internal::{AnyTensor, ParamTensor, during, locked};
+use burn_amp_core::internal::fused::{DeviceStep, Rehearses};
+use burn_amp_core::internal::{AnyTensor, ParamTensor, during, is_half, locked};
 use burn_amp_torch::internal::WithMaster;
 
 /// Parameters that are stepped together: with more, the lists of their tensors leave the cache, and are new memory in each step.
@@ -18,11 +16,9 @@ const TOGETHER: usize = 512;
 thread_local! {
     /// The pass of the module that is being stepped.
     static OPEN: RefCell<Option<Pass>> = const { RefCell::new(None) };
-}
 
-#[cfg(any(test, feature = "counts"))]
-thread_local! {
     /// The number of passes that this thread has made.
+    #[cfg(any(test, feature = "counts"))]
     pub static PASSES: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
@@ -32,29 +28,29 @@ pub(super) struct Job {
     pub(super) row: UpdateRow,
     /// The steps before this one, as far as the host knows; with this one, once it is in a pass.
     pub(super) time: Time,
-    /// Set where there is no state yet.
-    pub(super) fresh: bool,
     pub(super) device: Device,
-    pub(super) has_master: bool,
     /// Gradient, parameter, its master if it has one, states: handles, until they are in the list of a pass.
     pub(super) tensors: Vec<Tensor<1>>,
     pub(super) slot: Slot,
+    /// The position of the gradient among all, once it is in a pass.
+    pub(super) position: u32,
 }
 
 impl Job {
     /// Takes the results, which are the next of a list, and gives the parameter.
     fn take_from(self, list: &mut impl Iterator<Item = AnyTensor>) -> AnyTensor {
         let parameter = list.next();
+        let parameter = parameter.expect("the kernel gives back what it was given");
         let mut kept = list.map(ParamTensor::from);
         // It is empty: the job has made it.
         let _ = self.slot.set(WithMaster {
-            master: self.has_master.then(|| kept.next()).flatten(),
+            master: is_half(parameter.dtype()).then(|| kept.next()).flatten(),
             state: Tensors {
                 time: self.time,
                 tensors: kept.take(self.rule.states()).collect(),
             },
         });
-        parameter.expect("the kernel gives back what it was given")
+        parameter
     }
 }
 
@@ -92,8 +88,6 @@ pub(super) struct Pass {
 struct Group {
     list: TensorList,
     jobs: Vec<Job>,
-    /// The positions of their gradients among all.
-    gradients: Vec<u32>,
 }
 
 impl Pass {
@@ -102,30 +96,22 @@ impl Pass {
         self.factors.get(self.stepped.len()).copied().unwrap_or(1.0)
     }
 
-    fn rehearses(&self) -> Option<Rehearses> {
-        let rehearsal = self.decides.as_ref()?.rehearsal();
-        rehearsal.as_ref().map(|rehearsal| rehearsal.what)
-    }
-
-    /// The time after a step in this pass. That of a recording counts as no step.
-    fn time(&self, before: Time, fresh: bool) -> Time {
-        match self.rehearses() {
-            Some(Rehearses::Run | Rehearses::Recording) => before.unchanged(fresh),
-            _ => {
-                let run = self.decides.as_ref().map(|decides| decides.run.clone());
-                before.next(run, fresh)
-            }
-        }
-    }
-
     fn push(&mut self, mut job: Job) {
-        job.time = self.time(take(&mut job.time), job.fresh);
-        job.row.fresh = job.time.fresh.into();
+        let decides = self.decides.as_ref();
+        let rehearsal =
+            |decides: &Arc<DeviceStep>| decides.rehearsal().as_ref().map(|known| known.what);
+        let rehearses = decides.and_then(rehearsal);
+        job.time = match rehearses {
+            // That of a recording counts as no step.
+            Some(Rehearses::Run | Rehearses::Recording) => job.time.resolved(),
+            _ => job.time.next(decides.map(|decides| decides.run.clone())),
+        };
+        job.row.fresh = (job.time.before == 0).into();
         job.row.scale = self.factor();
-        // A replay has gradients of its own.
-        let skipped = usize::from(self.rehearses() == Some(Rehearses::Replay));
-        let position = self.stepped.len();
+        job.position = self.stepped.len() as u32;
         self.stepped.push(None);
+        // A replay has gradients of its own.
+        let skipped = usize::from(rehearses == Some(Rehearses::Replay));
         let is_its = |of: &Job| of.rule == job.rule && of.device == job.device;
         let known = (self.groups.iter()).position(|group| is_its(&group.jobs[0]));
         let place = known.unwrap_or_else(|| {
@@ -137,7 +123,6 @@ impl Pass {
             group.list.push(tensor);
         }
         group.jobs.push(job);
-        group.gradients.push(position as u32);
         if group.jobs.len() == TOGETHER {
             let group = self.groups.swap_remove(place);
             self.step(group);
@@ -153,57 +138,50 @@ impl Pass {
     }
 
     /// Steps those of a group, in one call.
-    fn step(&mut self, mut group: Group) {
+    fn step(&mut self, Group { list, jobs }: Group) {
         let call = self.calls;
         self.calls += 1;
-        let list = match &self.decides {
-            Some(decides) => {
-                let mut rehearsal = decides.rehearsal();
-                let (scale, clip) = (&decides.scale, decides.clip.as_ref());
-                group.step(scale, clip, call, rehearsal.as_mut())
+        let rows: Vec<_> = jobs.iter().map(|job| job.row).collect();
+        let time = |job: &Job| u32::try_from(job.time.given()).unwrap_or(u32::MAX);
+        let times: Vec<_> = jobs.iter().map(time).collect();
+        let gradients: Vec<_> = jobs.iter().map(|job| job.position).collect();
+        let Job { rule, device, .. } = &jobs[0];
+        let update = |list, sent| {
+            let rows = match &self.decides {
+                Some(decides) => {
+                    let clip = decides.clip.as_ref();
+                    let clip = clip.map(|(table, status)| (table, status));
+                    decides.scale.decide(*rule, sent, clip)
+                }
+                None => taken_on(device).decide(*rule, sent, None),
+            };
+            // Asked before: see `can_update`.
+            update(*rule, list, rows)
+                .unwrap_or_else(|error| panic!("the step of the optimizer: {error}"))
+        };
+        let mut rehearsal = self.decides.as_ref().map(|decides| decides.rehearsal());
+        let list = match rehearsal.as_deref_mut().and_then(Option::as_mut) {
+            None => update(list, DeviceScale::send(&rows, &times, &gradients, device)),
+            Some(rehearsal) => {
+                let sent = rehearsal.sent(call, &rows, &times, &gradients, device);
+                match rehearsal.what {
+                    Rehearses::Replay => list,
+                    _ => {
+                        let before = list.addresses();
+                        let list = update(list, sent);
+                        rehearsal.compare(&before, &list.addresses());
+                        list
+                    }
+                }
             }
-            None => group.step(&taken_on(&group.jobs[0].device), None, call, None),
         };
         #[cfg(any(test, feature = "counts"))]
         PASSES.set(PASSES.get() + 1);
         let mut list = AnyTensor::all_of(list);
-        for (job, position) in group.jobs.into_iter().zip(group.gradients) {
-            self.stepped[position as usize] = Some(job.take_from(&mut list));
+        for job in jobs {
+            let position = job.position as usize;
+            self.stepped[position] = Some(job.take_from(&mut list));
         }
-    }
-}
-
-impl Group {
-    /// Steps its parameters. Gives them, their masters and states.
-    fn step(
-        &mut self,
-        decides: &DeviceScale,
-        clip: Option<&(ClipTable, Status)>,
-        call: usize,
-        rehearsal: Option<&mut Rehearsal>,
-    ) -> TensorList {
-        let (list, gradients) = (take(&mut self.list), &self.gradients);
-        let rows: Vec<_> = self.jobs.iter().map(|job| job.row).collect();
-        let time = |job: &Job| u32::try_from(job.time.given).unwrap_or(u32::MAX);
-        let times: Vec<_> = self.jobs.iter().map(time).collect();
-        let Job { rule, device, .. } = &self.jobs[0];
-        let clip = clip.map(|(table, status)| (table, status));
-        // Asked before: see `can_update`.
-        let update = |list, sent| {
-            update(*rule, list, decides.decide(*rule, sent, clip))
-                .unwrap_or_else(|error| panic!("the step of the optimizer: {error}"))
-        };
-        let Some(rehearsal) = rehearsal else {
-            return update(list, DeviceScale::send(&rows, &times, gradients, device));
-        };
-        let sent = rehearsal.sent(call, &rows, &times, gradients, device);
-        if rehearsal.what == Rehearses::Replay {
-            return list;
-        }
-        let before = list.addresses();
-        let list = update(list, sent);
-        rehearsal.compare(&before, &list.addresses());
-        list
     }
 }
 
@@ -240,12 +218,12 @@ pub(super) fn skip() -> f32 {
 /// Collects the steps of the parameters that `f` hands over, and makes them. `decides` decides whether they are taken; gradients are multiplied by
 /// `factors` first, if there are any.
 pub(super) fn collected<T>(
-    decides: Option<&Arc<DeviceStep>>,
+    decides: Option<Arc<DeviceStep>>,
     factors: Vec<f32>,
     f: impl FnOnce() -> T,
 ) -> (T, Vec<Stepped>) {
     let pass = Pass {
-        decides: decides.cloned(),
+        decides,
         factors,
         ..Pass::default()
     };

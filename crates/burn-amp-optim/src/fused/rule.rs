@@ -18,31 +18,25 @@ pub trait FusedConfig: Config + Clone + Send + Sync + 'static {
     /// Burn's optimizer, which steps where there are no kernels.
     type Optim: Optimizer;
 
-    fn optimizer(&self) -> Self::Optim;
-
     /// Makes that optimizer's state of handles to the tensors that the rule names.
     fn state(time: usize, tensors: Vec<Tensor<1>>) -> Option<<Self::Optim as Optimizer>::State<1>>;
 
-    /// Checks the settings.
-    fn settings(&self) -> Result<Settings, AmpError>;
+    /// Checks the settings, and makes of them Burn's optimizer, and what takes its place where there are kernels.
+    fn settings(&self) -> Result<Settings<Self::Optim>, AmpError>;
 }
 
-/// An update rule, and the clipping of each gradient before it.
-pub type Settings = (Rule, Option<GradientClipping>);
+/// Burn's optimizer, its update rule, and the clipping of each gradient before it.
+pub type Settings<O> = (O, Rule, Option<GradientClipping>);
 
 impl FusedConfig for SgdConfig {
     type Optim = Sgd;
-
-    fn optimizer(&self) -> Sgd {
-        self.build()
-    }
 
     fn state(_time: usize, tensors: Vec<Tensor<1>>) -> Option<SgdState<1>> {
         let velocity = tensors.into_iter().next();
         Some(SgdState::new(velocity.map(MomentumState::new)))
     }
 
-    fn settings(&self) -> Result<Settings, AmpError> {
+    fn settings(&self) -> Result<Settings<Sgd>, AmpError> {
         let fields = Fields::of(self);
         let mut row = UpdateRow {
             decay: fields.penalty()?,
@@ -60,46 +54,41 @@ impl FusedConfig for SgdConfig {
             nesterov,
         };
         let clipping = fields.clipping("gradient_clipping")?;
-        Ok((Rule { kernel, row }, clipping))
+        Ok((self.build(), Rule { kernel, row }, clipping))
     }
 }
 
 impl FusedConfig for AdamConfig {
     type Optim = Adam;
 
-    fn optimizer(&self) -> Adam {
-        self.build()
-    }
-
     fn state(time: usize, tensors: Vec<Tensor<1>>) -> Option<AdamState<1>> {
         moments(time, tensors).map(AdamState::new)
     }
 
-    fn settings(&self) -> Result<Settings, AmpError> {
+    fn settings(&self) -> Result<Settings<Adam>, AmpError> {
         let fields = Fields::of(self);
         let amsgrad = fields.flag("amsgrad")?;
-        fields.moments(UpdateRule::Adam { amsgrad }, fields.penalty()?)
+        let kernel = UpdateRule::Adam { amsgrad };
+        let rule = fields.moments(kernel, fields.penalty()?)?;
+        Ok((self.build(), rule, fields.clipping("grad_clipping")?))
     }
 }
 
 impl FusedConfig for AdamWConfig {
     type Optim = AdamW;
 
-    fn optimizer(&self) -> AdamW {
-        self.build()
-    }
-
     fn state(time: usize, tensors: Vec<Tensor<1>>) -> Option<AdamWState<1>> {
         moments(time, tensors).map(AdamWState::new)
     }
 
-    fn settings(&self) -> Result<Settings, AmpError> {
+    fn settings(&self) -> Result<Settings<AdamW>, AmpError> {
         let fields = Fields::of(self);
         let kernel = UpdateRule::AdamW {
             amsgrad: fields.flag("amsgrad")?,
             cautious: fields.flag("cautious_weight_decay")?,
         };
-        fields.moments(kernel, fields.at_least_0("weight_decay")?)
+        let rule = fields.moments(kernel, fields.at_least_0("weight_decay")?)?;
+        Ok((self.build(), rule, fields.clipping("grad_clipping")?))
     }
 }
 
@@ -121,16 +110,15 @@ pub struct Rule {
 impl Rule {
     /// The names of the state's tensors in a record.
     pub(super) fn names(&self) -> &'static [&'static str] {
-        const VELOCITY: [&str; 1] = ["momentum.velocity"];
-        const MOMENTS: [&str; 3] = [
-            "momentum.moment_1",
-            "momentum.moment_2",
-            "momentum.max_moment_2",
-        ];
-        match self.kernel {
-            UpdateRule::Sgd { .. } => &VELOCITY[..self.kernel.states()],
-            _ => &MOMENTS[..self.kernel.states()],
-        }
+        let names: &'static [_] = match self.kernel {
+            UpdateRule::Sgd { .. } => &["momentum.velocity"],
+            _ => &[
+                "momentum.moment_1",
+                "momentum.moment_2",
+                "momentum.max_moment_2",
+            ],
+        };
+        &names[..self.kernel.states()]
     }
 
     /// The name of the number of steps in a record, where it is counted.
@@ -210,7 +198,7 @@ impl Fields {
         part.map_or(Ok(0.0), |part| part.at_least_0("penalty"))
     }
 
-    fn moments(&self, kernel: UpdateRule, decay: f32) -> Result<Settings, AmpError> {
+    fn moments(&self, kernel: UpdateRule, decay: f32) -> Result<Rule, AmpError> {
         let beta = |field| self.number(field, 0.0..1.0, "at least 0 and below 1");
         let (beta_1, beta_2) = (beta("beta_1")? as f32, beta("beta_2")? as f32);
         let row = UpdateRow {
@@ -222,22 +210,20 @@ impl Fields {
             decay,
             ..UpdateRow::default()
         };
-        let clipping = self.clipping("grad_clipping")?;
-        Ok((Rule { kernel, row }, clipping))
+        Ok(Rule { kernel, row })
     }
 
     fn clipping(&self, field: &'static str) -> Result<Option<GradientClipping>, AmpError> {
         let Some(clipping) = self.part(field)? else {
             return Ok(None);
         };
-        let by_value = clipping.0.get("Value").is_some();
-        let threshold = clipping.number(if by_value { "Value" } else { "Norm" }, .., "")?;
+        let (kind, make): (_, fn(f32) -> GradientClipping) = match clipping.0.get("Value") {
+            Some(_) => ("Value", GradientClipping::Value),
+            None => ("Norm", GradientClipping::Norm),
+        };
+        let threshold = clipping.number(kind, .., "")?;
         in_range(field, threshold, threshold > 0.0, "a threshold above 0")?;
-        let threshold = threshold as f32;
-        Ok(Some(match by_value {
-            true => GradientClipping::Value(threshold),
-            false => GradientClipping::Norm(threshold),
-        }))
+        Ok(Some(make(threshold as f32)))
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::pass::{self, Job};
 use super::rule::{FusedConfig, Rule};
-use super::state::{Slot, State, Tensors, unflatten};
+use super::state::{Slot, State, unflatten};
 use burn_amp_core::internal::{AnyTensor, is_half, working_dtype};
 use burn_amp_torch::internal::{Masters, WithMaster};
 
@@ -17,32 +17,52 @@ use burn_amp_torch::internal::{Masters, WithMaster};
 ///
 /// The rules treat each value by itself, so all tensors are handles of rank 1, whatever the shape: a program has the code for one rank.
 pub(super) struct Single<C: FusedConfig> {
-    burns: Masters<C::Optim>,
-    rule: Rule,
+    pub(super) burns: Masters<C::Optim>,
+    pub(super) rule: Rule,
 }
 
 impl<C: FusedConfig> Single<C> {
-    pub(super) fn new(config: &C, rule: Rule) -> Self {
-        Self {
-            burns: Masters(config.optimizer()),
-            rule,
-        }
-    }
-
-    fn step(
+    /// Has the kernels step. The slot of the state is filled in when the pass is made.
+    fn step_by_kernel(
         &self,
         lr: LearningRate,
         tensor: Tensor<1>,
         grad: Tensor<1>,
         state: Option<State<C::Optim>>,
     ) -> (Tensor<1>, Option<State<C::Optim>>) {
-        if !matches!(tensor.dtype(), DType::F16 | DType::BF16 | DType::F32) || !can_update(&tensor)
-        {
-            return self.step_by_burn(lr, tensor, grad, state);
+        let (rule, device) = (&self.rule, grad.device());
+        let kept = state.and_then(|state| state.into_tensors(rule, tensor.rank()));
+        let WithMaster { master, state, .. } = kept.unwrap_or_default();
+        // The kernel compares it with the parameter. A parameter that has become wider leaves its master behind.
+        let master = is_half(tensor.dtype()).then(|| {
+            let known = master.and_then(|master| master.live(&device));
+            known.map_or_else(
+                || tensor.clone().cast(FloatDType::F32),
+                AnyTensor::into_handle,
+            )
+        });
+        let mut tensors = vec![grad, tensor];
+        tensors.extend(master);
+        let mut known = state.tensors.into_iter();
+        for _ in rule.names() {
+            let known = known.next().and_then(|state| state.live(&device));
+            tensors.push(match known {
+                // A loaded one may be of a parameter that was wider.
+                Some(state) => state.into_handle().cast(FloatDType::F32),
+                // What a record has of a state that no step has made.
+                None => tensors[tensors.len() - 1].zeros_like(),
+            });
         }
-        let kept = state.and_then(|state| state.into_tensors(&self.rule, tensor.rank()));
-        let job = job(&self.rule, lr, tensor, grad, kept);
-        let slot = job.slot.clone();
+        let slot = Slot::default();
+        let job = Job {
+            rule: rule.kernel,
+            row: rule.row(lr),
+            time: state.time,
+            device,
+            tensors,
+            slot: slot.clone(),
+            position: 0,
+        };
         (pass::step(job), Some(State::Tensors(slot)))
     }
 
@@ -57,57 +77,9 @@ impl<C: FusedConfig> Single<C> {
         let grad = AnyTensor::with_graph(grad).mul_scalar(pass::skip().into());
         let (dtype, device) = (working_dtype(tensor.dtype()), grad.device());
         let (rule, rank) = (&self.rule, tensor.rank());
-        let kept = match state {
-            Some(State::Burns(known, kept)) if known == dtype => {
-                Some(Masters::<C::Optim>::to_device::<1>(*kept, &device))
-            }
-            state => state.and_then(|state| state.into_burns::<C>(rule, rank, dtype, &device)),
-        };
+        let kept = state.and_then(|state| state.into_burns::<C>(rule, rank, dtype, &device));
         let (tensor, kept) = self.burns.step(lr, tensor, grad.into_handle(), kept);
         (tensor, kept.map(|kept| State::Burns(dtype, kept.into())))
-    }
-}
-
-/// A step for the kernels. Its slot is filled in when the pass is made.
-fn job(
-    rule: &Rule,
-    lr: LearningRate,
-    tensor: Tensor<1>,
-    grad: Tensor<1>,
-    kept: Option<WithMaster<Tensors>>,
-) -> Job {
-    let (device, has_master) = (grad.device(), is_half(tensor.dtype()));
-    let WithMaster { master, state, .. } = kept.unwrap_or_default();
-    // The kernel compares it with the parameter. A parameter that has become wider leaves its master behind.
-    let master = has_master.then(|| {
-        let known = master.and_then(|master| master.live(&device));
-        known.map_or_else(
-            || tensor.clone().cast(FloatDType::F32),
-            AnyTensor::into_handle,
-        )
-    });
-    let fresh = state.tensors.is_empty() || state.time.is_fresh();
-    let mut tensors = vec![grad, tensor];
-    tensors.extend(master);
-    let mut known = state.tensors.into_iter();
-    for _ in rule.names() {
-        let known = known.next().and_then(|state| state.live(&device));
-        tensors.push(match known {
-            // A loaded one may be of a parameter that was wider.
-            Some(state) => state.into_handle().cast(FloatDType::F32),
-            // What a record has of a state that no step has made.
-            None => tensors[tensors.len() - 1].zeros_like(),
-        });
-    }
-    Job {
-        rule: rule.kernel,
-        row: rule.row(lr),
-        time: state.time,
-        fresh,
-        device,
-        has_master,
-        tensors,
-        slot: Slot::default(),
     }
 }
 
@@ -120,9 +92,13 @@ impl<C: FusedConfig> DynOptimizer for Single<C> {
         grad: BridgeTensor,
         state: Option<DynState>,
     ) -> (BridgeTensor, Option<DynState>) {
-        let [tensor, grad] = [tensor, grad].map(Tensor::from_bridge);
+        let [tensor, grad] = [tensor, grad].map(Tensor::<1>::from_bridge);
         let state = state.map(DynState::downcast);
-        let (tensor, state) = pass::in_pass(|| self.step(lr, tensor, grad, state));
+        let is_known = matches!(tensor.dtype(), DType::F16 | DType::BF16 | DType::F32);
+        let (tensor, state) = pass::in_pass(|| match is_known && can_update(&tensor) {
+            true => self.step_by_kernel(lr, tensor, grad, state),
+            false => self.step_by_burn(lr, tensor, grad, state),
+        });
         let state = state.map(|state| DynState::create(state, rank));
         (tensor.into_bridge(), state)
     }
@@ -161,6 +137,12 @@ mod tests {
     use super::*;
     use burn_amp_core::internal::ParamTensor;
 
+    fn single<C: FusedConfig>(config: &C) -> Single<C> {
+        let (burns, rule, _) = config.settings().unwrap();
+        let burns = Masters(burns);
+        Single { burns, rule }
+    }
+
     fn addresses<O: Optimizer>(state: &State<O>) -> Vec<*const u8> {
         let State::Tensors(slot) = state else {
             panic!("not that of a kernel");
@@ -181,7 +163,7 @@ mod tests {
     #[test]
     fn states_are_overwritten_in_place() {
         let config = AdamConfig::new().with_amsgrad(true);
-        let single = Single::new(&config, config.settings().unwrap().0);
+        let single = single(&config);
         let device = Device::flex();
         for (dtype, count) in [(DType::F32, 3), (DType::F16, 4)] {
             let grad = || Tensor::<1>::ones([100], (&device, DType::F32));
@@ -189,7 +171,8 @@ mod tests {
             let mut state = None;
             let mut places = Vec::new();
             for _ in 0..4 {
-                (tensor, state) = pass::in_pass(|| single.step(0.1, tensor, grad(), state));
+                (tensor, state) =
+                    pass::in_pass(|| single.step_by_kernel(0.1, tensor, grad(), state));
                 places.push(addresses(state.as_ref().unwrap()));
             }
             assert_eq!(places[0].len(), count);
@@ -197,7 +180,7 @@ mod tests {
             assert_eq!(places.len(), 1, "{dtype:?}");
 
             let held = state.clone();
-            let (_, state) = pass::in_pass(|| single.step(0.1, tensor, grad(), state));
+            let (_, state) = pass::in_pass(|| single.step_by_kernel(0.1, tensor, grad(), state));
             let (now, held) = (addresses(&state.unwrap()), addresses(&held.unwrap()));
             assert_eq!(held, places[0]);
             assert!(now.iter().all(|place| !held.contains(place)));
@@ -212,7 +195,7 @@ mod tests {
 
     /// Burn's own optimizer steps where there is no kernel: on Flex to the same bits, also from the other's state.
     fn same_without_a_kernel<C: FusedConfig>(config: C) {
-        let single = Single::new(&config, config.settings().unwrap().0);
+        let single = single(&config);
         let values = |factor: f32| {
             let values = (0..50).map(|i| (i as f32 * factor).sin());
             let values = TensorData::new(values.collect::<Vec<_>>(), [5, 10]);
@@ -224,7 +207,7 @@ mod tests {
             for step in 1..7 {
                 let grad = values(step as f32);
                 let of_burn = grad.clone();
-                (fused, state) = pass::in_pass(|| single.step(0.01, fused, grad, state));
+                (fused, state) = pass::in_pass(|| single.step_by_kernel(0.01, fused, grad, state));
                 (burns, burns_state) =
                     pass::in_pass(|| single.step_by_burn(0.01, burns, of_burn, burns_state));
                 assert_eq!(fused.to_data(), burns.to_data(), "step {step}");

@@ -1,7 +1,7 @@
 //! What a fused optimizer keeps of a parameter, and how it stands in a record. Knows no gradients.
 
 use burn::optim::{Optimizer, RecordState, StateSink, StateSource};
-use burn::tensor::{DType, Device, FloatDType, TensorData};
+use burn::tensor::{DType, Device, FloatDType};
 use burn_pack::Scalar;
 use std::sync::{Arc, OnceLock};
 
@@ -34,49 +34,47 @@ pub(super) struct Tensors {
 /// The number of steps that were taken.
 #[derive(Clone, Default)]
 pub(super) struct Time {
-    /// The steps that the device was given; some of them may have been skipped.
-    pub(super) given: usize,
-    /// The run of the last step, and how many of it this has made.
-    run: Option<(Arc<Run>, usize)>,
-    /// Set where there is no state yet if all of them were.
-    pub(super) fresh: bool,
+    /// The steps that were taken before those of the run: if none was, a step begins the state anew.
+    pub(super) before: usize,
+    /// The steps since, of which some may have been skipped if a device decides them.
+    steps: usize,
+    /// The run in which a device decides them; none where the host has.
+    run: Option<Arc<Run>>,
 }
 
 impl Time {
+    fn of(before: usize) -> Self {
+        Self {
+            before,
+            ..Self::default()
+        }
+    }
+
     /// The steps that were taken, as soon as all are resolved.
     fn taken(&self) -> usize {
         let run = self.run.as_ref();
-        let skips = run.map_or(0, |(run, steps)| run.skips(*steps));
-        self.given.saturating_sub(skips)
+        self.given() - run.map_or(0, |run| run.skips(self.steps))
     }
 
-    pub(super) fn is_fresh(&self) -> bool {
-        self.fresh && self.taken() == 0
+    /// The steps that the device was given; some of them may have been skipped.
+    pub(super) fn given(&self) -> usize {
+        self.before + self.steps
     }
 
-    /// The same time, of a step that is only recorded.
-    pub(super) fn unchanged(self, fresh: bool) -> Self {
-        Self {
-            given: self.taken(),
-            run: None,
-            fresh,
-        }
+    /// The same time, outside of any run: that of a step that is only recorded, too.
+    pub(super) fn resolved(self) -> Self {
+        Self::of(self.taken())
     }
 
     /// The time after one step more, in a run or in none.
-    pub(super) fn next(self, run: Option<Arc<Run>>, fresh: bool) -> Self {
-        match (self.run.as_ref(), run) {
-            (Some((known, steps)), Some(run)) if Arc::ptr_eq(known, &run) => Self {
-                given: self.given + 1,
-                run: Some((run, steps + 1)),
-                ..self
-            },
-            (_, run) => Self {
-                given: self.taken() + 1,
-                run: run.map(|run| (run, 1)),
-                fresh,
-            },
-        }
+    pub(super) fn next(self, run: Option<Arc<Run>>) -> Self {
+        let goes_on = match (&self.run, &run) {
+            (Some(known), Some(run)) => Arc::ptr_eq(known, run),
+            _ => false,
+        };
+        let start = if goes_on { self } else { self.resolved() };
+        let (before, steps) = (start.before, start.steps + 1);
+        Self { before, steps, run }
     }
 }
 
@@ -89,7 +87,7 @@ impl<O: Optimizer> State<O> {
             Self::Burns(_, kept) => return kept.state_flatten(prefix, out),
             Self::Tensors(slot) => slot.get().expect(PANICKED),
         };
-        if kept.state.time.is_fresh() {
+        if kept.state.time.taken() == 0 {
             if !kept.shows_master(prefix) {
                 out.push_scalar(prefix, FRESH, Scalar::from(1u64));
             }
@@ -121,7 +119,7 @@ impl<O: Optimizer> State<O> {
         }
     }
 
-    /// Gives the state as Burn's optimizer takes it, in `dtype` and on `device`; none if there is none yet.
+    /// Gives the state as Burn's optimizer takes it, for parameters that it steps in `dtype` on `device`; none if there is none yet.
     pub(super) fn into_burns<C: FusedConfig<Optim = O>>(
         self,
         rule: &Rule,
@@ -129,16 +127,17 @@ impl<O: Optimizer> State<O> {
         dtype: FloatDType,
         device: &Device,
     ) -> Option<BurnsState<O>> {
-        let kept = self.into_tensors(rule, rank)?;
-        let on = |tensor: ParamTensor| {
-            let tensor = tensor.live(device)?.cast_to(dtype, device);
-            Some(tensor.into_handle())
+        let kept = match self {
+            Self::Burns(known, kept) if known == dtype => {
+                return Some(Masters::<O>::to_device::<1>(*kept, device));
+            }
+            other => other.into_tensors(rule, rank)?,
         };
-        let time = kept.state.time;
+        let on = |tensor: ParamTensor| Some(tensor.live(device)?.cast(dtype).into_handle());
         let tensors: Option<_> = kept.state.tensors.into_iter().map(on).collect();
-        let state = match time.is_fresh() {
-            true => None,
-            false => C::state(time.taken(), tensors?),
+        let state = match kept.state.time.taken() {
+            0 => None,
+            taken => C::state(taken, tensors?),
         };
         Some(WithMaster {
             master: kept.master,
@@ -155,13 +154,10 @@ pub(super) fn unflatten(
     src: &mut StateSource,
 ) -> Option<WithMaster<Tensors>> {
     if src.take_scalar(prefix, FRESH).is_some() {
-        let mut fresh = WithMaster::<Tensors>::default();
-        fresh.state.time.fresh = true;
-        return Some(fresh);
+        return Some(WithMaster::default());
     }
     let kept = WithMaster::unflatten(prefix, src, |prefix, src| {
-        let mut state = Tensors::default();
-        state.time.given = match rule.counter() {
+        let taken = match rule.counter() {
             // The corrections take it as an `i32`.
             Some(counter) => {
                 let time = i32::try_from(src.take_scalar(prefix, counter)?).ok()?;
@@ -170,21 +166,17 @@ pub(super) fn unflatten(
             // A step has made it, if nobody knows how many.
             None => 1,
         };
-        for name in rule.names() {
-            let data: TensorData = src.take_tensor(prefix, name)?;
-            state.tensors.push(data.into());
-        }
-        Some(state)
+        let tensor = |name: &&str| Some(src.take_tensor(prefix, name)?.into());
+        let tensors = rule.names().iter().map(tensor).collect::<Option<_>>()?;
+        let time = Time::of(taken);
+        Some(Tensors { time, tensors })
     })?;
-    let (tensors, master) = (&kept.state.tensors, &kept.master);
-    let first = tensors.first().or(master.as_ref());
-    let fits = |tensor: &ParamTensor| {
-        tensor.rank() == rank && Some(tensor.shape()) == first.map(ParamTensor::shape)
-    };
-    let is_float = |tensor: &ParamTensor| matches!(tensor.dtype(), DType::F32 | DType::F64);
-    let is_whole = tensors.iter().chain(master).all(fits)
-        && tensors
-            .iter()
-            .all(|tensor| is_float(tensor) && tensor.dtype() == tensors[0].dtype());
+    let tensors = &kept.state.tensors;
+    let all = || tensors.iter().chain(&kept.master);
+    let shape = all().next().map(ParamTensor::shape);
+    let dtype = tensors.first().map(ParamTensor::dtype);
+    let is_whole = matches!(dtype, None | Some(DType::F32 | DType::F64))
+        && all().all(|tensor| tensor.rank() == rank && Some(tensor.shape()) == shape)
+        && tensors.iter().all(|tensor| Some(tensor.dtype()) == dtype);
     is_whole.then_some(kept)
 }

@@ -459,16 +459,15 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         if grads.is_some() {
             self.side.take_pass();
         }
-        let (TrainingSide { scaler, .. }, loss) = (self.side.copy(), self.loss.take());
+        let (scaler, loss) = (self.side.copy().scaler, self.loss.take());
         let step = is_update.then(|| self.side.begin_step());
         let update = move |update: &mut Update<O>| update.step::<M>(scaler, lr, grads, loss);
         let sent = self.send(step, update);
         module = StepError::join(module, sent)?;
-        self.sent = match is_update {
-            true => 0,
-            false => self.sent + 1,
-        };
-        if !is_update {
+        if is_update {
+            self.sent = 0;
+        } else {
+            self.sent += 1;
             enter_call(&self.side.scaler, StepOutcome::Accumulated);
         }
         match self.synchronous {
@@ -537,7 +536,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         }
     }
 
-    /// A call whose gradients are dropped.
+    /// The error of a call whose gradients are dropped.
     fn refused<M: Module>(&mut self, module: M, error: AmpError) -> StepError<M> {
         self.loss = None;
         failed_step(module, error)

@@ -2,7 +2,6 @@
 
 use burn_amp_core::AmpError;
 use burn_amp_kernels::panic_message;
-use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -13,20 +12,18 @@ use super::sync::thread::{Builder, JoinHandle};
 /// Jobs that may wait while another is done: a caller with one more waits.
 const WAITING: usize = 1;
 
-type Job<T> = Box<dyn FnOnce(&mut T) -> ControlFlow<()> + Send>;
+type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 
 /// A value on a thread of its own. Ends with it: jobs that were taken are done first.
 pub(crate) struct Worker<T> {
     jobs: Option<SyncSender<Job<T>>>,
-    thread: Option<JoinHandle<Option<T>>>,
-    ended: Arc<OnceLock<String>>,
+    thread: Option<JoinHandle<T>>,
+    /// The error of a job that has panicked, and of all after it: the value may be half changed.
+    refused: Arc<OnceLock<AmpError>>,
 }
 
 /// The result of a job, which may not be done yet.
-pub(crate) struct Pending<R> {
-    result: Receiver<R>,
-    ended: Arc<OnceLock<String>>,
-}
+pub(crate) struct Pending<R>(Receiver<Result<R, AmpError>>);
 
 impl<T: Send + 'static> Worker<T> {
     /// Moves the value to a new thread of this name.
@@ -38,19 +35,15 @@ impl<T: Send + 'static> Worker<T> {
         let (jobs, queue) = sync_channel::<Job<T>>(WAITING);
         let work = move || {
             while let Ok(job) = queue.recv() {
-                if job(&mut value).is_break() {
-                    // What waits is refused with the queue.
-                    return None;
-                }
+                job(&mut value);
             }
-            Some(value)
+            value
         };
         let thread = Builder::new().name(name.to_string()).spawn(work);
-        let thread = thread.map_err(|error| ended(error.to_string()))?;
         Ok(Self {
             jobs: Some(jobs),
-            thread: Some(thread),
-            ended: Arc::default(),
+            thread: Some(thread.map_err(|error| ended(&error.to_string()))?),
+            refused: Arc::default(),
         })
     }
 
@@ -58,43 +51,35 @@ impl<T: Send + 'static> Worker<T> {
     ///
     /// # Errors
     ///
-    /// If the thread has ended; the job is not done.
+    /// As [`check`](Self::check); the job is not done.
     pub(crate) fn send<R: Send + 'static>(
         &self,
         job: impl FnOnce(&mut T) -> R + Send + 'static,
     ) -> Result<Pending<R>, AmpError> {
+        self.check()?;
         let (reply, result) = sync_channel(1);
-        let pending = Pending {
-            result,
-            ended: self.ended.clone(),
+        let refused = self.refused.clone();
+        let job = move |value: &mut T| {
+            let done = match refused.get() {
+                Some(error) => Err(error.clone()),
+                None => catch_unwind(AssertUnwindSafe(|| job(value))).map_err(|panic| {
+                    let error = ended(panic_message(&*panic));
+                    refused.get_or_init(|| error).clone()
+                }),
+            };
+            // Nobody may want it.
+            let _ = reply.send(done);
         };
-        let ended = self.ended.clone();
-        let job: Job<T> = Box::new(move |value| {
-            match catch_unwind(AssertUnwindSafe(|| job(value))) {
-                Ok(result) => {
-                    // Nobody may want it.
-                    let _ = reply.send(result);
-                    ControlFlow::Continue(())
-                }
-                Err(panic) => {
-                    // Before `reply` is dropped, so that whoever waits for it finds the reason.
-                    let _ = ended.set(panic_message(&*panic).to_string());
-                    ControlFlow::Break(())
-                }
-            }
-        });
-        match &self.jobs {
-            Some(jobs) if jobs.send(job).is_ok() => Ok(pending),
-            _ => Err(reason(&self.ended)),
+        if let Some(jobs) = &self.jobs {
+            // Where there is no thread any more, `wait` says so.
+            let _ = jobs.send(Box::new(job));
         }
+        Ok(Pending(result))
     }
 
     /// An error if a job has panicked, of all that are known to be over.
     pub(crate) fn check(&self) -> Result<(), AmpError> {
-        match self.ended.get() {
-            Some(_) => Err(reason(&self.ended)),
-            None => Ok(()),
-        }
+        self.refused.get().cloned().map_or(Ok(()), Err)
     }
 
     /// Ends the thread, when all jobs are done, and gives the value back.
@@ -103,7 +88,9 @@ impl<T: Send + 'static> Worker<T> {
     ///
     /// If a job has panicked.
     pub(crate) fn finish(mut self) -> Result<T, AmpError> {
-        self.join().ok_or_else(|| reason(&self.ended))
+        let value = self.join();
+        self.check()?;
+        value.ok_or_else(|| ended(""))
     }
 }
 
@@ -111,7 +98,7 @@ impl<T> Worker<T> {
     fn join(&mut self) -> Option<T> {
         self.jobs = None;
         // Panics of jobs were caught.
-        self.thread.take()?.join().ok().flatten()
+        self.thread.take()?.join().ok()
     }
 }
 
@@ -128,15 +115,11 @@ impl<R> Pending<R> {
     ///
     /// If it has panicked, or was refused because one before it has.
     pub(crate) fn wait(&self) -> Result<R, AmpError> {
-        self.result.recv().map_err(|_| reason(&self.ended))
+        self.0.recv().unwrap_or_else(|_| Err(ended("")))
     }
 }
 
-/// The error of a job that was not done: one before it has panicked, with this message.
-fn reason(message: &OnceLock<String>) -> AmpError {
-    ended(message.get().cloned().unwrap_or_default())
-}
-
-fn ended(reason: String) -> AmpError {
+fn ended(reason: &str) -> AmpError {
+    let reason = reason.to_string();
     AmpError::OptimizerThread { reason }
 }

@@ -6,7 +6,7 @@ use burn::train::metric::{
 };
 use std::sync::Arc;
 
-use burn_amp_core::{GradientStatus, MixedPrecision, StepOutcome, internal::Followed};
+use burn_amp_core::{MixedPrecision, StepOutcome, internal::Followed};
 
 /// A metric of the loss scale or of the gradients, for `SupervisedTraining::metric_train_numeric`.
 ///
@@ -54,20 +54,24 @@ impl ScalerMetric {
 
     /// The value of the next step; none if no step was made since the last call, as inside an accumulation window, and where the mean leaves it out.
     fn next(&mut self) -> Option<f64> {
-        let (number, step) = self.journal.step_after(self.seen)?;
-        self.seen = number;
-        let (outcome, status) = (step.outcome, step.status.as_deref());
+        let (number, step) = self.journal.step_after(self.seen).unzip();
+        self.seen = number.unwrap_or(self.seen);
         match self.kind {
-            Kind::LossScale => Some(step.loss_scale),
+            // Between two steps, that of the last one.
+            Kind::LossScale => {
+                self.scale = step.map_or(self.scale, |step| step.loss_scale);
+                Some(self.scale)
+            }
             Kind::SkippedSteps => {
                 let skips = [StepOutcome::Skipped, StepOutcome::Guarded];
-                outcome.map(|outcome| if skips.contains(&outcome) { 100.0 } else { 0.0 })
+                let is_skipped = skips.contains(&step?.outcome?);
+                Some(if is_skipped { 100.0 } else { 0.0 })
             }
             Kind::GradientNorm => {
-                let norm = status.map(GradientStatus::norm);
-                norm.filter(|_| outcome == Some(StepOutcome::Stepped))
+                let step = step.filter(|step| step.outcome == Some(StepOutcome::Stepped));
+                Some(step?.status?.norm())
             }
-            Kind::ZeroGradients => status.map(|status| 100.0 * status.zero_share()),
+            Kind::ZeroGradients => Some(100.0 * step?.status?.zero_share()),
         }
     }
 
@@ -132,18 +136,10 @@ impl Metric for ScalerMetric {
         // An item of a validation has no learning rate. Those of reinforcement learning have no iteration either.
         let in_validation = metadata.lr.is_none() && metadata.iteration.is_some();
         let value = (!in_validation).then(|| self.next()).flatten();
-        self.known.0 = match (self.kind, value) {
-            (Kind::LossScale, value) => {
-                // Between two steps, that of the last one.
-                self.scale = value.unwrap_or(self.scale);
-                !in_validation
-            }
-            (_, Some(value)) => {
-                self.mean.update(value, 1);
-                true
-            }
-            (_, None) => false,
-        };
+        if let Some(value) = value {
+            self.mean.update(value, 1);
+        }
+        self.known.0 = value.is_some();
         self.known.1 |= self.known.0;
         Ok(self.entry(self.known.0, false))
     }

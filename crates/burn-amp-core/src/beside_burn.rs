@@ -7,7 +7,7 @@
 //!   decides the step. The hook: a method `DynOptimizer::step_many`, called once for all parameters of a group.
 //! - `MASTERS` (`update/masters.rs`): the masters of half-precision parameters, which averages are made of. Only `ModuleOptimizer::to_record` looks at
 //!   states, and copies them to the host. The hook: `ModuleOptimizer::states`, which shows each with its parameter's id.
-//! - `EXCHANGED` (`train/checkpoint.rs`): the steps of a `Learner`, whose state goes with the optimizer's. The hook: a place in Burn's checkpoint for
+//! - `EXCHANGED` (`train/steps/checkpoint.rs`): the steps of a `Learner`, whose state goes with the optimizer's. The hook: a place in Burn's checkpoint for
 //!   the state of others.
 //!
 //! For as long as a scope is open, and as a scope takes no argument of the layers in it:

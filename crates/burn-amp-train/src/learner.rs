@@ -6,7 +6,7 @@ use burn::{
 use std::{any::type_name, sync::Arc};
 
 use super::Scaled;
-use super::checkpoint::{self, Resumed};
+use super::steps::checkpoint::{self, Resumed};
 use super::steps::{Kind, Steps};
 use burn_amp_core::internal::learner::{
     OptimizerState, has_own_optimize, leave, options, set_running, show_loaded, take_loaded,
@@ -63,7 +63,7 @@ pub(super) fn learner<M: LearnerModel>(
         reloaded: false,
     };
     let mut optim = checkpoint::attach(parts.optim, &model.steps.resumed);
-    checkpoint::exchange(&mut optim, Some(model.steps.shared.recorded()));
+    checkpoint::exchange(&mut optim, Some(model.steps.shared.clone()));
     Ok(Learner::new(model, optim, lr_scheduler))
 }
 

@@ -3,7 +3,6 @@
 //!
 //! Part of [burn-amp](https://docs.rs/burn-amp), which shows it as `burn_amp::train` (feature `train`). Begin with [`LearnerExt::launch`].
 
-mod checkpoint;
 mod learner;
 mod learner_ext;
 mod metric;

@@ -28,7 +28,7 @@ impl<M: Module + 'static> Module for Scaled<M> {
     fn fork(mut self, device: &Device) -> Self {
         // Steps in flight are those of the one that is forked. A thread stays one update behind.
         if self.steps.kind.thread.is_none() {
-            resolve(&mut self.steps.shared.lock().optim);
+            resolve(&mut self.steps.state().optim);
             self.steps.update();
         }
         self.inner = self.inner.fork(device);
@@ -83,7 +83,7 @@ impl<M: Module + 'static> Module for Scaled<M> {
     /// Takes over the model's own record. The scaler stays; one whose run has failed takes steps again.
     fn try_load_record(mut self, record: ModuleRecord) -> Result<Self, RecordError> {
         self.inner = self.inner.try_load_record(record)?;
-        self.reloaded = self.steps.shared.lock().thread.is_some();
+        self.reloaded = self.steps.state().thread.is_some();
         self.trained = None;
         self.failed = false;
         Ok(self)

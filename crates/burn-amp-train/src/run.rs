@@ -4,10 +4,10 @@ use burn::tensor::Device;
 use burn::train::train::WorkerFailure;
 use burn::train::{Interrupter, TrainingError};
 use std::ops::DerefMut;
-use std::sync::{Mutex, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::ThreadId;
 
-use super::steps::{self, Shared};
+use super::steps::{Shared, State as Steps};
 use burn_amp_core::internal::{is_remote, learner, locked};
 use burn_amp_core::{AmpError, MixedPrecision};
 
@@ -23,7 +23,7 @@ pub(super) struct State {
 }
 
 /// Says whether a worker is still there.
-type Worker = Weak<Mutex<steps::State>>;
+type Worker = Weak<Mutex<Steps>>;
 
 /// Refuses a second worker on one remote device, whose sums its server could not tell apart.
 pub(super) fn check_worker(
@@ -31,7 +31,7 @@ pub(super) fn check_worker(
     steps: &Shared,
     device: &Device,
 ) -> Result<(), AmpError> {
-    let own = steps.worker();
+    let own = Arc::downgrade(steps);
     let workers = &mut state(amp).workers;
     workers.retain(|(worker, _)| worker.strong_count() > 0);
     if workers.iter().any(|(worker, _)| worker.ptr_eq(&own)) {
@@ -54,16 +54,14 @@ pub(super) fn fail(amp: &MixedPrecision, error: AmpError) -> Result<(), AmpError
         state.error.get_or_insert_with(|| error.clone());
         state.interrupter.clone()
     };
-    match interrupter {
-        Some(interrupter) => {
-            interrupter.fail(TrainingError::Workers(vec![WorkerFailure {
-                device_id: 0,
-                message: error.to_string(),
-            }]));
-            Ok(())
-        }
-        None => Err(error),
-    }
+    let Some(interrupter) = interrupter else {
+        return Err(error);
+    };
+    interrupter.fail(TrainingError::Workers(vec![WorkerFailure {
+        device_id: 0,
+        message: error.to_string(),
+    }]));
+    Ok(())
 }
 
 /// Forgets a failure: another run begins, or a model takes a step that has not failed.

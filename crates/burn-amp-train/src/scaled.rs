@@ -7,8 +7,8 @@ use burn::{
 };
 use std::{any::Any, mem::take, ops::Deref, thread};
 
-use super::checkpoint::{self, Entry};
 use super::run;
+use super::steps::checkpoint::{self, Entry};
 use super::steps::{Kind, Steps};
 use burn_amp_core::internal::learner::{by_device, in_model, is_unused, of_this_thread};
 use burn_amp_core::internal::{locked, or_panic, widened};
@@ -52,14 +52,6 @@ impl<M> Scaled<M> {
         }
     }
 
-    /// The model as it was trained, where validation has put averages in its place.
-    pub(super) fn into_trained(self) -> M
-    where
-        M: Module,
-    {
-        self.trained.map_or(self.inner, |trained| trained.valid())
-    }
-
     /// The model, to use without this crate: as [`attach`](MixedPrecision::attach) has made it, until Burn's `materialize()` takes that away.
     pub fn into_inner(self) -> M {
         self.inner
@@ -84,6 +76,11 @@ impl<M> Scaled<M> {
 }
 
 impl<M: Module> Scaled<M> {
+    /// The model as it was trained, where validation has put averages in its place.
+    pub(super) fn into_trained(self) -> M {
+        self.trained.map_or(self.inner, |trained| trained.valid())
+    }
+
     /// Ends the training: the model, its parameters replaced by their averages, in the parameters' dtype.
     ///
     /// As [`into_inner`](Self::into_inner) without [`ScaledOptimizer::with_ema`](burn_amp_core::ScaledOptimizer::with_ema), or before
@@ -103,7 +100,7 @@ impl<M: Module + 'static> Scaled<M> {
         if self.reloaded || !(*fused || thread.is_some()) {
             return self;
         }
-        let (inner, result) = StepError::split(self.steps.shared.lock().newest(self.inner));
+        let (inner, result) = StepError::split(self.steps.state().newest(self.inner));
         self.inner = inner;
         self.steps.update();
         self.end_with(result);
@@ -129,7 +126,7 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         }
         self.failed = false;
         let found = checkpoint::exchange(optim, None);
-        let is_held = take(&mut self.steps.shared.lock().was_recorded) && is_read_late(&self.inner);
+        let is_held = take(&mut self.steps.state().was_recorded) && is_read_late(&self.inner);
         // With a thread, the learner's own has nothing but handles, which hold this.
         let own = || self.steps.kind.thread.is_none().then(|| optim.clone());
         let checkpointed =
@@ -161,8 +158,8 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         let (inner, result) = StepError::split(stepped);
         self.inner = inner;
         self.steps.update();
-        self.steps.shared.lock().checkpointed = checkpointed;
-        checkpoint::exchange(optim, Some(self.steps.shared.recorded()));
+        self.steps.state().checkpointed = checkpointed;
+        checkpoint::exchange(optim, Some(self.steps.shared.clone()));
         self.end_with(result);
         self
     }
@@ -185,7 +182,7 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
             run::forget_failure(&self.amp);
         }
         // A checkpoint has received parameters that the learner's own model does not have.
-        let state = (!self.reloaded).then(|| self.steps.shared.lock());
+        let state = (!self.reloaded).then(|| self.steps.state());
         let newest = state.and_then(|state| state.current(&self.inner));
         let inner = newest.as_ref().unwrap_or(&self.inner);
         let mut summed = SumAgain(None);

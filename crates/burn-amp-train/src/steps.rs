@@ -1,5 +1,7 @@
 //! The optimizer of a run, which the clones of its model share: on the host, on the device, or on a thread of its own.
 
+pub(super) mod checkpoint;
+
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig, StateSink};
@@ -8,9 +10,9 @@ use std::any::Any;
 use std::mem::{swap, take};
 use std::ops::DerefMut;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
-use super::checkpoint::{self, Recorded, Resumed};
+use self::checkpoint::Resumed;
 use burn_amp_core::internal::learner::{self, Container, step_by};
 use burn_amp_core::internal::{ParamTensors, StepOptions, Takes, Update, locked, masters_of};
 use burn_amp_core::{
@@ -84,8 +86,7 @@ pub(super) struct Steps {
 }
 
 /// The state that the clones of a model share, and a checkpoint asks.
-#[derive(Clone)]
-pub(super) struct Shared(Arc<Mutex<State>>);
+pub(super) type Shared = Arc<Mutex<State>>;
 
 pub(super) struct State {
     /// The optimizer; where a thread steps, as it was before that has started.
@@ -131,20 +132,25 @@ impl Steps {
             kind,
             scaler,
             options,
-            shared: Shared(Arc::new(Mutex::new(state))),
+            shared: Arc::new(Mutex::new(state)),
             resumed,
         }
     }
 
+    /// What the clones of a model share. A step that has panicked has lost the model, and the run.
+    pub(super) fn state(&self) -> impl DerefMut<Target = State> {
+        locked(&self.shared)
+    }
+
     /// The same, shared with nobody.
     pub(super) fn detached(self) -> Self {
-        let masters = self.shared.lock().masters.clone();
+        let masters = self.state().masters.clone();
         Self::new(self.kind, self.scaler, self.options, masters, self.resumed)
     }
 
     /// Makes those of another device, which count as an optimizer of their own. A thread that has started steps for all.
     pub(super) fn fork(mut self) -> Self {
-        if self.shared.lock().thread.is_some() {
+        if self.state().thread.is_some() {
             return self;
         }
         learner::join(&mut self.scaler);
@@ -167,7 +173,7 @@ impl Steps {
 
     /// Goes on from the record of a checkpoint; none where it is that of a run without scaler.
     pub(super) fn restore(&mut self, stored: Option<AmpRecord>) -> Result<(), AmpError> {
-        if self.shared.lock().thread.is_some() {
+        if self.state().thread.is_some() {
             let allowed = "called before its first step";
             let value = "called in the middle of a pipelined run";
             return Err(AmpError::refused("load_optim", value, allowed));
@@ -175,7 +181,7 @@ impl Steps {
         let (scaler, options) = (&mut self.scaler, &mut self.options);
         let masters = learner::restore(stored, scaler, options, self.kind.thread.is_some())?;
         *self = self.clone().detached();
-        self.shared.lock().masters = masters;
+        self.state().masters = masters;
         Ok(())
     }
 
@@ -189,7 +195,7 @@ impl Steps {
         is_reloaded: bool,
         optimize: impl FnOnce(M, &mut ModuleOptimizer, ModuleLearningRate, GradientsParams) -> M,
     ) -> Result<M, StepError<M>> {
-        let state = &mut *self.shared.lock();
+        let state = &mut *self.state();
         let current = (!is_reloaded).then(|| state.current(&model)).flatten();
         let model = current.unwrap_or(model);
         (state.is_ahead, state.stored_optimizer) = (false, None);
@@ -213,7 +219,7 @@ impl Steps {
 
     /// Takes over what is known of the steps.
     pub(super) fn update(&mut self) {
-        let State { optim, thread, .. } = &mut *self.shared.lock();
+        let State { optim, thread, .. } = &mut *locked(&self.shared);
         let scaler = thread.as_ref().map(pipeline::scaler);
         let scaler = scaler.unwrap_or(optim.scaler()).clone();
         (self.scaler, self.options) = (scaler, learner::options(optim).clone());
@@ -251,7 +257,7 @@ impl State {
             synchronous,
         };
         self.thread = Some(pipeline::start(parts)?);
-        checkpoint::hand_over(own, model, steps.shared.recorded(), &steps.resumed);
+        checkpoint::hand_over(own, model, steps);
         Ok(())
     }
 
@@ -290,7 +296,7 @@ impl State {
     }
 
     /// Adds the state that a parameter has on the thread: of one record for all parameters.
-    fn flatten_of_thread(&mut self, id: &str, out: &mut StateSink) {
+    fn flatten(&mut self, id: &str, out: &mut StateSink) {
         if self.stored_optimizer.is_none() {
             self.record();
         }
@@ -302,34 +308,10 @@ impl State {
     }
 }
 
-impl Recorded for Mutex<State> {
-    fn record(&self) -> AmpRecord {
-        locked(self).record()
-    }
-
-    fn flatten(&self, id: &str, out: &mut StateSink) {
-        locked(self).flatten_of_thread(id, out);
-    }
-}
-
-impl Shared {
-    pub(super) fn recorded(&self) -> Arc<dyn Recorded> {
-        self.0.clone()
-    }
-
-    pub(super) fn worker(&self) -> Weak<Mutex<State>> {
-        Arc::downgrade(&self.0)
-    }
-
-    pub(super) fn lock(&self) -> impl DerefMut<Target = State> {
-        // A step that has panicked has lost the model, and the run.
-        locked(&self.0)
-    }
-}
-
-impl std::fmt::Debug for Shared {
+/// Leaves out what a run holds.
+impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Shared")
+        f.debug_struct("State").finish_non_exhaustive()
     }
 }
 
@@ -433,7 +415,7 @@ mod tests {
             }
             let output = TrainStep::step(&model, Tensor::full([3, 4], 0.1, &device));
             model = model.optimize(&mut optim, 0.1.into(), output.grads);
-            let is_held = model.steps.shared.lock().checkpointed.is_some();
+            let is_held = model.steps.state().checkpointed.is_some();
             assert_eq!(
                 is_held,
                 is_recorded && device.clone().inner() != Device::flex()

@@ -9,19 +9,20 @@ use burn::tensor::{DType, Device, Tensor};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
+use super::{Shared, Steps};
 use burn_amp_core::internal::learner::{self, SECTION, placeholders};
 use burn_amp_core::internal::{distinct_parameters, during, locked, or_panic};
 use burn_amp_core::{AmpRecord, MixedPrecision};
 
 /// The record of a checkpoint that was loaded, until the first step goes on from it: a run that is at its end makes none.
 #[derive(Clone, Debug)]
-pub(super) struct Resumed {
-    pub(super) amp: MixedPrecision,
-    pub(super) record: Arc<Mutex<Option<AmpRecord>>>,
+pub(crate) struct Resumed {
+    pub(crate) amp: MixedPrecision,
+    pub(crate) record: Arc<Mutex<Option<AmpRecord>>>,
 }
 
 /// The entries that the next step of the parameter puts into the optimizer, and takes out of it.
-type Exchanged = (Option<Arc<dyn Recorded>>, Option<Entry>);
+type Exchanged = (Option<Shared>, Option<Entry>);
 
 thread_local! {
     /// A place for both: Burn's `step` takes and returns nothing of ours.
@@ -29,7 +30,7 @@ thread_local! {
 }
 
 /// An optimizer that can carry an entry.
-pub(super) fn attach(optim: ModuleOptimizer, resumed: &Resumed) -> ModuleOptimizer {
+pub(crate) fn attach(optim: ModuleOptimizer, resumed: &Resumed) -> ModuleOptimizer {
     with_entries(optim, vec![SECTION.into()], resumed)
 }
 
@@ -38,27 +39,19 @@ fn with_entries(optim: ModuleOptimizer, ids: Vec<ParamId>, resumed: &Resumed) ->
 }
 
 /// Puts entries in the place of the states of the learner's own optimizer, which a thread has from now on.
-pub(super) fn hand_over<M: Module>(
-    optim: &mut ModuleOptimizer,
-    model: &M,
-    steps: Arc<dyn Recorded>,
-    resumed: &Resumed,
-) {
+pub(super) fn hand_over<M: Module>(optim: &mut ModuleOptimizer, model: &M, steps: &Steps) {
     let mut trained = distinct_parameters(model);
     trained.retain(|parameter| parameter.is_trained);
     let ids = trained.iter().map(|parameter| parameter.id).collect();
-    *optim = with_entries(optim.clone(), ids, resumed);
+    *optim = with_entries(optim.clone(), ids, &steps.resumed);
     // Burn makes states in a step alone.
     let grads = placeholders(trained);
     let step = || optim.step(0.0, model.clone(), grads);
-    during(&EXCHANGED, (Some(steps), None), step);
+    during(&EXCHANGED, (Some(steps.shared.clone()), None), step);
 }
 
 /// Takes the entry out, and puts in what the next checkpoint is to hold. There is none in an optimizer that has had no scaler yet.
-pub(super) fn exchange(
-    optim: &mut ModuleOptimizer,
-    steps: Option<Arc<dyn Recorded>>,
-) -> Option<Entry> {
+pub(crate) fn exchange(optim: &mut ModuleOptimizer, steps: Option<Shared>) -> Option<Entry> {
     let device = Device::flex();
     let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
     let id = ParamId::from(SECTION);
@@ -70,20 +63,11 @@ pub(super) fn exchange(
     found
 }
 
-/// The steps of a run, of which checkpoints are taken.
-pub(super) trait Recorded: Send + Sync {
-    /// The record of the loss scaler and the options.
-    fn record(&self) -> AmpRecord;
-
-    /// Adds the state that a parameter has on a thread.
-    fn flatten(&self, id: &str, out: &mut StateSink);
-}
-
 /// The state of the parameter that no model has; and in a run whose optimizer steps on a thread, the state of each parameter.
 #[derive(Clone)]
-pub(super) enum Entry {
+pub(crate) enum Entry {
     /// The steps of the run, which know what a checkpoint is to hold when it is taken. None while a step is made.
-    Steps(Option<Arc<dyn Recorded>>),
+    Steps(Option<Shared>),
     /// The record of a checkpoint that was loaded: none if it is that of a run without scaler.
     Loaded(Option<Box<AmpRecord>>),
 }
@@ -115,9 +99,9 @@ impl DynOptimizer for Carrier {
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
         let record = match state.downcast_ref::<Entry>() {
             Entry::Steps(Some(steps)) if prefix != SECTION.to_string() => {
-                return steps.flatten(prefix, out);
+                return locked(steps).flatten(prefix, out);
             }
-            Entry::Steps(steps) => steps.as_ref().map(|steps| steps.record()),
+            Entry::Steps(steps) => steps.as_ref().map(|steps| locked(steps).record()),
             Entry::Loaded(record) => record.as_deref().cloned(),
         };
         if let Some(record) = record {

@@ -8,7 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::{cmp::Reverse, collections::VecDeque, time::Instant};
+use std::{collections::VecDeque, time::Instant};
 
 use super::page;
 use super::step::{Host, Overflow, Passed, Step, read_steps};
@@ -133,9 +133,7 @@ impl Observer for Ring {
             parameter: parameter.to_string(),
             values,
         });
-        let mut overflows: Vec<_> = overflows.collect();
-        overflows.sort_by_key(|overflow| Reverse(overflow.values));
-        state.next.overflows = overflows;
+        state.next.overflows = overflows.collect();
         state.next.blamed_loss = observe::is_loss_the_cause(grads);
         let every = u64::from(state.count_every);
         let done = state.count - u64::from(!state.open.is_empty());

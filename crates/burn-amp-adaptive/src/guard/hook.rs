@@ -28,22 +28,15 @@ impl Hook for GuardState {
     /// Starts again with the state of another guard.
     fn restore(&mut self, state: Option<State>) -> Result<(), String> {
         let stored: Option<Self> = state.map(|state| state.values()).transpose()?;
+        if let Some(reason) = stored.as_ref().and_then(Self::contradiction) {
+            return Err(reason);
+        }
+        let is_own = |stored: &Self| stored.guard == self.guard;
+        if stored.as_ref().is_some_and(|stored| !is_own(stored)) {
+            warn!("the stored state is that of another guard: this one starts again");
+        }
         let fresh = Self::new(self.guard).map_err(|error| error.to_string())?;
-        *self = match stored {
-            None => fresh,
-            Some(state) => {
-                if let Some(reason) = state.contradiction() {
-                    return Err(reason);
-                }
-                match state.guard == self.guard {
-                    true => state,
-                    false => {
-                        warn!("the stored state is that of another guard: this one starts again");
-                        fresh
-                    }
-                }
-            }
-        };
+        *self = stored.filter(is_own).unwrap_or(fresh);
         Ok(())
     }
 }

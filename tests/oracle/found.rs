@@ -200,6 +200,16 @@ fn a_rank_without_a_pass_does_not_know_the_cause() {
 }
 
 #[test]
+fn a_bad_loss_of_one_rank_comes_before_an_overflow_of_another() {
+    let steep = Pass {
+        slope: Slope::Power(9),
+        ..GOOD
+    };
+    holds(2, &[Train(steep), Train(NAN)]);
+    holds(2, &[Train(OVERFLOW), Train(NAN)]);
+}
+
+#[test]
 fn a_rank_without_a_pass_does_not_blame_gradients_that_were_discarded() {
     let steep = of_slope(9);
     holds(1, &[Action::Discard(NAN), Train(steep)]);

@@ -13,107 +13,104 @@ fn micro(k: usize) -> [f64; 10] {
     from_fn(|index| ((k * 5 + index * 3) % 11) as f64 * 0.25 - 1.0)
 }
 
-/// What plain SGD at a rate of 1 makes of zeros with the sum of these micro-batches times `factor`; of the weight (w) or of the bias (b) alone.
-fn expected(micro_batches: &str, factor: f64) -> Vec<f64> {
-    let value = |name: &str, index: usize| match name.split_at(1) {
-        ("w", k) => f64::from(index < 6) * micro(k.parse().unwrap())[index],
-        ("b", k) => f64::from(index >= 6) * micro(k.parse().unwrap())[index],
-        _ => micro(name.parse().unwrap())[index],
-    };
-    let names = || micro_batches.split(' ').filter(|name| *name != "-");
-    let sum = |index| names().map(|name| value(name, index)).sum::<f64>();
-    (0..10).map(|index| -factor * sum(index)).collect()
+/// What plain SGD at a rate of 1 makes of zeros with the mean of the first two.
+fn mean() -> [f64; 10] {
+    from_fn(|index| -0.5 * (micro(0)[index] + micro(1)[index]))
 }
 
-/// Calls with micro-batches (by number, or x for one that overflows) whose gradients are scaled, unscaled (u), Burn's own (p), those of several
-/// devices (m), of the weight (w) or of the bias (b) alone, tested and then replaced (r), or discarded (d).
-fn play(run: &mut Trial, calls: &str) {
-    let values = |name: &str| name.parse().map_or(BAD, micro);
-    let (weight, bias) = (run.model.weight.id, run.model.bias.id);
-    for call in calls.split(' ') {
-        let (kind, name) = call.split_at(1);
-        match kind {
-            "u" | "d" | "r" => {
-                let mut grads = run.unscaled(values(name));
-                if kind == "r" {
-                    let finite = Tensor::<1>::ones([4], &Device::default());
-                    grads.params_mut().register(bias, finite);
-                }
-                match kind {
-                    "d" => run.optim.discard(grads).unwrap(),
-                    _ => run.take(grads),
-                }
-            }
-            "p" => run.take(run.model.plain(values(name))),
-            "m" => {
-                let part = |k: &str| (run.model.plain(values(k)), Device::default());
-                let grads = name.split('+').map(part).collect();
-                let grads = MultiGradientsParams { grads };
-                run.model = run.optim.step_multi(1.0, run.model.clone(), grads).unwrap();
-            }
-            "w" | "b" => {
-                let mut grads = run.scaled(values(name));
-                match kind {
-                    "w" => drop(grads.params_mut().remove::<1>(bias)),
-                    _ => drop(grads.params_mut().remove::<2>(weight)),
-                }
-                run.take(grads);
-            }
-            _ => run.step(values(call)),
-        }
-    }
+/// Steps, skips and dropped micro-batches.
+fn counted(run: &Trial) -> [u64; 3] {
+    let counters = run.counters();
+    [counters.steps(), counters.skipped(), counters.dropped()]
 }
 
-/// Under which rules, in windows of how many, which calls; what is stepped with; and how many steps were made and skipped, and micro-batches dropped.
-const PLAYED: &str = r#"
-scaled, unscaled and plain gradients > any > 4 > 0 u1 p2 p3 > 0 1 2 3 > 0.25 > [1, 0, 0]
-those of several devices enter as their sum > any > 2 > m0+1 m2+3 > 0 1 2 3 > 0.5 > [1, 0, 0]
-a gradient that is absent is zero > any > 2 > w0 b1 > w0 b1 > 0.5 > [1, 0, 0]
-tested gradients that are discarded leave no trace > any > 2 > 0 d7 dx 1 > 0 1 > 0.5 > [1, 0, 0]
-an overflow skips its window, also in plain gradients > false > 4 > p0 px 2 3 > - > 0 > [1, 1, 0]
-and if it was replaced after its test > false > 2 > 0 rx > - > 0 > [1, 1, 0]
-or drops its micro-batch > true > 4 > 0 ux px 3 4 5 > 0 3 4 5 > 0.25 > [1, 0, 2]
-"#;
+/// Gradients that are scaled, unscaled, Burn's own, and those of two devices, which are their sum.
+const FORMS: [fn(&mut Trial, [f64; 10]); 4] = [
+    |run, values| run.step(values),
+    |run, values| {
+        let grads = run.unscaled(values);
+        run.take(grads);
+    },
+    |run, values| run.take(run.model.plain(values)),
+    |run, values| {
+        let half = || run.model.plain(values.map(|value| 0.5 * value));
+        let grads = [half(), half()].map(|half| (half, Device::default()));
+        let grads = MultiGradientsParams {
+            grads: grads.into(),
+        };
+        run.model = run.optim.step_multi(1.0, run.model.clone(), grads).unwrap();
+    },
+];
 
 #[test]
-fn a_window_steps_with_what_it_has() {
-    for [name, rules, size, calls, micro_batches, factor, counted] in rows(PLAYED) {
-        for rule in RULES
-            .into_iter()
-            .filter(|rule| ["any", &rule.to_string()].contains(&rules))
-        {
-            let mut run = window(size.parse().unwrap(), rule);
-            play(&mut run, calls);
-            let values = expected(micro_batches, factor.parse().unwrap());
-            assert_eq!(run.values(), values, "{name}, {rule}");
-            let found = run.counters();
-            let found = [found.steps(), found.skipped(), found.dropped()];
-            assert_eq!(
-                (format!("{found:?}"), run.window()),
-                (counted.to_string(), 0),
-                "{name}"
-            );
-        }
+fn a_window_steps_with_gradients_of_every_form() {
+    for (form, rule) in FORMS
+        .into_iter()
+        .flat_map(|form| RULES.map(|rule| (form, rule)))
+    {
+        let mut run = window(2, rule);
+        [0, 1].into_iter().for_each(|k| form(&mut run, micro(k)));
+        assert_eq!((run.values(), counted(&run)), (mean().to_vec(), [1, 0, 0]));
+        // An overflow skips its window, or is dropped by itself.
+        let mut run = window(2, rule);
+        form(&mut run, BAD);
+        form(&mut run, micro(0));
+        let (values, counts) = match rule {
+            false => ([0.0; 10], [1, 1, 0]),
+            true => {
+                form(&mut run, micro(1));
+                (mean(), [1, 0, 1])
+            }
+        };
+        assert_eq!((run.values(), counted(&run)), (values.to_vec(), counts));
+        assert_eq!(run.window(), 0);
     }
-    // Finite gradients that are discarded move the scale where micro-batches do.
-    let scales = RULES.map(|rule| {
-        let mut run = window(4, rule);
-        play(&mut run, "d1 d2");
-        run.scale()
-    });
-    assert_eq!(scales, [1024.0, 2048.0]);
+}
+
+/// A gradient that is absent is zero. Tested gradients that are discarded leave no trace in a window, and move the scale where micro-batches do. An
+/// overflow counts that was replaced after its test.
+#[test]
+fn gradients_that_are_absent_discarded_or_replaced() {
+    for (rule, grown) in [(false, 1024.0), (true, 2048.0)] {
+        let mut run = window(2, rule);
+        let discard = |run: &mut Trial, values| {
+            let grads = run.unscaled(values);
+            run.optim.discard(grads).unwrap();
+        };
+        let mut of_weight = run.scaled(micro(0));
+        of_weight.params_mut().remove::<1>(run.model.bias.id);
+        [ONES; 2]
+            .into_iter()
+            .for_each(|values| discard(&mut run, values));
+        assert_eq!(run.scale(), grown);
+        run.take(of_weight);
+        discard(&mut run, BAD);
+        let mut of_bias = run.scaled(micro(1));
+        of_bias.params_mut().remove::<2>(run.model.weight.id);
+        run.take(of_bias);
+        let expected: [f64; 10] = from_fn(|index| -0.5 * micro(usize::from(index > 5))[index]);
+        assert_eq!(
+            (run.values(), counted(&run)),
+            (expected.to_vec(), [1, 0, 0])
+        );
+    }
+    let mut run = window(2, false);
+    run.step(micro(0));
+    let mut grads = run.unscaled(BAD);
+    *grads.params_mut() = run.model.plain(ONES);
+    run.take(grads);
+    assert_eq!((run.values(), counted(&run)), (vec![0.0; 10], [1, 1, 0]));
 }
 
 #[test]
 fn a_disabled_scaler_tests_nothing_in_half_precision_either() {
-    for rule in RULES {
-        for dtype in [DType::F32, DType::F16] {
-            let disabled = sgd_under(GradScalerConfig::new().with_enabled(false));
-            let mut run = Trial::new(disabled.with_accumulation(windows(4, rule)));
-            run = run.with_dtype(dtype);
-            play(&mut run, "0 1 2 3");
-            assert_eq!(run.values(), expected("0 1 2 3", 0.25), "{rule}, {dtype:?}");
-        }
+    let dtypes = |rule| [DType::F32, DType::F16].map(|dtype| (rule, dtype));
+    for (rule, dtype) in RULES.into_iter().flat_map(dtypes) {
+        let disabled = sgd_under(GradScalerConfig::new().with_enabled(false));
+        let mut run = Trial::new(disabled.with_accumulation(windows(2, rule)));
+        run = run.with_dtype(dtype);
+        [0, 1].into_iter().for_each(|k| run.step(micro(k)));
+        assert_eq!(run.values(), mean(), "{rule}, {dtype:?}");
     }
 }
 

@@ -1,51 +1,6 @@
-//! Recipes of the book that take a scaler's own calls, each on a small problem.
-
-use burn::optim::{LBFGSConfig, LineSearchFn};
+//! A recipe of the book that takes a scaler's own calls.
 
 use crate::support::*;
-
-/// Fits a line with Burn's L-BFGS, whose closure repeats an evaluation until the scaler finds its gradients finite. The last loss, and how many evaluations
-/// overflowed, and had a loss that was infinite.
-fn fit(amp: &MixedPrecision, rate: f64) -> (f64, usize, usize) {
-    let x = random(1, [32, 4], &flex());
-    let y = x.clone().sum_dim(1) * 0.5 + 1.0;
-    let mut model = amp.attach(fill(LinearConfig::new(4, 1).init(&flex()), 1, 0.5));
-    let mut scaler = GradScaler::from(amp);
-    let search = LBFGSConfig::new().with_line_search_fn(LineSearchFn::StrongWolfe);
-    let mut optim = search.with_max_iter(4).init();
-    let (mut last, mut repeated, mut infinite) = (f64::NAN, 0, 0);
-    let mut evaluate = |model: Linear| loop {
-        let output = amp.autocast(x.clone(), |x| model.forward(x));
-        let loss = (output - y.clone()).square().mean();
-        let value = loss.clone().into_scalar::<f64>();
-        let grads = scaler.unscale(scaler.backward(loss, &model), &model);
-        let grads = grads.unwrap();
-        scaler.observe(&grads).unwrap();
-        scaler.update().unwrap();
-        infinite += usize::from(!value.is_finite());
-        if !grads.status().has_overflow() || !value.is_finite() {
-            break (value.min(f64::MAX), grads.into_params());
-        }
-        repeated += 1;
-    };
-    for _ in 0..4 {
-        (model, last) = optim.step(rate, model, &mut evaluate);
-    }
-    (last, repeated, infinite)
-}
-
-#[test]
-fn an_evaluation_is_repeated_until_it_is_finite() {
-    let (last, repeated, _) = fit(&MixedPrecision::f32(), 1.0);
-    assert!(last < 1e-5 && repeated == 0, "{last}");
-    let amp = f16_under(at_scale(2f64.powi(30)));
-    let (last, repeated, infinite) = fit(&amp, 1.0);
-    assert!(last < 1e-5, "{last}");
-    assert_eq!((repeated, infinite, amp.loss_scale()), (16, 0, 16384.0));
-    // A first step that is far too long: there the loss is infinite, and the line search goes back.
-    let (last, _, infinite) = fit(&f16_under(at_scale(1.0)), 2e5);
-    assert!(last < 1e-4 && infinite > 0, "{last}");
-}
 
 /// Apex's `num_losses`, where gradients differ by many orders of magnitude in f16: those of the first are 1e-9, and those of the second 1e4. With one scale
 /// for both, one of them is lost.

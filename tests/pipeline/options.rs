@@ -126,12 +126,10 @@ fn a_learning_rate_schedule_holds_after_a_skip() {
     }
 }
 
-/// What cannot be set is an error at once, or where both sides come together.
+/// At once, or where both sides come together.
 #[test]
-fn what_is_set_takes_its_place_in_the_queue() {
-    let mut trial = Trial::new(growing(5), sgd);
-    trial.step(0, false);
-    let Trial { mut optim, net, .. } = trial;
+fn what_cannot_be_set_is_an_error() {
+    let Trial { mut optim, net, .. } = Trial::new(growing(5), sgd);
     for scale in [0.0, -1.0, f64::NAN, 1e40] {
         let error = optim.set_loss_scale(scale).unwrap_err();
         is_error(&error, "InvalidValue", []);
@@ -139,12 +137,7 @@ fn what_is_set_takes_its_place_in_the_queue() {
     optim.queue(|scaler| scaler.set_growth_factor(0.5)).unwrap();
     let failed = optim.synchronize(net).unwrap_err();
     is_error(&failed.error, "InvalidValue", ["`growth_factor` is 0.5"]);
-    let net = optim.synchronize(*failed.module).unwrap();
-    optim.queue(|scaler| scaler.set_growth_factor(4.0)).unwrap();
-    assert_eq!(optim.received_scaler().growth_factor(), 2.0);
-    assert_eq!(optim.synchronized_scaler().growth_factor(), 4.0);
-    optim.synchronize(net).unwrap();
-    assert_eq!(optim.received_scaler().growth_factor(), 4.0);
+    optim.synchronize(*failed.module).unwrap();
 }
 
 /// What is known ahead of the training is a copy, which writes no lines.

@@ -25,25 +25,18 @@ impl LrScheduler for Counting {
     }
 }
 
-type Run = Player<Linear>;
-
-fn run(amp: &MixedPrecision) -> Run {
-    Run::new(LinearConfig::new(2, 2).init(&device()), amp)
-}
-
 fn amp() -> MixedPrecision {
     narrowest().with_scaler(GradScalerConfig::new()).unwrap()
 }
 
-fn good_or_bad(run: &Run, good: bool) -> GradientsParams {
-    let input = Tensor::<2>::ones([1, 2], &device());
-    let output = run.amp.autocast(input, |x| run.model.forward(x));
-    run.gradients(output.mean() * if good { 1.0 } else { f32::INFINITY })
+fn good_or_bad(run: &One, good: bool) -> GradientsParams {
+    let factor = if good { 1.0 } else { f32::INFINITY };
+    run.gradients(loss_of(&run.amp, &run.model, factor))
 }
 
 /// The rate of a call: a step that is good (+), overflows (-) or is refused (x), also for a setting (s), gradients that are
 /// discarded (d), a window that is flushed (f).
-fn call(run: &mut Run, rate: ModuleLearningRate, call: char) -> String {
+fn call(run: &mut One, rate: ModuleLearningRate, call: char) -> String {
     let (base, grads) = (rate.base(), good_or_bad(run, call != '-'));
     match call {
         'f' => run.model = run.optim.flush(rate, run.model.clone()),
@@ -60,7 +53,7 @@ fn call(run: &mut Run, rate: ModuleLearningRate, call: char) -> String {
     base.to_string()
 }
 
-fn calls(run: &mut Run, lr: &mut ScaledLrScheduler, calls: &str) -> String {
+fn calls(run: &mut One, lr: &mut ScaledLrScheduler, calls: &str) -> String {
     calls.chars().map(|of| call(run, lr.step(), of)).collect()
 }
 
@@ -78,7 +71,7 @@ fn it_advances_with_steps_that_are_taken() {
         ("no scaler", MixedPrecision::f32(), 1, "+-+", "123"),
     ] {
         for of_optim in [false, true] {
-            let mut run = run(&amp);
+            let mut run = one(&amp);
             run.optim = run.optim.with_accumulation(window);
             let mut lr = match of_optim {
                 true => ScaledLrScheduler::new(Counting(0), &run.optim),
@@ -92,7 +85,7 @@ fn it_advances_with_steps_that_are_taken() {
     let mut lr = ScaledLrScheduler::new(Counting(0), &MixedPrecision::f16());
     assert_eq!([(); 3].map(|()| lr.step().base()), [1.0, 2.0, 3.0]);
     // A skip before the first step is not its own, whatever others on the handle have done before.
-    let mut run = run(&amp());
+    let mut run = one(&amp());
     for (script, rates) in [("-", "1"), ("-++", "112")] {
         let mut lr = ScaledLrScheduler::new(Counting(0), &run.amp);
         assert_eq!(calls(&mut run, &mut lr, script), rates);
@@ -110,7 +103,7 @@ fn groups_wait_too() {
         let config = ModuleLrSchedulerConfig::new(base).with_group(bias(), of_bias);
         config.init().unwrap()
     };
-    let (mut run, mut plain) = (run(&amp()), schedule());
+    let (mut run, mut plain) = (one(&amp()), schedule());
     let mut lr = ScaledLrScheduler::new(schedule(), &run.amp);
     let counting = |start| ScaledLrScheduler::new(Counting(start), &run.amp);
     let mut grouped = ModuleLrScheduler::new(counting(0)).with_group(bias(), counting(100));
@@ -163,7 +156,7 @@ fn a_scaler_alone_is_followed() {
 fn each_optimizer_has_its_own_schedule_on_any_thread() {
     let amp = amp();
     let mut runs = [(); 2].map(|()| {
-        let run = run(&amp);
+        let run = one(&amp);
         let lr = ScaledLrScheduler::new(Counting(0), &run.optim);
         (run, lr)
     });
@@ -177,13 +170,13 @@ fn each_optimizer_has_its_own_schedule_on_any_thread() {
 
     let mut lr = ScaledLrScheduler::new(Counting(0), &amp);
     let work = ["+-++", "+++-"].map(|script| {
-        let (mut lr, mut run) = (lr.clone(), run(&amp));
+        let (mut lr, mut run) = (lr.clone(), one(&amp));
         move || calls(&mut run, &mut lr, script)
     });
     let rates = work.map(thread::spawn).map(|thread| thread.join().unwrap());
     assert_eq!(rates, ["1223", "1234"]);
 
-    let mut run = run(&amp);
+    let mut run = one(&amp);
     let mut rates = calls(&mut run, &mut lr, "+");
     for of in "-+-+".chars() {
         let rate = lr.step();
@@ -199,7 +192,7 @@ fn each_optimizer_has_its_own_schedule_on_any_thread() {
 fn records_resume() {
     let linear = || LinearLrSchedulerConfig::new(0.9, 0.1, 8).init().unwrap();
     for script in ["++-++", "++-+-"] {
-        let mut run = run(&amp());
+        let mut run = one(&amp());
         let amp = run.amp.clone();
         let scaled = || ScaledLrScheduler::new(linear(), &amp);
         let (mut lr, mut of_burn) = (scaled(), ModuleLrScheduler::new(scaled()));

@@ -11,24 +11,7 @@ fn amp(growth_interval: u32) -> MixedPrecision {
     f16_under(at_scale(1024.0).with_growth_interval(growth_interval))
 }
 
-/// The least that trains at the border of half precision: two numbers in, two out.
-type One = Player<Linear>;
-
-fn one(amp: &MixedPrecision) -> One {
-    with(SgdConfig::new().init(), amp)
-}
-
-fn with<O: ModuleOptim>(optim: O, amp: &MixedPrecision) -> Player<Linear, O> {
-    Player::with(optim, LinearConfig::new(2, 2).init(&device()), amp)
-}
-
-/// The loss at the present scale, times `factor`.
-fn loss_of(amp: &MixedPrecision, model: &Linear, factor: f32) -> Tensor<1> {
-    let output = amp.autocast(Tensor::<2>::ones([1, 2], &device()), |x| model.forward(x));
-    output.mean() * factor
-}
-
-fn loss<O>(player: &Player<Linear, O>, factor: f32) -> Tensor<1> {
+fn loss<O>(player: &One<O>, factor: f32) -> Tensor<1> {
     loss_of(&player.amp, &player.model, factor)
 }
 
@@ -108,7 +91,7 @@ fn the_scale_moves_once_an_iteration() {
 #[test]
 fn a_scaler_that_tests_nothing_is_not_waited_for() {
     let amp = amp(1);
-    let mut one = with(FusedSgd::new(SgdConfig::new()), &amp);
+    let mut one = one_with(FusedSgd::new(SgdConfig::new()), &amp);
     let (mut looker, _kept) = (GradScaler::from(&amp), one.clone());
     for scale in [2048.0, 4096.0, 8192.0, 16384.0] {
         one.train(0.1, loss(&one, 0.001));
@@ -271,7 +254,7 @@ fn a_handle_counts_the_steps_of_all_optimizers() {
         let steps = [players[0].counters(), amp.counters()].map(|counters| counters.steps());
         assert_eq!(steps, [5, 8]);
         drop(players);
-        let mut last = with(last, &amp);
+        let mut last = one_with(last, &amp);
         for factor in [1.0, OVERFLOW] {
             last.train(0.1, loss(&last, factor));
         }

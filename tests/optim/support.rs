@@ -71,6 +71,23 @@ pub fn steps<O: ModuleOptim>(
     })
 }
 
+/// The least that trains at the border of half precision: two numbers in, two out.
+pub type One<O = ModuleOptimizer> = Player<Linear, O>;
+
+pub fn one(amp: &MixedPrecision) -> One {
+    one_with(SgdConfig::new().init(), amp)
+}
+
+pub fn one_with<O: ModuleOptim>(optim: O, amp: &MixedPrecision) -> One<O> {
+    Player::with(optim, LinearConfig::new(2, 2).init(&device()), amp)
+}
+
+/// The loss at the present scale, times `factor`.
+pub fn loss_of(amp: &MixedPrecision, model: &Linear, factor: f32) -> Tensor<1> {
+    let output = amp.autocast(Tensor::<2>::ones([1, 2], &device()), |x| model.forward(x));
+    output.mean() * factor
+}
+
 /// A scaler that grows after two finite steps, by powers of two.
 pub fn scaler() -> GradScaler {
     let config = GradScalerConfig::new().with_growth_interval(2);

@@ -1,4 +1,5 @@
-//! Ranks that are processes, over MPI: they decide the same, and none waits for one that is gone.
+//! Ranks that are processes, over MPI: they decide the same, and none waits for one that is gone. What they decide, and in what they may not differ, threads
+//! show in `tests/oracle` and in `peers.rs`.
 
 #[cfg(feature = "mpi")]
 mod apart;

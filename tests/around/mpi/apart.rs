@@ -1,21 +1,21 @@
 //! Ranks that do not fit, fail or end: all end with an error that names one, and none waits.
 
-use super::job;
-use super::together::{gradients, model};
+use super::job::{Said, run};
+use super::together::{gradients, is_last, model};
 use crate::support::*;
 use burn_amp::mpi::MpiPeers;
 use burn_amp::optim::Peers;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What every rank says in each case, where the last is the odd one.
-const SAID: &str = "
-other settings > it begins otherwise than rank 0
-other values > with the checksum
-another model, averaged > it has `weight` of shape [4, 2], where rank 0 has `weight` of shape [4, 3]
-other values, compared > with the checksum
+/// In what the last rank differs, and what every rank says of it.
+const DIFFERS: &str = "
+in settings > it begins otherwise than rank 0
+in its model > it has `weight` of shape [4, 2], where rank 0 has `weight` of shape [4, 3]
+in values > with the checksum
+in a gradient > shape
 ";
 
-/// What ends all calls between the ranks, so that each case is a job of its own.
+/// What the last rank does in place of a step, or of all, and what the others say of it. It ends all calls between them: each is a job of its own.
 const ENDS: &str = "
 ends after three steps > it has ended its training
 panics in a step > it has ended its training
@@ -24,164 +24,96 @@ leaves a step out > it compares parameters, where rank 0 averages gradients
 steps without an average > it votes on a step, where rank 0 averages gradients
 ";
 
-/// What is said of the last of so many ranks.
-fn of_last(ranks: usize, why: &str, said: &str) {
-    let expected = format!("rank {} of the training stops it: ", ranks - 1);
-    assert!(
-        said.contains(&expected) && said.contains(why),
-        "{ranks} ranks, {why}: {said}"
-    );
+/// Ranks say of the last of so many that it stops them.
+fn says_of_last(ranks: usize, why: &str, said: &str) {
+    let stops = format!("rank {} of the training stops it: ", ranks - 1);
+    says(said, [&*stops, why]);
 }
 
 #[test]
 fn other_settings_models_and_values_are_refused_on_all() {
-    for ranks in [2, 3] {
-        let Some(written) = job::run(ranks, &format!("{}::other", module_path!())) else {
-            return;
-        };
-        for [name, why] in rows(SAID) {
-            for said in &written {
-                of_last(ranks, why, &said[name]);
+    for written in run("differs") {
+        for [name, why] in rows(DIFFERS) {
+            let (last, others) = written.split_last().unwrap();
+            (others.iter()).for_each(|said| says_of_last(written.len(), why, &said[name]));
+            match name {
+                // Its own error has no number.
+                "in a gradient" => says(&last[name], [why]),
+                _ => says_of_last(written.len(), why, &last[name]),
             }
         }
-        let (last, others) = written.split_last().unwrap();
-        let name = "a gradient of another shape";
-        assert!(last[name].contains("shape"), "{}", last[name]);
-        others
-            .iter()
-            .for_each(|said| of_last(ranks, "shape", &said[name]));
     }
 }
 
-#[test]
-#[ignore = "a rank"]
-fn other() {
-    job::rank(|peers| {
-        let is_last = peers.rank() + 1 == peers.size();
-        let names = [
-            "other settings",
-            "other values",
-            "another model, averaged",
-            "other values, compared",
-            "a gradient of another shape",
-        ];
-        let said = names.map(|name| {
-            let outputs = if is_last && name.contains("model") {
-                2
-            } else {
-                3
-            };
-            let scale = if is_last && name.contains("settings") {
-                512.0
-            } else {
-                1024.0
-            };
-            let amp = f16_under(at_scale(scale));
-            let (mut model, optim) = amp.prepare(model(outputs), SgdConfig::new().init());
-            if is_last && name.contains("values") {
-                model.bias = model.bias.map(|bias| bias.map(|bias| bias + 1.0));
-                model = amp.attach(model);
-            }
-            let mut grads = gradients(&amp, &model, 0, 0);
-            let said = if name.contains("compared") {
-                peers.compare(&model).unwrap_err()
-            } else if name.contains("averaged") || name.contains("gradient") {
-                if is_last && name.contains("gradient") {
-                    let bias = model.bias.as_ref().unwrap();
-                    let device = bias.val().device().inner();
-                    grads.register::<1>(bias.id, Tensor::zeros([7], &device));
-                }
-                peers.average(&model, grads).unwrap_err()
-            } else {
-                let mut optim = optim.with_peers(peers.clone());
-                optim.try_step(0.1, model, grads).unwrap_err().error
-            };
-            (name.to_string(), said.to_string())
-        });
-        said.into_iter().collect()
-    });
+pub fn differs(peers: &MpiPeers) -> Said {
+    let is_last = is_last(peers);
+    let either = |last: f64, others: f64| if is_last { last } else { others };
+    let amp = f16_under(at_scale(either(512.0, 1024.0)));
+    let (mut model, optim) = amp.prepare(self::model(3), SgdConfig::new().init());
+    let mut grads = gradients(&amp, &model, 0, 0);
+    let mut optim = optim.with_peers(peers.clone());
+    let settings = optim.try_step(0.1, model.clone(), gradients(&amp, &model, 0, 0));
+
+    let other = amp.attach(self::model(either(2.0, 3.0) as usize));
+    let models = peers.average(&other, gradients(&amp, &other, 0, 0));
+
+    model.bias = model
+        .bias
+        .map(|bias| bias.map(|bias| bias + either(1.0, 0.0)));
+    let model = amp.attach(model);
+    let values = peers.compare(&model);
+
+    let bias = model.bias.as_ref().unwrap().id;
+    if is_last {
+        grads.register(bias, Tensor::<1>::zeros([7], &Device::flex()));
+    }
+    let shapes = peers.average(&model, grads);
+    let said = [
+        ("in settings", settings.unwrap_err().error),
+        ("in its model", models.unwrap_err()),
+        ("in values", values.unwrap_err()),
+        ("in a gradient", shapes.unwrap_err()),
+    ];
+    said.map(|(name, error)| (name.to_string(), error.to_string()))
+        .into()
 }
 
 #[test]
 fn a_rank_that_ends_or_does_another_thing_ends_the_others() {
-    for ranks in [2, 3] {
-        for [name, why] in rows(ENDS) {
-            let Some(written) = job::run(
-                ranks,
-                &format!("{}::{}", module_path!(), name.replace(' ', "_")),
-            ) else {
-                return;
-            };
-            for said in &written[..ranks - 1] {
-                of_last(ranks, why, &said["said"]);
-            }
+    for [name, why] in rows(ENDS) {
+        for written in run(name) {
+            let others = &written[..written.len() - 1];
+            (others.iter()).for_each(|said| says_of_last(written.len(), why, &said["error"]));
         }
     }
 }
 
-/// Trains until something fails, with what the last rank does in place of the fourth step. Says what fails.
-fn until_it_fails(
-    peers: &MpiPeers,
-    odd: impl FnOnce(&Linear, &mut ScaledOptimizer, GradientsParams) -> Result<(), AmpError>,
-) -> Result<(), AmpError> {
+pub fn ends(peers: &MpiPeers, odd: &str) -> Said {
+    let ended = catch_unwind(AssertUnwindSafe(|| until_it_ends(peers, odd)));
+    let error = ended.unwrap_or(Ok(())).err();
+    let error = error.map(|error| error.to_string());
+    [("error".to_string(), error.unwrap_or_default())].into()
+}
+
+/// Trains until something fails, or the last rank does what is odd.
+fn until_it_ends(peers: &MpiPeers, odd: &str) -> Result<(), AmpError> {
+    let odd = if is_last(peers) { odd } else { "nothing" };
+    if odd == "ends without an optimizer" {
+        return Ok(());
+    }
     let amp = f16_under(at_scale(1024.0));
     let (mut model, optim) = amp.prepare(model(3), SgdConfig::new().init());
     let mut optim = optim.with_peers(peers.clone());
-    for step in 0..3 {
-        let grads = peers.average(&model, gradients(&amp, &model, peers.rank(), step))?;
+    for step in 0..4 {
+        let mut grads = gradients(&amp, &model, peers.rank(), step);
+        match odd {
+            "ends after three steps" if step == 3 => return Ok(()),
+            "panics in a step" if step == 3 => panic!("a bad batch"),
+            "leaves a step out" if step == 3 => return peers.compare(&model),
+            "steps without an average" if step == 3 => {}
+            _ => grads = peers.average(&model, grads)?,
+        }
         model = optim.try_step(0.1, model, grads)?;
     }
-    let grads = gradients(&amp, &model, peers.rank(), 3);
-    if peers.rank() + 1 == peers.size() {
-        return odd(&model, &mut optim, grads);
-    }
-    let grads = peers.average(&model, grads)?;
-    model = optim.try_step(0.1, model, grads)?;
     peers.compare(&model)
-}
-
-fn said(ended: Result<(), AmpError>) -> BTreeMap<String, String> {
-    let said = ended.map_or_else(|error| error.to_string(), |()| "nothing".to_string());
-    BTreeMap::from([("said".to_string(), said)])
-}
-
-#[test]
-#[ignore = "a rank"]
-fn ends_after_three_steps() {
-    job::rank(|peers| said(until_it_fails(peers, |_, _, _| Ok(()))));
-}
-
-#[test]
-#[ignore = "a rank"]
-fn panics_in_a_step() {
-    let train = |peers: &MpiPeers| until_it_fails(peers, |_, _, _| panic!("a bad batch"));
-    job::rank(|peers| {
-        let ended = catch_unwind(AssertUnwindSafe(|| train(peers)));
-        said(ended.unwrap_or(Ok(())))
-    });
-}
-
-#[test]
-#[ignore = "a rank"]
-fn ends_without_an_optimizer() {
-    job::rank(|peers| match peers.rank() + 1 == peers.size() {
-        true => said(Ok(())),
-        false => said(peers.compare(&model(3))),
-    });
-}
-
-#[test]
-#[ignore = "a rank"]
-fn leaves_a_step_out() {
-    job::rank(|peers| said(until_it_fails(peers, |model, _, _| peers.compare(model))));
-}
-
-#[test]
-#[ignore = "a rank"]
-fn steps_without_an_average() {
-    let step = |model: &Linear, optim: &mut ScaledOptimizer, grads| {
-        let stepped = optim.try_step(0.1, model.clone(), grads);
-        stepped.map(drop).map_err(AmpError::from)
-    };
-    job::rank(|peers| said(until_it_fails(peers, step)));
 }

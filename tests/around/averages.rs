@@ -129,16 +129,21 @@ fn a_shared_parameter_is_averaged_once() {
     assert_eq!(copy.map(|param| values(param.val())), [[1.0]; 2]);
 }
 
-/// The third step starts from the overwritten -1.5, the fourth ends in 0.5 * -2 + 0.5 * -3.5.
+/// The third step starts from the overwritten -1.5, the fourth ends in 0.5 * -2 + 0.5 * -3.5. Such steps are not the device's.
 #[test]
 fn master_weights_follow_an_overwritten_parameter() {
-    let often = config(0.5).with_overwrite_frequency(Some(2));
-    let mut run = Trial::new(masters(at_scale(16.0)).with_ema(often));
-    run = run.with_dtype(DType::F16);
-    for expected in [-1.0, -1.5, -2.5, -2.75] {
-        run.step(ONES);
-        assert_eq!(run.values(), [expected; 10]);
+    fn check<O: ModuleOptim>(optim: O) {
+        let mut run = Trial::at_border_with(optim, &f16_under(at_scale(16.0)));
+        let often = config(0.5).with_overwrite_frequency(Some(2));
+        run.optim = run.optim.with_ema(often);
+        run = run.with_dtype(DType::F16);
+        for expected in [-1.0, -1.5, -2.5, -2.75] {
+            run.take(run.model.plain(ONES));
+            assert_eq!(run.values(), [expected; 10]);
+        }
     }
+    check(MasterWeights::new(SgdConfig::new().build()));
+    check(FusedSgd::new(SgdConfig::new()));
 }
 
 /// Updates that f16 parameters lose are in the masters, and in their average: whoever keeps the masters.

@@ -161,14 +161,24 @@ fn a_threshold_that_is_not_positive_is_refused() {
     }
 }
 
+/// Such steps are not the device's.
 #[test]
 fn clipping_of_the_inner_optimizer_comes_after() {
-    let inner = SgdConfig::new().init();
-    let inner = inner.with_grad_clipping(GradientClipping::Value(0.25));
-    let optim = ScaledOptimizer::new(inner, sgd().scaler().clone());
-    let mut run = Trial::new(optim.with_clipping(Value(0.5)));
-    run.step(GRADIENT);
-    assert_eq!(run.values()[6..], [0.125, -0.25, -0.25, 0.25]);
+    fn stepped<O: ModuleOptim>(optim: O) -> Vec<f64> {
+        let mut run = Trial::at_border_with(optim, &f16_under(at_scale(1024.0)));
+        run.optim = run.optim.with_clipping(GlobalNorm(1.0));
+        run.take(run.model.plain(GRADIENT));
+        run.values()
+    }
+    let inner = GradientClippingConfig::Value(0.25);
+    let config = SgdConfig::new().with_gradient_clipping(Some(inner));
+    let coefficient = 1.0 / (l2(&GRADIENT) + 1e-6);
+    for values in [stepped(config.init()), stepped(FusedSgd::new(config))] {
+        for (found, value) in values.into_iter().zip(GRADIENT) {
+            let expected = -(value * coefficient).clamp(-0.25, 0.25);
+            assert!((found - expected).abs() < 1e-6, "{found}, {expected}");
+        }
+    }
 }
 
 /// They stay f64, by coefficients in f64.

@@ -25,14 +25,6 @@ fn gradients(net: &Net, step: usize) -> GradientsParams {
     grads
 }
 
-#[test]
-fn optimizer_mut_reaches_the_inner_optimizer() {
-    let adam = AdamConfig::new().init();
-    let mut optim = ScaledOptimizer::new(adam.clone(), scaler());
-    *optim.optimizer_mut() = adam.with_grad_clipping(GradientClipping::Value(1e-3));
-    assert!(optim.optimizer().has_gradient_clipping());
-}
-
 /// As Burn's own `step_multi` and as the sum of the parts, bit for bit; an overflow in one part skips the step for all. A loss may have reached
 /// the head on one device only.
 #[test]

@@ -123,6 +123,21 @@ fn a_setting_of_a_pipeline_leaves_the_last_outcome() {
     holds(1, &[Flush, Set(Setting::Interval(1))]);
 }
 
+/// Where the device alone knows of it, too.
+#[test]
+fn a_skipped_step_leaves_the_averages() {
+    for skipped in [NAN, OVERFLOW] {
+        let steps = [GOOD, GOOD, skipped, GOOD].map(Train);
+        let program = Program::new(1, &steps);
+        let averages = true;
+        differs(&Program {
+            averages,
+            ..program
+        })
+        .unwrap();
+    }
+}
+
 #[test]
 fn a_record_after_skipped_steps_alone_holds_no_state() {
     let skips = [Train(OVERFLOW), Train(OVERFLOW), Action::Save];

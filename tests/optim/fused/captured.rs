@@ -6,17 +6,22 @@ use burn::nn::{Dropout, Embedding};
 use burn::{nn::loss::CrossEntropyLossConfig, nn::transformer::TransformerEncoder};
 use std::cell::Cell;
 
-use super::adam;
-use super::matrix::{Plan, check, same_bits};
+use super::matrix::{check, same_bits};
 use super::run::{Batch, Run, captured, default_run, has_graphs, loss, of_rows, train};
+use super::{adam, nesterov};
 use crate::support::*;
 
 #[test]
 fn plain_and_clipped() {
-    use GradientClip::{GlobalNorm, Value};
-    check(adam(), Plan::default(), 100);
-    let clips = [(None, GlobalNorm(0.1)), (Some("head"), Value(0.02))];
-    check(adam(), Plan::clipped(&clips), 40);
+    use GradientClip::{GlobalNorm, Norm, Value};
+    check(adam(), &[], 100);
+    let clips = [
+        (None, GlobalNorm(0.02)),
+        (Some("head"), GlobalNorm(0.05)),
+        (Some("hidden.bias"), Norm(0.001)),
+        (Some("head.bias"), Value(0.004)),
+    ];
+    check(nesterov(), &clips, 40);
 }
 
 /// A network with embeddings, attention and tied weights; its batches are integers.
@@ -45,7 +50,7 @@ fn a_gpt() {
         let loss = CrossEntropyLossConfig::new().init(&device);
         loss.forward(logits, next)
     };
-    same_bits((adam(), Plan::default()), &gpt, 20, batch, loss);
+    same_bits((adam(), &[]), &gpt, 20, batch, loss);
 }
 
 /// A copy of a batch computes its activations again as the batch does.
@@ -54,13 +59,9 @@ fn a_step_with_gradient_checkpointing() {
     let device = device().gradient_checkpointing();
     let net: Linear = LinearConfig::new(4, 2).init(&device);
     let batch = |step| Tensor::<2>::full([3, 4], 0.25 * step as f64, &device);
-    same_bits(
-        (adam(), Plan::default()),
-        &net,
-        4,
-        batch,
-        |net, amp, x: Tensor<2>| amp.autocast(x, |x| net.forward(x).tanh()).square().mean(),
-    );
+    same_bits((adam(), &[]), &net, 4, batch, |net, amp, x: Tensor<2>| {
+        amp.autocast(x, |x| net.forward(x).tanh()).square().mean()
+    });
 }
 
 /// With a layer that draws random numbers.

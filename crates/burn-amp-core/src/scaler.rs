@@ -3,7 +3,7 @@
 use burn::{module::Module, optim::GradientsParams};
 use burn_amp_kernels::DeviceScale;
 use std::collections::VecDeque;
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, atomic::Ordering};
 
 mod accumulate;
 pub(crate) mod accumulation;
@@ -258,7 +258,9 @@ impl Scaler {
         let entries = Entries::of(grads.params(), module)?;
         let in_own_dtype = self.config().parameter_dtype_gradients;
         let mut grads = self.test(grads.into(), &entries, in_own_dtype)?;
-        self.agree(&mut grads, &mut None)?;
+        if let Some(ranks) = &self.ranks {
+            self.agree(ranks, &mut grads, &mut None)?;
+        }
         Ok(self.registered(grads))
     }
 
@@ -300,7 +302,9 @@ impl Scaler {
             (Some(window), None) => self.empty(window, entries.sums)?,
             (None, None) => return Ok(Inspected::Waits(StepOutcome::NoGradients)),
         };
-        self.agree(&mut tested, loss)?;
+        if let Some(ranks) = &self.ranks {
+            self.agree(ranks, &mut tested, loss)?;
+        }
         Ok(Inspected::Tested(tested.into(), last))
     }
 
@@ -456,7 +460,8 @@ impl Scaler {
 
     /// The observer of its `MixedPrecision`, if there is one.
     fn observer(&self) -> Option<Arc<dyn Observer>> {
-        self.amp.as_ref()?.observer()
+        let is_observed = self.live.is_observed.load(Ordering::Relaxed);
+        self.amp.as_ref().filter(|_| is_observed)?.observer()
     }
 
     /// Notifies the observer of its `MixedPrecision` that a step is over.

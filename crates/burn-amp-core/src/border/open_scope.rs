@@ -290,10 +290,11 @@ impl OpenScope {
         if is_tracked && (is_half(dtype) || dtype == DType::Flex32) {
             self.refuse(AmpError::border(BorderFault::Parameter, Some(path), dtype));
         }
-        let mut notes = locked(&self.notes);
-        notes.last_read = Some(path.clone());
-        notes.has_gradients |= is_tracked;
-        drop(notes);
+        {
+            let mut notes = locked(&self.notes);
+            notes.last_read = Some(path.clone());
+            notes.has_gradients |= is_tracked;
+        }
         match &self.dry {
             Some(dry) => dry.reads(path, &self.amp, self.side.dtype),
             // Of others, such as those of validation, no gradient comes.

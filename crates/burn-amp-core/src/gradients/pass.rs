@@ -10,7 +10,7 @@ use std::{iter::zip, mem::take};
 
 use crate::error::AmpError;
 use crate::gradients::{Entry, GradientStatus};
-use crate::values::{AnyTensor, Parameter};
+use crate::values::{AnyTensor, Parameter, with_rank};
 
 #[cfg(any(test, feature = "counts"))]
 thread_local! {
@@ -45,9 +45,11 @@ struct Group {
 pub(crate) fn handles(grads: &GradientsParams, entries: &[Entry], edge: Option<f32>) -> Pass {
     let mut pass = Pass::new(edge, entries.len());
     for (at, entry) in entries.iter().enumerate() {
-        if let Some(gradient) = entry.get(grads) {
-            pass.push(at, gradient, true);
-        }
+        with_rank!(entry.shape.num_dims(), D => {
+            if let Some(gradient) = grads.get::<D>(entry.id) {
+                pass.push(at, gradient, true);
+            }
+        });
     }
     pass
 }
@@ -61,7 +63,12 @@ impl Pass {
 
     /// Adds a gradient, at its position among all. If it is to `keep_dtype`, it is in its own dtype unscaled, and then measured as rounded; or else in
     /// f32 (f64 for f64).
-    pub(super) fn push(&mut self, position: usize, gradient: AnyTensor, keep_dtype: bool) {
+    pub(super) fn push<const D: usize>(
+        &mut self,
+        position: usize,
+        gradient: Tensor<D>,
+        keep_dtype: bool,
+    ) {
         let device = gradient.device();
         let is_ours = |g: &Group| g.device == device && g.keep_dtype == keep_dtype;
         let group = self.groups.iter().position(is_ours).unwrap_or_else(|| {
@@ -79,7 +86,7 @@ impl Pass {
             self.groups.len() - 1
         });
         let group = &mut self.groups[group];
-        group.list.push(gradient.into_handle::<1>().inner());
+        group.list.push::<D>(gradient.inner());
         group.positions.push(position);
     }
 
@@ -87,7 +94,7 @@ impl Pass {
     pub(crate) fn over(tensors: Vec<AnyTensor>) -> Self {
         let mut pass = Self::new(None, tensors.len());
         for (at, tensor) in tensors.into_iter().enumerate() {
-            pass.push(at, tensor, true);
+            pass.push::<1>(at, tensor.into_handle(), true);
         }
         pass
     }

@@ -226,7 +226,7 @@ impl UnscaledGradients {
         let mut pass = Pass::new(None, self.entries.len());
         for at in positions {
             if let Some(grad) = self.entries[*at].take(&mut self.params) {
-                pass.push(*at, grad, true);
+                pass.push::<1>(*at, grad.into_handle(), true);
             }
         }
         pass.unscale(factor)?;

@@ -32,7 +32,7 @@ pub(crate) fn unscale(
         }
         let wanted = DType::from(optimizer_dtype(entry.parameter, in_own_dtype));
         let keep_dtype = in_own_dtype && grad.dtype() == wanted;
-        pass.push(position, grad, keep_dtype);
+        pass.push::<1>(position, grad.into_handle(), keep_dtype);
     }
     log_unknown(grads.len());
     pass.unscale(inverse as f32)?;

@@ -14,7 +14,6 @@ use burn::module::ParamId;
 use burn_amp_kernels::PassedGradient;
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
-use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, ThreadId};
@@ -51,7 +50,7 @@ struct Queue {
 
 thread_local! {
     /// The handle whose scope this thread has opened last. Burn's graphs do not say through which scopes they pass.
-    static LAST: RefCell<Weak<BorderEvents>> = const { RefCell::new(Weak::new()) };
+    pub(super) static LAST: RefCell<Weak<BorderEvents>> = const { RefCell::new(Weak::new()) };
 }
 
 impl BorderEvents {
@@ -260,11 +259,8 @@ impl BorderEvents {
         queue.count_kept();
     }
 
-    /// Remembers the handle whose scope this thread has opened before, if it is another: one graph may pass both.
+    /// Remembers the handle whose scope this thread has opened before: one graph may pass both.
     pub(super) fn follow_the_last(self: &Arc<Self>) {
-        if LAST.with_borrow(|last| ptr::eq(last.as_ptr(), &**self)) {
-            return;
-        }
         let this = Arc::downgrade(self);
         let last = LAST.replace(this.clone());
         if let Some(other) = last.upgrade() {

@@ -41,6 +41,8 @@ pub(crate) struct LiveScale {
     /// The steps of which the host does not know the outcome, in their order. They belong to the scale, so that no optimizer that is dropped or
     /// cloned takes them along. Locked before all else.
     queue: Mutex<VecDeque<Box<dyn Pending>>>,
+    /// The number of tests so far.
+    pub(super) tests: AtomicU64,
     /// Held by the worker who explains a skip: the others take what it has found.
     pub(super) explaining: Mutex<()>,
     /// Gradients that nobody has tested since.
@@ -57,7 +59,7 @@ pub(super) struct State {
     /// The number of changes of the schedule.
     changes: u64,
     /// The scale as the device moves it, ahead by the steps in flight; none where the host does.
-    device_step: Option<Arc<DeviceStep>>,
+    pub(super) device_step: Option<Arc<DeviceStep>>,
     pub(super) members: Members,
     journal: Journal,
     /// The number of steps that were skipped, whatever for.
@@ -181,7 +183,7 @@ impl LiveScale {
 
     /// An optimizer has tested gradients of these parameters: what came to the border before is explained, or explains nothing.
     pub(crate) fn note_test(&self, id: OptimizerId, ids: impl FnOnce() -> Vec<ParamId>) {
-        self.untested.note_test();
+        self.tests.fetch_add(1, Ordering::Relaxed);
         // Held: another worker adds gradients of the next step once it has ended this one.
         let state = locked(&self.state);
         (self.events).note_test(ids, state.members.ended_by_others(id).is_some());

@@ -3,9 +3,12 @@
 use burn::module::ParamId;
 use burn_amp_kernels::{PassedGradient, UnreadEvent};
 use std::collections::{BTreeMap, VecDeque};
+use std::ptr;
 use std::sync::{Arc, atomic::Ordering};
 
-use crate::scale::border_events::{BorderEvent, EventPlace, Measured, OpenRegion, next_number};
+use crate::scale::border_events::{
+    BorderEvent, EventPlace, LAST, Measured, OpenRegion, next_number,
+};
 use crate::scale::live_scale::LiveScale;
 use crate::scale::members::OptimizerId;
 use crate::{
@@ -31,17 +34,25 @@ impl LiveScale {
         self.opened.fetch_add(1, Ordering::Relaxed);
         // Not where they come: a backward pass waits for nothing.
         self.events.fold_many(|region| self.needs_measures(region));
-        let (mut scale, mut device_step) = (1.0, None);
+        let mut scale = 1.0;
+        let mut device_step = None;
         if is_scaled {
+            let ([min, max], state) = (self.range, locked(&self.state));
+            device_step = state.device_step.clone();
+            scale = state.schedule.scale().clamp(min, max);
+        }
+        // It is of no use where its optimizer is gone.
+        device_step = device_step.filter(|step| step.has_owner());
+        let is_last = || LAST.with_borrow(|last| ptr::eq(last.as_ptr(), &*self.events));
+        if is_scaled && !is_last() {
             self.events.follow_the_last();
-            device_step = self.device_step();
-            if device_step.is_none() {
-                scale = self.scale().into();
-            }
         }
         Opened {
             number: next_number(),
-            scale,
+            scale: match &device_step {
+                Some(_) => 1.0,
+                None => scale.into(),
+            },
             device_step,
         }
     }
@@ -53,7 +64,9 @@ impl LiveScale {
 
     /// Remembers a gradient on its way back.
     pub(crate) fn add_event(&self, place: EventPlace, event: UnreadEvent) {
-        let untested = self.untested.add_arrival(event.node());
+        let untested = self
+            .untested
+            .add_arrival(event.node(), self.tests.load(Ordering::Relaxed));
         let (pass, event) = (event.pass(), Measured::OnDevice(Box::new(event)));
         self.events.add(place, None, pass, event);
         if let Some(count) = untested {

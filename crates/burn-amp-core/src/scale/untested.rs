@@ -14,8 +14,8 @@ const AFTER_TESTS: u64 = 1024;
 pub(super) struct Untested {
     /// Set once there was an optimizer.
     is_expected: AtomicBool,
-    /// Set once gradients were tested.
-    was_tested: AtomicBool,
+    /// The number of the last test that was met; 0 before the first.
+    test: AtomicU64,
     /// Gradients that came to scopes.
     arrivals: AtomicU64,
     /// Counts how often parameters have changed.
@@ -34,28 +34,23 @@ impl Untested {
         self.is_expected.store(true, Relaxed);
     }
 
-    /// Gradients were tested.
-    pub(super) fn note_test(&self) {
-        self.was_tested.store(true, Relaxed);
-        self.end();
-    }
-
     /// Gradients were tested, or wait in a window for their test.
     pub(super) fn end(&self) {
         self.arrivals.store(0, Relaxed);
         self.changes.store(0, Relaxed);
     }
 
-    /// Counts a gradient that came to a scope with this output. Returns how many came, once they are too many.
-    pub(super) fn add_arrival(&self, output: u64) -> Option<u64> {
+    /// Counts a gradient that came to a scope with this output, after the test of this number. Returns how many came, once they are too many.
+    pub(super) fn add_arrival(&self, output: u64, test: u64) -> Option<u64> {
         self.output.fetch_max(output, Relaxed);
+        if self.test.swap(test, Relaxed) != test {
+            self.end();
+        }
         let arrivals = self.arrivals.fetch_add(1, Relaxed) + 1;
-        let changes = self.changes.load(Relaxed);
-        let was_tested = self.was_tested.load(Relaxed);
-        let are_many = match (self.is_expected.load(Relaxed), was_tested) {
+        let are_many = match (self.is_expected.load(Relaxed), test) {
             (false, _) => arrivals >= WITHOUT_OPTIMIZER,
-            (true, false) => changes > WITHOUT_TEST,
-            (true, true) => changes > AFTER_TESTS,
+            (true, 0) => self.changes.load(Relaxed) > WITHOUT_TEST,
+            (true, _) => self.changes.load(Relaxed) > AFTER_TESTS,
         };
         (are_many && !self.warned.swap(true, Relaxed)).then_some(arrivals)
     }

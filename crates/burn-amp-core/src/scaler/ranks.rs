@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Scaler;
-use crate::peers::Ballot;
+use crate::peers::{Ballot, Ranks};
 use crate::{
     error::AmpError,
     gradients::UnscaledGradients,
@@ -11,15 +11,13 @@ use crate::{
 };
 
 impl Scaler {
-    /// Decides with the other ranks, if there are any, what was found in gradients. The `loss` becomes that of all.
+    /// Decides with the other ranks what was found in gradients. The `loss` becomes that of all.
     pub(super) fn agree(
         &self,
+        ranks: &Ranks,
         grads: &mut UnscaledGradients,
         loss: &mut Option<f64>,
     ) -> Result<(), AmpError> {
-        let Some(ranks) = &self.ranks else {
-            return Ok(());
-        };
         if !grads.finding.skips() && self.live.has_regions() {
             self.live.read_measures();
         }

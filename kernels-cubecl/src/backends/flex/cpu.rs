@@ -98,7 +98,7 @@ fn multiply_vectors<S: Simd, const N: usize>(values: &mut Group<f32>, factor: f3
         return false;
     };
     for vector in &mut all {
-        *vector = *vector * factor.splat::<S>();
+        *vector *= factor.splat::<S>();
     }
     *values = bytemuck::cast(all);
     true

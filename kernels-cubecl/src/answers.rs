@@ -17,7 +17,7 @@ impl<K: PartialEq, V: Clone> Answers<K, V> {
 
     /// The answer, if it was asked for.
     #[cfg(feature = "remote")]
-    pub(crate) fn known(&self, key: K) -> Option<V> {
+    pub(crate) fn answered(&self, key: K) -> Option<V> {
         self.place(key).get().cloned()
     }
 

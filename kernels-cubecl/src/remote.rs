@@ -108,7 +108,7 @@ pub(crate) fn stores(device: &Device, dtype: DType) -> bool {
 pub(crate) fn rows_on(device: &dyn std::any::Any) -> DType {
     #[cfg(feature = "remote")]
     if let Some(device) = device.downcast_ref::<burn::backend::RemoteDevice>() {
-        let answer = server::ROWS_OF.known(Device::new(device.clone()));
+        let answer = server::ROWS_OF.answered(Device::new(device.clone()));
         return answer.and_then(Result::ok).unwrap_or(DType::F32);
     }
     let _ = device;

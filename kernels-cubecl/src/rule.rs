@@ -88,14 +88,8 @@ impl ScaleState {
         capped(&self.words())
     }
 
-    /// Moves the scale after a step: what [`DeviceScale::advance`](crate::DeviceScale::advance) does, on the host. A step may have been skipped; if
-    /// the scale is not the cause, that `spares` it.
-    pub fn advance(&mut self, skipped: bool, spares: bool) {
-        self.become_next(|state, next| advance(state, next, skipped, false, spares));
-    }
-
-    /// As [`advance`](Self::advance), for a scale that moves by other numbers than this one's: counts a step and leaves the scale as it is.
-    /// Returns whether it is to back off, if the step was skipped, or to grow.
+    /// Counts a step as [`DeviceScale::advance`](crate::DeviceScale::advance) does, for a scale that moves by other numbers than this one's, and leaves
+    /// the scale as it is. Returns whether it is to back off, if the step was skipped, or to grow.
     pub fn count(&mut self, skipped: bool) -> bool {
         self.become_next(|state, next| count(state, next, skipped))
     }

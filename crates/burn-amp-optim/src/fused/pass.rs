@@ -98,9 +98,7 @@ impl Pass {
 
     fn push(&mut self, mut job: Job) {
         let decides = self.decides.as_ref();
-        let rehearsal =
-            |decides: &Arc<DeviceStep>| decides.rehearsal().as_ref().map(|known| known.what);
-        let rehearses = decides.and_then(rehearsal);
+        let rehearses = decides.and_then(|step| Some(step.rehearsal().as_ref()?.what));
         job.time = match rehearses {
             // That of a recording counts as no step.
             Some(Rehearses::Run | Rehearses::Recording) => job.time.resolved(),
@@ -142,7 +140,7 @@ impl Pass {
         let call = self.calls;
         self.calls += 1;
         let rows: Vec<_> = jobs.iter().map(|job| job.row).collect();
-        let time = |job: &Job| u32::try_from(job.time.given()).unwrap_or(u32::MAX);
+        let time = |job: &Job| u32::try_from(job.time.total()).unwrap_or(u32::MAX);
         let times: Vec<_> = jobs.iter().map(time).collect();
         let gradients: Vec<_> = jobs.iter().map(|job| job.position).collect();
         let Job { rule, device, .. } = &jobs[0];

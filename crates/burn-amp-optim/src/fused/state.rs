@@ -53,11 +53,11 @@ impl Time {
     /// The steps that were taken, as soon as all are resolved.
     fn taken(&self) -> usize {
         let run = self.run.as_ref();
-        self.given() - run.map_or(0, |run| run.skips(self.steps))
+        self.total() - run.map_or(0, |run| run.skips(self.steps))
     }
 
     /// The steps that the device was given; some of them may have been skipped.
-    pub(super) fn given(&self) -> usize {
+    pub(super) fn total(&self) -> usize {
         self.before + self.steps
     }
 

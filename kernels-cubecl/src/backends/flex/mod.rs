@@ -56,11 +56,14 @@ fn words(tensor: FlexTensor) -> Vec<u32> {
     words_of(&tensor.into_data())
 }
 
-/// Works on each tensor of the list, and in the order of the list on the results.
+/// Works on each tensor of the list, and in the order of the list on the results. No share is boxed, as parts of tensors are: few kinds of work come here,
+/// and a list may have thousands of small tensors.
 fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Sync) -> Vec<R> {
     let elements = tensors.iter().map(|tensor| tensor.layout().num_elements());
-    let values = elements.sum();
-    shared(tensors.into_iter(), values, work)
+    match elements.sum::<usize>() < PARALLEL {
+        true => tensors.into_iter().map(work).collect(),
+        false => tensors.into_par_iter().map(&work).collect(),
+    }
 }
 
 /// Works on parts that have so many values together, by several threads if that pays; the results are in their order. Each part is boxed, so that

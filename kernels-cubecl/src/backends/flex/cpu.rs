@@ -3,7 +3,7 @@
 use burn::tensor::Element;
 use bytemuck::Pod;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
-use macerator::{Scalar, Simd, Vector};
+use macerator::{Simd, Vector};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 use std::ops::{Add, AddAssign, Mul, RangeInclusive};
@@ -60,47 +60,44 @@ impl Real for f64 {}
 impl Real for f32 {
     #[inline(always)]
     fn multiply<S: Simd>(values: &mut Group<f32>, factor: f32) {
-        let _ = multiply_vectors::<S, 1>(values, factor)
-            || multiply_vectors::<S, 2>(values, factor)
-            || multiply_vectors::<S, 4>(values, factor)
-            || multiply_vectors::<S, 8>(values, factor);
+        in_vectors::<S>(values, [factor; LANES], |value, factor| value * factor);
     }
 
     #[inline(always)]
     fn add_squares<S: Simd>(sums: &mut Group<f32>, values: Group<f32>) {
-        let _ = add_in_vectors::<S, 1>(sums, values)
-            || add_in_vectors::<S, 2>(sums, values)
-            || add_in_vectors::<S, 4>(sums, values)
-            || add_in_vectors::<S, 8>(sums, values);
+        in_vectors::<S>(sums, values, |sum, value| value.mul_add(value, sum));
     }
 }
 
-/// Adds the squares if a group has so many vectors. Of a loop over values the compiler makes half as wide instructions, in
-/// some places; over bytes, it keeps the sums in memory.
+/// Changes a group by another, in vectors: of a loop over values the compiler makes half as wide instructions, in some places; or, where nothing is
+/// measured, a loop over groups that gathers a value from each and takes six times as long. Over bytes, it keeps sums in memory.
 #[inline(always)]
-fn add_in_vectors<S: Simd, const N: usize>(sums: &mut Group<f32>, values: Group<f32>) -> bool {
-    let Ok(values) = bytemuck::try_cast::<_, [Vector<S, f32>; N]>(values) else {
-        return false;
-    };
-    let mut all: [Vector<S, f32>; N] = bytemuck::cast(*sums);
-    for (sum, value) in all.iter_mut().zip(values) {
-        *sum = value.mul_add(value, *sum);
-    }
-    *sums = bytemuck::cast(all);
-    true
+fn in_vectors<S: Simd>(
+    to: &mut Group<f32>,
+    from: Group<f32>,
+    change: impl Fn(Vector<S, f32>, Vector<S, f32>) -> Vector<S, f32> + Copy,
+) {
+    let _ = in_so_many::<S, 1>(to, from, change)
+        || in_so_many::<S, 2>(to, from, change)
+        || in_so_many::<S, 4>(to, from, change)
+        || in_so_many::<S, 8>(to, from, change);
 }
 
-/// Multiplies if a group has so many vectors. Of a loop over values the compiler makes one over groups where nothing is
-/// measured, which gathers a value from each and takes six times as long.
+/// Does so if a group has so many vectors.
 #[inline(always)]
-fn multiply_vectors<S: Simd, const N: usize>(values: &mut Group<f32>, factor: f32) -> bool {
-    let Ok(mut all) = bytemuck::try_cast::<_, [Vector<S, f32>; N]>(*values) else {
+fn in_so_many<S: Simd, const N: usize>(
+    to: &mut Group<f32>,
+    from: Group<f32>,
+    change: impl Fn(Vector<S, f32>, Vector<S, f32>) -> Vector<S, f32>,
+) -> bool {
+    let Ok(from) = bytemuck::try_cast::<_, [Vector<S, f32>; N]>(from) else {
         return false;
     };
-    for vector in &mut all {
-        *vector *= factor.splat::<S>();
+    let mut all: [Vector<S, f32>; N] = bytemuck::cast(*to);
+    for (to, from) in all.iter_mut().zip(from) {
+        *to = change(*to, from);
     }
-    *values = bytemuck::cast(all);
+    *to = bytemuck::cast(all);
     true
 }
 

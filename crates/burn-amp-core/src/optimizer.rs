@@ -450,10 +450,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: M,
         grads: MultiGradientsParams,
     ) -> Result<M, StepError<M>> {
-        let mut each = grads.grads.iter();
-        let fits = |(grads, _): &(GradientsParams, _)| Entries::of(grads, &module).map(drop);
-        if let Err(error) = (self.check_settings()).and_then(|()| each.try_for_each(fits)) {
+        if let Err(error) = self.check_settings() {
             return Err(self.refused(module, error));
+        }
+        for (of_device, _) in &grads.grads {
+            if let Err(error) = Entries::of(of_device, &module) {
+                return Err(self.refused(module, error));
+            }
         }
         let grads = sum_of_devices(grads, &module);
         self.try_step(lr, module, grads)

@@ -436,7 +436,7 @@ impl Scaler {
         let is_new = || !self.account(|account| account.warned_of_zeros);
         if let Some(status) = status
             && found.measures.are_all_zero()
-            && !self.schedule().is_idle()
+            && !self.live.is_idle()
             && is_new()
             && (self.watch.is_scaled() || self.live.events.have_arrived())
         {

@@ -280,7 +280,7 @@ impl MixedPrecision {
     /// Says whether gradients are multiplied inside a scope: not in f32, not with a scaler that is turned off, and not in bf16 as long as its scale
     /// stays at 1.
     pub fn is_scaled(&self) -> bool {
-        let is_idle = || self.dtype() == FloatDType::BF16 && self.live().schedule().is_idle();
+        let is_idle = || self.dtype() == FloatDType::BF16 && self.live().is_idle();
         self.shared.enabled && self.shared.dtype != FloatDType::F32 && !is_idle()
     }
 

@@ -119,8 +119,18 @@ impl LiveScale {
         locked(&self.state).schedule.scale().clamp(min, max)
     }
 
+    /// The scale as a program is shown it: 1 where it is disabled.
+    pub(crate) fn loss_scale(&self) -> f32 {
+        locked(&self.state).schedule.scale()
+    }
+
     pub(crate) fn schedule(&self) -> LossScale {
         locked(&self.state).schedule.clone()
+    }
+
+    /// Says whether the scale multiplies nothing; see [`LossScale::is_idle`]. A scope asks it for each parameter, and copies no schedule for that.
+    pub(crate) fn is_idle(&self) -> bool {
+        locked(&self.state).schedule.is_idle()
     }
 
     /// The settings of the schedule.

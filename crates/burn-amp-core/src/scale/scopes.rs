@@ -133,7 +133,7 @@ impl LiveScale {
             (None, Some(before)) if is_empty => (before, Grounds::Earlier),
             (Some(((SkipCause::Unknown, _), _)), Some(before)) => (before, Grounds::Earlier),
             (Some(first), _) => first,
-            (None, _) if self.is_of_scopes() && self.schedule().is_idle() => {
+            (None, _) if self.is_of_scopes() && self.is_idle() => {
                 let output_finite = true;
                 let loss = SkipCause::Loss { output_finite };
                 ((loss, Vec::new()), Grounds::Guess)

@@ -7,7 +7,7 @@ use crate::scale::loss_scale::{GradScalerConfig, LossScale};
 impl Scaler {
     /// The loss scale at present; 1 if disabled (as PyTorch's `get_scale`).
     pub fn loss_scale(&self) -> f32 {
-        self.schedule().scale()
+        self.live.loss_scale()
     }
 
     /// The factor of a growth; 1 for a static scale.

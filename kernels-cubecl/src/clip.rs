@@ -13,13 +13,14 @@
 //! assert_eq!(factors[2], 0.5);
 //! ```
 
+use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor};
 #[cfg(feature = "cubecl")]
 use cubecl::prelude::*;
 use std::collections::HashMap;
 
-use crate::BufferAddress;
-use crate::{status::FIELDS, words::upload};
+use crate::ops::{BufferAddress, first};
+use crate::{Job, Status, status::FIELDS, words::upload};
 
 /// How one gradient is clipped by a norm. Thresholds are above 0; an infinite one never clips, and one below 2^-126 is taken as that.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -45,8 +46,10 @@ pub enum NormClip {
 /// where each group ends among them.
 const WORDS: usize = 2;
 
-/// The gradient's own norm. 0 is nobody's, and what is above counts through the groups of a table.
+/// The gradient's own norm; 0 is nobody's.
 const OWN: u32 = 1;
+/// That of a group.
+const JOINT: u32 = 2;
 
 /// What `torch.nn.utils.clip_grad_norm_` adds to the norm.
 const EPSILON: f32 = 1e-6;
@@ -64,16 +67,15 @@ fn words(clips: &[NormClip]) -> Vec<u32> {
     let mut members: Vec<Vec<u32>> = Vec::new();
     for (gradient, clip) in (0..).zip(clips) {
         let (kind, threshold) = match *clip {
-            NormClip::Own(threshold) => (OWN, threshold),
-            NormClip::Joint { group, threshold } => {
+            NormClip::Own(threshold) if threshold.is_finite() => (OWN, threshold),
+            NormClip::Joint { group, threshold } if threshold.is_finite() => {
                 let number = *numbers.entry(group).or_insert(members.len());
                 members.resize(members.len().max(number + 1), Vec::new());
                 members[number].push(gradient);
-                (OWN + 1 + number as u32, threshold)
+                (JOINT, threshold)
             }
-            NormClip::Not => (0, f32::INFINITY),
+            _ => (0, 0.0),
         };
-        let kind = if threshold.is_finite() { kind } else { 0 };
         table.extend([kind, threshold.max(f32::MIN_POSITIVE).to_bits()]);
     }
     let mut end = 0;
@@ -101,14 +103,19 @@ impl ClipTable {
         Self(upload(words, length, device))
     }
 
+    /// What the gradients of a status are multiplied by: of each of the table, in f32. None of an empty list. Does not wait for the device.
+    pub fn factors(&self, status: &Status) -> Option<Tensor<1>> {
+        let tensors = [self.0.clone(), status.rows.clone()?].map(Tensor::into_dispatch);
+        Some(Tensor::from_dispatch(first::<Dispatch>(tensors, Job::Clip)))
+    }
+
     /// Where its words are: see [`BufferAddress`].
     pub fn address(&self) -> Option<BufferAddress> {
         BufferAddress::of(self.0.clone().into_dispatch())
     }
 }
 
-/// What gradients with these norms are multiplied by: the very factors that a device finds in
-/// [`DeviceScale::decide`](crate::DeviceScale::decide).
+/// What gradients with these norms are multiplied by: the very [factors](ClipTable::factors) that a device finds.
 pub fn clip_factors(clips: &[NormClip], norms: &[f64]) -> Vec<f32> {
     factors(&words(clips), norms)
 }
@@ -116,20 +123,23 @@ pub fn clip_factors(clips: &[NormClip], norms: &[f64]) -> Vec<f32> {
 /// As [`clip_factors`], by the words of a table.
 pub(crate) fn factors(table: &[u32], norms: &[f64]) -> Vec<f32> {
     let rows: Vec<u32> = norms.iter().flat_map(|norm| row_of(*norm)).collect();
-    let joint = |group| {
+    let own = |gradient| own_factor(table, &rows, gradient);
+    let mut factors: Vec<f32> = (0..norms.len()).map(own).collect();
+    for group in 0..groups(table.len(), norms.len()) {
         let (begin, end) = members(table, norms.len(), group);
-        let norms = || (table[begin..end].iter()).map(|row| norm_of(&rows, *row as usize));
+        let members = table[begin..end].iter().map(|member| *member as usize);
+        let norms = || members.clone().map(|member| norm_of(&rows, member));
         let largest = norms().map(|(exponent, _)| exponent).max().unwrap_or(0);
         let mut sum = [0; 3];
         norms().for_each(|norm| add_square(&mut sum, 0, norm, largest));
-        joint_factor(table, begin, largest, &sum).to_bits()
-    };
-    let joint: Vec<u32> = (0..groups(table.len(), norms.len())).map(joint).collect();
-    let factor = |gradient| factor_of(table, &rows, &joint, gradient);
-    (0..norms.len()).map(factor).collect()
+        let joint = joint_factor(table, begin, largest, &sum);
+        members.for_each(|member| factors[member] = joint);
+    }
+    factors
 }
 
 /// The groups of a table of so many words.
+#[cfg_attr(feature = "cubecl", cube)]
 pub(crate) fn groups(words: usize, gradients: usize) -> usize {
     words - (WORDS + 1) * gradients
 }
@@ -147,15 +157,18 @@ fn row_of(norm: f64) -> [u32; FIELDS] {
     row
 }
 
-/// What a gradient is multiplied by: of the table, of the words of all gradients' rows, and of the bits of the groups' factors. As what follows,
-/// one for the host and for CubeCL's kernels.
+/// Whether a gradient is clipped by the norm of a group. As what follows, one for the host and for CubeCL's kernels.
+#[cfg(feature = "cubecl")]
+#[cube]
+pub(crate) fn is_joint(table: &[u32], gradient: usize) -> bool {
+    table[gradient * WORDS] == JOINT
+}
+
+/// What a gradient of no group is multiplied by: of the table, and of the words of all gradients' rows.
 #[cfg_attr(feature = "cubecl", cube)]
-pub(crate) fn factor_of(table: &[u32], rows: &[u32], joint: &[u32], gradient: usize) -> f32 {
-    let kind = table[gradient * WORDS];
+pub(crate) fn own_factor(table: &[u32], rows: &[u32], gradient: usize) -> f32 {
     let mut factor = 1.0f32;
-    if kind > OWN {
-        factor = f32::from_bits(joint[(kind - OWN - 1u32) as usize]);
-    } else if kind == OWN {
+    if table[gradient * WORDS] == OWN {
         let (exponent, mantissa) = norm_of(rows, gradient);
         factor = quotient(table[gradient * WORDS + 1], exponent, mantissa);
     }

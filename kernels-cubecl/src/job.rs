@@ -43,9 +43,11 @@ pub enum Job {
         /// What overflows at the border before the scale has multiplied it: from here on, over the scale.
         largest: f32,
     },
+    /// Gives the factors by which gradients are clipped, of a [`ClipTable`](crate::ClipTable) and the rows of [`Status`](crate::Status).
+    Clip,
     /// Gives the rows of an update that the state in the second tensor decides, of what the first has, flat: a row, a time and a gradient for
-    /// each parameter, as [`DeviceScale::send`](crate::DeviceScale::send) describes them. If there are more, a
-    /// [`ClipTable`](crate::ClipTable) and the rows of [`Status`](crate::Status), the gradients are clipped.
+    /// each parameter, as [`DeviceScale::send`](crate::DeviceScale::send) describes them. If there is a third, it has a factor for each
+    /// gradient.
     Decide {
         /// Whose step.
         rule: UpdateRule,
@@ -123,8 +125,10 @@ pub(crate) struct Kernels<T> {
     pub(crate) update: fn(Vec<Vec<T>>, T, UpdateRule) -> Vec<T>,
     /// Of state and rows, those of the border and of what left it, and what overflows there.
     pub(crate) advance: fn([T; 2], Vec<T>, f32) -> T,
-    /// Of what is undecided and the state, and what clipping takes.
-    pub(crate) decide: fn([T; 2], Vec<T>, UpdateRule) -> T,
+    /// Of table and rows.
+    pub(crate) clip: fn([T; 2]) -> T,
+    /// Of what is undecided and the state, and the factors of clipping.
+    pub(crate) decide: fn([T; 2], Option<T>, UpdateRule) -> T,
 }
 
 impl<T: TensorMetadata> Kernels<T> {
@@ -145,9 +149,10 @@ impl<T: TensorMetadata> Kernels<T> {
                 let (both, border) = taken(tensors);
                 vec![(self.advance)(both, border, largest)]
             }
+            Job::Clip => vec![(self.clip)(taken(tensors).0)],
             Job::Decide { rule } => {
-                let (both, clip) = taken(tensors);
-                vec![(self.decide)(both, clip, rule)]
+                let (both, mut factors) = taken(tensors);
+                vec![(self.decide)(both, factors.pop(), rule)]
             }
         }
     }

@@ -22,7 +22,7 @@ use crate::ops::{BufferAddress, first};
 use crate::rule::{self, ScaleState, WORDS, word};
 use crate::step::{UNDECIDED, UpdateRow, UpdateRule};
 use crate::words::{upload, words_of};
-use crate::{ClipTable, Job, Status, UnreadEvent, device::has_kernels};
+use crate::{Job, Status, UnreadEvent, device::has_kernels};
 
 impl ScaleState {
     /// Sends the state to a device. Does not wait for it.
@@ -99,18 +99,14 @@ impl DeviceScale {
     /// The rows of an [`update`](crate::update) that this decides, of what was [sent](Self::send): taken unless the last step was skipped. Of
     /// shape `[parameters, 12]`; does not wait for the device.
     ///
-    /// `clip` is how gradients are clipped, and what was found in them: each row's `scale` is multiplied by the factor that
-    /// [`clip_factors`](crate::clip_factors) gives.
+    /// `factors` are those by which gradients are clipped, of a [`ClipTable`](crate::ClipTable): each row's `scale` is multiplied by its gradient's.
     pub fn decide(
         &self,
         rule: UpdateRule,
         sent: Tensor<1>,
-        clip: Option<(&ClipTable, &Status)>,
+        factors: Option<Tensor<1>>,
     ) -> Tensor<2> {
-        // Of an empty list there are no norms.
-        let clip = clip.and_then(|(table, status)| Some([table.0.clone(), status.rows.clone()?]));
-        let clip = clip.into_iter().flatten();
-        let tensors = [sent, self.0.clone()].into_iter().chain(clip);
+        let tensors = [sent, self.0.clone()].into_iter().chain(factors);
         let tensors = tensors.map(Tensor::into_dispatch);
         Tensor::from_dispatch(first::<Dispatch>(tensors, Job::Decide { rule }))
     }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use burn::{backend::cubecl::dtype_to_storage_type, tensor::DType};
 use burn_amp_kernels::kernel::pass::{Form, Mode, loads, measure};
-use burn_amp_kernels::kernel::schedule::{advance, decide, join};
+use burn_amp_kernels::kernel::schedule::{advance, decide, factors};
 use burn_amp_kernels::kernel::{finish, histogram, schedule, update};
 use burn_amp_kernels::{UpdateRule, kernel::elementwise::weigh};
 use cubecl::ir::{DeviceIdentity, HardwareProperties, MemoryDeviceProperties};
@@ -84,8 +84,8 @@ pub(crate) enum Kernel {
         rule: UpdateRule,
         clipped: bool,
     },
-    /// The factors of groups that are clipped by one norm.
-    Join,
+    /// The factors by which gradients are clipped.
+    Factors,
     FinishStatus {
         /// Units of a tensor.
         units: u32,
@@ -204,7 +204,7 @@ impl Shape {
             };
             add(Kernel::Update { rule }, (input, output), tensors, width);
         }
-        let mut others = vec![Kernel::Join, Kernel::FinishHistogram];
+        let mut others = vec![Kernel::Factors, Kernel::FinishHistogram];
         others.extend([1, finish::UNITS].map(|units| Kernel::FinishStatus { units }));
         others.extend([0, 1, 2].map(|border| Kernel::Advance { border }));
         for clipped in [false, true] {
@@ -264,13 +264,13 @@ impl Shape {
                 (vec![floats(rows)], vec![], 0)
             }
             Kernel::Decide { rule, clipped } => {
-                // Both betas; Adam's epsilon; the scale.
-                let loads = 2 + usize::from(rule == ADAM) + usize::from(clipped);
+                // Both betas; Adam's epsilon; the scale, and its factor.
+                let loads = 2 + usize::from(rule == ADAM) + 2 * usize::from(clipped);
                 // What was sent; whether it is taken and fresh; two that the step's time decides; the scale.
                 let stores = 3 + 2 * usize::from(rule != SGD) + usize::from(clipped);
                 (vec![floats(loads)], vec![floats(stores)], 0)
             }
-            Kernel::Join => (vec![], vec![floats(1)], 0),
+            Kernel::Factors => (vec![], vec![floats(2)], 0),
             Kernel::FinishStatus { .. } => (vec![], vec![floats(FIELDS)], 0),
             Kernel::FinishHistogram => (vec![], vec![floats(2)], 0),
         };
@@ -340,10 +340,10 @@ impl Shape {
             ),
             Kernel::Decide { rule, clipped } => kernel!(
                 decide::Decide, finish::UNITS;
-                buffer(), buffer(), buffers(3 * usize::from(clipped)), buffer(), rule
+                buffer(), buffer(), buffers(usize::from(clipped)), buffer(), rule
             ),
-            Kernel::Join => kernel!(
-                join::Join, schedule::UNITS;
+            Kernel::Factors => kernel!(
+                factors::Factors, schedule::UNITS;
                 buffer(), buffer(), buffer(), schedule::UNITS
             ),
             Kernel::FinishStatus { units } => kernel!(

@@ -18,6 +18,7 @@ pub(crate) const COMPOSED: Kernels<DispatchTensor> = Kernels {
     mul_cast: mul_cast::<Dispatch>,
     update: |_, _, rule| no_kernel(Job::Update { rule }),
     advance: |_, _, largest| no_kernel(Job::Advance { largest }),
+    clip: |_| no_kernel(Job::Clip),
     decide: |_, _, rule| no_kernel(Job::Decide { rule }),
 };
 

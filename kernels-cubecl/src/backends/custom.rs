@@ -18,7 +18,7 @@ macro_rules! name {
 
 impl Job {
     /// All jobs as they are queued: of two numbers, and the dtype of what they give first.
-    pub(super) const ALL: [fn([f64; 2], FloatDType) -> Self; 8] = [
+    pub(super) const ALL: [fn([f64; 2], FloatDType) -> Self; 9] = [
         |[keep_dtype, edge], _| Self::Unscale {
             keep_dtype: keep_dtype != 0.0,
             edge: edge as f32,
@@ -33,6 +33,7 @@ impl Job {
         |[largest, _], _| Self::Advance {
             largest: largest as f32,
         },
+        |_, _| Self::Clip,
         |[rule, _], _| Self::Decide {
             rule: UpdateRule::of_number(rule as u8),
         },
@@ -61,6 +62,7 @@ impl Job {
             }
             Self::Update { rule } => (name!("update"), [rule.number().into(), 0.0]),
             Self::Advance { largest } => (name!("advance"), [largest.into(), 0.0]),
+            Self::Clip => (name!("clip"), [0.0; 2]),
             Self::Decide { rule } => (name!("decide"), [rule.number().into(), 0.0]),
         }
     }
@@ -90,6 +92,10 @@ impl Job {
                 let parameters = rule.parameters(inputs, |tensor| tensor.dtype);
                 let written = parameters.iter().flat_map(|own| &own[1..]);
                 written.map(|tensor| like(tensor)).collect()
+            }
+            Self::Clip => {
+                let gradients = inputs[1].shape.num_elements() / FIELDS;
+                vec![(Shape::from([gradients]), DType::F32)]
             }
             Self::Decide { .. } => {
                 let parameters = first.shape.num_elements() / UNDECIDED;

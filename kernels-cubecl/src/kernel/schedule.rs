@@ -74,14 +74,22 @@ fn largest_of(own: u32, #[comptime] units: u32) -> u32 {
     all[0]
 }
 
-/// The factors of groups of gradients that are clipped by one norm: a cube for each group.
+/// The factors by which gradients are clipped: a cube for each group of one norm, and a unit for each gradient that is in none.
 #[cube(launch_unchecked)]
-pub fn join(table: &[u32], rows: &[u32], factors: &mut [f32], #[comptime] units: u32) {
+pub fn factors(table: &[u32], rows: &[u32], factors: &mut [f32], #[comptime] units: u32) {
     let unit = UNIT_POS as usize;
     let own = 3 * unit;
+    let gradients = factors.len();
+    let mut gradient = ABSOLUTE_POS;
+    while gradient < gradients {
+        if !clip::is_joint(table, gradient) {
+            factors[gradient] = clip::own_factor(table, rows, gradient);
+        }
+        gradient += CUBE_COUNT * units as usize;
+    }
     let mut group = CUBE_POS;
-    while group < factors.len() {
-        let (begin, end) = clip::members(table, rows.len() / FIELDS, group);
+    while group < clip::groups(table.len(), gradients) {
+        let (begin, end) = clip::members(table, gradients, group);
         let mut largest = 0u32;
         let mut at = begin + unit;
         while at < end {
@@ -112,21 +120,28 @@ pub fn join(table: &[u32], rows: &[u32], factors: &mut [f32], #[comptime] units:
             distance /= 2u32;
         }
         if UNIT_POS == 0u32 {
-            factors[group] = clip::joint_factor(table, begin, largest, &sums);
+            sums[0] = clip::joint_factor(table, begin, largest, &sums).to_bits();
         }
+        sync_cube();
+        let joint = f32::from_bits(sums[0]);
+        at = begin + unit;
+        while at < end {
+            factors[table[at] as usize] = joint;
+            at += units as usize;
+        }
+        // The next group writes there.
+        sync_cube();
         group += CUBE_COUNT;
     }
 }
 
-/// Decides rows of an update, a unit for each.
-///
-/// `clip` has nothing, or a table of how gradients are clipped, the rows of their status, and the factors of the groups.
+/// Decides rows of an update, a unit for each. `clip` has nothing, or the factors of all gradients.
 #[cube(launch_unchecked)]
 #[allow(clippy::manual_memcpy, clippy::len_zero)]
 pub fn decide(
     undecided: &[u32],
     state: &[u32],
-    clip: &Sequence<Box<[u32]>>,
+    clip: &Sequence<Box<[f32]>>,
     rows: &mut [f32],
     #[comptime] rule: UpdateRule,
 ) {
@@ -138,7 +153,7 @@ pub fn decide(
         rule::decide(rows, to, state, undecided[from + ROW], rule.runtime());
         if comptime!(clip.len() > 0) {
             let gradient = undecided[from + ROW + 1] as usize;
-            rows[to + column::SCALE] *= clip::factor_of(&clip[0], &clip[1], &clip[2], gradient);
+            rows[to + column::SCALE] *= clip[0][gradient];
         }
     }
 }

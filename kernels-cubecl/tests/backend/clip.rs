@@ -19,7 +19,7 @@ fn check(gradients: &[Vec<f32>], clips: &[NormClip]) -> usize {
     let rows = vec![row; order.len()];
     let scale = ScaleState::default().upload(&device);
     let sent = DeviceScale::send(&rows, &order, &order, &device);
-    let rows = scale.decide(SGD, sent, Some((&table, &status)));
+    let rows = scale.decide(SGD, sent, table.factors(&status));
     let rows: Vec<f32> = rows.into_data().iter().collect();
     let found: Vec<u32> = rows.chunks(12).rev().map(|row| row[1].to_bits()).collect();
     let norms: Vec<f64> = status.read().iter().map(|status| status.norm).collect();

@@ -11,7 +11,7 @@ use burn_amp_core::internal::{AnyTensor, ParamTensor, during, is_half, locked};
 use burn_amp_torch::internal::WithMaster;
 
 /// Parameters that are stepped together: with more, the lists of their tensors leave the cache, and are new memory in each step.
-const TOGETHER: usize = 512;
+const TOGETHER: usize = 504;
 
 thread_local! {
     /// The pass of the module that is being stepped.
@@ -79,6 +79,8 @@ pub(super) struct Pass {
     calls: usize,
     /// The step of the device that decides it; none where the host has decided.
     decides: Option<Arc<DeviceStep>>,
+    /// The factors by which that step clips the gradients.
+    clip: Option<Tensor<1>>,
     /// The factors of the gradients, in their order, where the host decides.
     factors: Vec<f32>,
 }
@@ -146,11 +148,7 @@ impl Pass {
         let Job { rule, device, .. } = &jobs[0];
         let update = |list, sent| {
             let rows = match &self.decides {
-                Some(decides) => {
-                    let clip = decides.clip.as_ref();
-                    let clip = clip.map(|(table, status)| (table, status));
-                    decides.scale.decide(*rule, sent, clip)
-                }
+                Some(decides) => decides.scale.decide(*rule, sent, self.clip.clone()),
                 None => taken_on(device).decide(*rule, sent, None),
             };
             // Asked before: see `can_update`.
@@ -220,7 +218,9 @@ pub(super) fn collected<T>(
     factors: Vec<f32>,
     f: impl FnOnce() -> T,
 ) -> (T, Vec<Stepped>) {
+    let clip = decides.as_ref().and_then(|decides| decides.clip.as_ref());
     let pass = Pass {
+        clip: clip.and_then(|(table, status)| table.factors(status)),
         decides,
         factors,
         ..Pass::default()

@@ -138,23 +138,21 @@ pub(super) fn advance(both: [CubeTensor; 2], border: Vec<CubeTensor>, largest: f
     next
 }
 
-/// The factors of the groups of a table, by the rows of the gradients.
-fn joint_factors(table: &CubeTensor, rows: &CubeTensor) -> CubeTensor {
+/// The factors by which gradients are clipped.
+pub(super) fn clip([table, rows]: [CubeTensor; 2]) -> CubeTensor {
     let gradients = rows.meta.num_elements() / FIELDS;
     let groups = clip::groups(table.meta.num_elements(), gradients);
-    let factors = floats(rows, [groups.max(1)]);
+    let factors = floats(&rows, [gradients]);
     let units = units(&rows.client, schedule::UNITS);
-    if groups == 0 {
-        return factors;
-    }
-    // SAFETY: the table says where each group's members are, and each of these has a row.
+    let count = groups.max(gradients.div_ceil(units as usize));
+    // SAFETY: the table says where each group's members are, and each of these has a row and a factor.
     unsafe {
-        schedule::join::launch_unchecked(
+        schedule::factors::launch_unchecked(
             &rows.client,
-            cubes(groups.min(MAX_COUNT)),
+            cubes(count.min(MAX_COUNT)),
             CubeDim::new_1d(units),
-            arg(table),
-            arg(rows),
+            arg(&table),
+            arg(&rows),
             arg(&factors),
             units,
         );
@@ -165,18 +163,15 @@ fn joint_factors(table: &CubeTensor, rows: &CubeTensor) -> CubeTensor {
 /// Rows of an update, decided by the state of a loss scale.
 pub(super) fn decide(
     both: [CubeTensor; 2],
-    mut clip: Vec<CubeTensor>,
+    factors: Option<CubeTensor>,
     rule: UpdateRule,
 ) -> CubeTensor {
-    if let [table, rows] = &clip[..] {
-        clip.push(joint_factors(table, rows));
-    }
     let parameters = both[0].meta.num_elements() / step::UNDECIDED;
     let rows = floats(&both[1], [parameters, step::ROW]);
     let units = units(&rows.client, finish::UNITS);
     let [undecided, state] = both.map(CubeTensor::into_buffer_arg);
     // SAFETY: there are a row, a time and a gradient for each parameter; units beyond neither read nor write. The state has `WORDS` words.
-    // Table and status have an entry for each gradient, and each group has a factor.
+    // There is a factor for each gradient.
     unsafe {
         schedule::decide::launch_unchecked(
             &rows.client,
@@ -184,7 +179,7 @@ pub(super) fn decide(
             CubeDim::new_1d(units),
             undecided,
             state,
-            args(clip),
+            args(factors),
             arg(&rows),
             rule,
         );

@@ -22,6 +22,7 @@ const KERNELS: Kernels<CubeTensor> = Kernels {
     mul_cast: launch::mul_cast,
     update: |all, rows, rule| launch::update(&Limits::of(&rows.client), all, rows, rule),
     advance: launch::advance,
+    clip: launch::clip,
     decide: launch::decide,
 };
 

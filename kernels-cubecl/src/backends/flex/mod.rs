@@ -6,7 +6,7 @@ mod pass;
 mod update;
 
 use burn::backend::Flex;
-use burn::tensor::{Element, FloatDType, TensorData};
+use burn::tensor::{Element, ElementConversion, FloatDType, TensorData};
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
@@ -14,7 +14,7 @@ use crate::job::{Kernels, Scale, Scaling};
 use crate::rule::{self, WORDS};
 use crate::status::{FIELDS, encode, encode_count, row_norm};
 use crate::step::{ROW, UNDECIDED};
-use crate::words::{data_of, words_of};
+use crate::words::data_of;
 use crate::{
     AmpOps, CastOps, Job, TensorStatus, TensorVec, UpdateRule, clip::factors, memory::end_list,
 };
@@ -32,6 +32,7 @@ const KERNELS: Kernels<FlexTensor> = Kernels {
     mul_cast,
     update,
     advance,
+    clip,
     decide,
 };
 
@@ -49,11 +50,13 @@ fn value(tensor: FlexTensor) -> f32 {
 }
 
 fn numbers<N: Element>(tensor: FlexTensor) -> Vec<N> {
-    tensor.into_data().iter().collect()
+    // Not `into_data`, which copies what somebody else holds, and gives values one by one.
+    let whole = tensor.to_contiguous();
+    by_dtype!(whole.dtype(), T => whole.storage::<T>().iter().map(|value| (*value).elem()).collect())
 }
 
 fn words(tensor: FlexTensor) -> Vec<u32> {
-    words_of(&tensor.into_data())
+    numbers(tensor).into_iter().map(f32::to_bits).collect()
 }
 
 /// Works on each tensor of the list, and in the order of the list on the results. No share is boxed, as parts of tensors are: few kinds of work come here,
@@ -120,14 +123,16 @@ fn advance([state, rows]: [FlexTensor; 2], border: Vec<FlexTensor>, largest: f32
     FlexTensor::from_data(data_of(next, [WORDS]))
 }
 
-fn decide(both: [FlexTensor; 2], clip: Vec<FlexTensor>, rule: UpdateRule) -> FlexTensor {
+fn clip([table, rows]: [FlexTensor; 2]) -> FlexTensor {
+    let rows: Vec<f64> = numbers(rows);
+    let norms: Vec<f64> = rows.chunks_exact(FIELDS).map(row_norm).collect();
+    let factors = factors(&words(table), &norms);
+    FlexTensor::from_data(TensorData::new(factors, [norms.len()]))
+}
+
+fn decide(both: [FlexTensor; 2], factors: Option<FlexTensor>, rule: UpdateRule) -> FlexTensor {
     let [undecided, state] = both.map(words);
-    let clip: Option<[_; 2]> = clip.try_into().ok();
-    let factors = clip.map(|[table, rows]| {
-        let rows: Vec<f64> = numbers(rows);
-        let norms: Vec<f64> = rows.chunks_exact(FIELDS).map(row_norm).collect();
-        factors(&words(table), &norms)
-    });
+    let factors: Option<Vec<f32>> = factors.map(numbers);
     let rows = rule::decide_on_host(&undecided, &state, factors.as_deref(), rule);
     FlexTensor::from_data(TensorData::new(rows, [undecided.len() / UNDECIDED, ROW]))
 }

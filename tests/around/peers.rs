@@ -126,6 +126,30 @@ fn ranks_go_by_what_one_of_them_has_seen() {
     assert_eq!(*regions, [("region".to_string(), 8.0)]);
 }
 
+/// As where each rank has a part of the gradients. An infinity that no scope gave may be an overflow, but not beside a NaN that one of them has alone.
+#[test]
+fn a_nan_of_one_rank_spares_the_scale_of_all() {
+    for (parts, scale) in [
+        ([f32::INFINITY, f32::INFINITY], 512.0),
+        ([f32::INFINITY, f32::NAN], 1024.0),
+        ([f32::NAN, f32::INFINITY], 1024.0),
+    ] {
+        let ended = both(move |rank| {
+            let (mut one, part) = (one(), parts[rank.rank]);
+            one.optim = one.optim.with_peers(rank);
+            drop(one.gradients(loss(&one.amp, &one.model)));
+            let mut grads = GradientsParams::new();
+            grads.register(
+                one.model.weight.id,
+                Tensor::<2>::full([4, 2], part, &Device::flex()),
+            );
+            one.step(0.125, grads);
+            (one.amp.loss_scale(), one.counters().skipped())
+        });
+        assert_eq!(ended, [(scale, 1), (scale, 1)], "{parts:?}");
+    }
+}
+
 /// And compare their settings afterwards: a calibration is a vote, and no first step.
 #[test]
 fn ranks_calibrate_to_the_lowest_scale() {

@@ -11,7 +11,7 @@ pub(crate) mod unscale;
 
 pub(crate) use clip::{Factors, GradientClip};
 pub use culprit::failed_step;
-pub(crate) use entries::{Entries, Entry};
+pub(crate) use entries::{Entries, Entry, put_gradient};
 pub(crate) use pass::{Pass, handles};
 pub use running_statistics::unchanged;
 pub(crate) use status::GradientStatus;
@@ -82,7 +82,7 @@ pub fn widened<M: Module>(mut grads: GradientsParams, module: &M) -> GradientsPa
 pub fn placeholders(parameters: impl IntoIterator<Item = Parameter>) -> GradientsParams {
     let mut grads = GradientsParams::new();
     for Parameter { id, value, .. } in parameters {
-        with_rank!(value.rank(), D => grads.register::<D>(id, value.into_tensor()));
+        put_gradient(id, &mut grads, value);
     }
     grads
 }

@@ -3,7 +3,7 @@
 use burn::{module::Module, optim::GradientsParams};
 use burn_amp_kernels::DeviceScale;
 use std::collections::VecDeque;
-use std::sync::{Arc, Once, atomic::Ordering};
+use std::sync::{Arc, atomic::Ordering};
 
 mod accumulate;
 pub(crate) mod accumulation;
@@ -346,7 +346,6 @@ impl Scaler {
         grads: GradientsParams,
         entries: &Entries,
     ) -> Result<UnscaledGradients, AmpError> {
-        static SAID: Once = Once::new();
         match &self.amp {
             Some(amp) => {
                 if let Some(parameter) = entries.adapted.clone().filter(|_| amp.is_scaled()) {
@@ -354,12 +353,10 @@ impl Scaler {
                     return Err(AmpError::UnfrozenBase { parameter, name });
                 }
             }
-            None if entries.has_scopes => SAID.call_once(|| {
-                warn!(
-                    "this optimizer adjusts a loss scale of its own, which the model's `MixedPrecision` does not use: \
-                     build it with `ScaledOptimizer::new(optim, &amp)`"
-                );
-            }),
+            None if entries.has_scopes => warn_once!(
+                "this optimizer adjusts a loss scale of its own, which the model's `MixedPrecision` does not use: \
+                 build it with `ScaledOptimizer::new(optim, &amp)`"
+            ),
             _ => {}
         }
         let (unread, events) = match self.live.has_regions() {

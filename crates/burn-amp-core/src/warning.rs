@@ -23,6 +23,14 @@ macro_rules! warn {
     ($($message:tt)*) => { $crate::macros::write_warning(format!($($message)*), module_path!()) };
 }
 
+/// `warn!`, the first time in a process.
+macro_rules! warn_once {
+    ($($message:tt)*) => {{
+        static SAID: std::sync::Once = std::sync::Once::new();
+        SAID.call_once(|| $crate::warn!($($message)*));
+    }};
+}
+
 macro_rules! info {
     ($($message:tt)*) => { say!(log::Level::Info, $($message)*) };
 }

@@ -2,7 +2,7 @@
 //!
 //! A unit loads a few vectors, and takes their largest magnitude, their zeros and the sum of their squares. That is right
 //! unless the largest magnitude is too far from 1: then it looks at the same values once more, one by one
-//! ([`observe`]). Most gradients never need that.
+//! (`observe`). Most gradients never need that.
 
 use cubecl::{ir::ElemType, prelude::*};
 

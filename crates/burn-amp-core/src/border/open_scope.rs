@@ -4,7 +4,7 @@ use burn::module::ParamId;
 use burn::tensor::{DType, Device, FloatDType};
 use burn_amp_kernels::{Watch, can_watch};
 use std::cell::Cell;
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex};
 
 use super::dry_run::DryRun;
 use super::mixed_precision::MixedPrecision;
@@ -392,24 +392,18 @@ impl OpenScope {
 
 /// Says once that a gradient has come to a parameter of a scope into which none came back.
 fn warn_of_a_leak(path: &str, device: &Device) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
-        if can_watch(device) {
-            warn!(
-                "the gradient of `{path}` lacks the loss scale, and is too small by it: a tensor left `autocast` by a cast of its own, and not as what the \
-                 closure returns. Return it, or cast it in `in_f32`; `amp.check` finds such tensors"
-            );
-        }
-    });
+    if can_watch(device) {
+        warn_once!(
+            "the gradient of `{path}` lacks the loss scale, and is too small by it: a tensor left `autocast` by a cast of its own, and not as what the \
+             closure returns. Return it, or cast it in `in_f32`; `amp.check` finds such tensors"
+        );
+    }
 }
 
 /// Says once that a scalar cannot carry the loss scale: its gradient starts at 1 and is multiplied beyond f16 at once.
 fn warn_of_a_loss(dtype: DType) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
-        warn!(
-            "`autocast` returns a single {dtype:?} value that requires gradients: if it is a loss, take it outside, in f32. Reduced \
-             in half precision it loses digits, and its gradient times the loss scale overflows"
-        );
-    });
+    warn_once!(
+        "`autocast` returns a single {dtype:?} value that requires gradients: if it is a loss, take it outside, in f32. Reduced \
+         in half precision it loses digits, and its gradient times the loss scale overflows"
+    );
 }

@@ -23,7 +23,7 @@ use burn_amp_kernels::panic_message;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Once, atomic::Ordering};
+use std::sync::{Arc, atomic::Ordering};
 
 use super::cast::{CastFloat, cast_each};
 use super::dry_run::DryRun;
@@ -409,16 +409,13 @@ pub fn autocast<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) ->
 
 /// Says once that a bare [`autocast`] runs in f32, if the program has made a [`MixedPrecision`] of half precision, which it may have meant.
 fn warn_of_f32() {
-    static SAID: Once = Once::new();
     if let Some(dry) = Scope::current().dry {
         locked(&dry.notes).runs_in_f32 = true;
     } else if half_exists() {
-        SAID.call_once(|| {
-            warn!(
-                "`autocast(input, ..)` runs in f32, because no `MixedPrecision` is in force here: write `amp.autocast(input, ..)`, or let \
-                 `amp.launch(..)` train the model in a Learner. `MixedPrecision::f32().autocast(..)` says that f32 is meant"
-            );
-        });
+        warn_once!(
+            "`autocast(input, ..)` runs in f32, because no `MixedPrecision` is in force here: write `amp.autocast(input, ..)`, or let \
+             `amp.launch(..)` train the model in a Learner. `MixedPrecision::f32().autocast(..)` says that f32 is meant"
+        );
     }
 }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Ordering as Order;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex};
 
 use crate::lock::locked;
 use crate::scale::loss_scale::{Evidence, Measures, StepOutcome};
@@ -289,7 +289,6 @@ impl PendingFinding {
 
 impl Drop for PendingFinding {
     fn drop(&mut self) {
-        static SAID: Once = Once::new();
         if self.is_counted.load(Ordering::Relaxed) {
             return;
         }
@@ -297,12 +296,10 @@ impl Drop for PendingFinding {
         self.dropped.are_some.store(true, Ordering::Release);
         if dropped.len() == MAX_FINDINGS {
             dropped.remove(0);
-            SAID.call_once(|| {
-                warn!(
-                    "gradients were unscaled {MAX_FINDINGS} times without an `update`, so that the loss scale cannot adjust itself: call \
-                     `GradScaler::update` once after each iteration, also if its gradients are dropped"
-                );
-            });
+            warn_once!(
+                "gradients were unscaled {MAX_FINDINGS} times without an `update`, so that the loss scale cannot adjust itself: call \
+                 `GradScaler::update` once after each iteration, also if its gradients are dropped"
+            );
         }
         dropped.push(self.finding.clone());
     }

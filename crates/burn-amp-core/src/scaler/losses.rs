@@ -2,8 +2,8 @@
 
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Once};
 
 use super::Scaler;
 use crate::border::cast::{CastFloat, multiply_losses};
@@ -17,13 +17,10 @@ thread_local! {
 
 /// Says once that gradients are multiplied by two loss scales.
 pub(super) fn warn_of_two_scales() {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
-        warn!(
-            "a `GradScaler` has scaled the loss, and `autocast` of a `MixedPrecision` in f16 scales gradients too: multiplied by both, they \
-             overflow. Call `backward` on the loss as it is, and build the optimizer with `ScaledOptimizer::new(optim, &amp)`"
-        );
-    });
+    warn_once!(
+        "a `GradScaler` has scaled the loss, and `autocast` of a `MixedPrecision` in f16 scales gradients too: multiplied by both, they \
+         overflow. Call `backward` on the loss as it is, and build the optimizer with `ScaledOptimizer::new(optim, &amp)`"
+    );
 }
 
 /// Knows whether a loss was scaled since the last `update`, and warns, once, of plain gradients after a loss that was scaled.

@@ -97,6 +97,9 @@ fn what_came_before_a_finite_step_explains_nothing() {
     // The other optimizer has not stepped: the iteration goes on.
     holds(1, &[Train(GOOD), Action::Swap, Train(NAN), Train(OVERFLOW)]);
     holds(1, &[Action::Swap, Unscale(NAN), Train(OVERFLOW)]);
+    holds(1, &[Untested(NAN), Unscale(GOOD), Train(OVERFLOW)]);
+    let looked_at = [Untested(NAN), Unscale(GOOD), Train(OVERFLOW), Train(GOOD)];
+    holds(2, &looked_at);
     let micro_batches = [Train(GOOD), Train(NAN), Train(GOOD), Train(GOOD)];
     let flushed = [Train(GOOD), Untested(OVERFLOW), Flush];
     holds(4, &[&flushed[..], &micro_batches].concat());

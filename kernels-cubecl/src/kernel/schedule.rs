@@ -79,17 +79,10 @@ fn largest_of(own: u32, #[comptime] units: u32) -> u32 {
 pub fn factors(table: &[u32], rows: &[u32], factors: &mut [f32], #[comptime] units: u32) {
     let unit = UNIT_POS as usize;
     let own = 3 * unit;
-    let gradients = factors.len();
-    let mut gradient = ABSOLUTE_POS;
-    while gradient < gradients {
-        if !clip::is_joint(table, gradient) {
-            factors[gradient] = clip::own_factor(table, rows, gradient);
-        }
-        gradient += CUBE_COUNT * units as usize;
-    }
+    own_factors(table, rows, factors, units);
     let mut group = CUBE_POS;
-    while group < clip::groups(table.len(), gradients) {
-        let (begin, end) = clip::members(table, gradients, group);
+    while group < clip::groups(table.len(), factors.len()) {
+        let (begin, end) = clip::members(table, factors.len(), group);
         let mut largest = 0u32;
         let mut at = begin + unit;
         while at < end {
@@ -132,6 +125,18 @@ pub fn factors(table: &[u32], rows: &[u32], factors: &mut [f32], #[comptime] uni
         // The next group writes there.
         sync_cube();
         group += CUBE_COUNT;
+    }
+}
+
+/// The factors of gradients that are in no group.
+#[cube]
+fn own_factors(table: &[u32], rows: &[u32], factors: &mut [f32], #[comptime] units: u32) {
+    let mut gradient = ABSOLUTE_POS;
+    while gradient < factors.len() {
+        if !clip::is_joint(table, gradient) {
+            factors[gradient] = clip::own_factor(table, rows, gradient);
+        }
+        gradient += CUBE_COUNT * units as usize;
     }
 }
 

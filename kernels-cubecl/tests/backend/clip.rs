@@ -107,3 +107,13 @@ fn at_the_edges() {
         assert_eq!(found, [expected; 3], "{clip:?} of {norm}");
     }
 }
+
+/// To the bits that are left of them beside the largest.
+#[test]
+fn small_norms_are_rounded_before_they_are_squared() {
+    let mut norms = [1.0 + 3.0 * f64::from(f32::EPSILON); 37];
+    norms[0] = 4.0;
+    let norm = norms.iter().map(|norm| norm * norm).sum::<f64>().sqrt();
+    let expected = (0.5 / (norm + 1e-6)) as f32;
+    assert_eq!(clip_factors(&[joint(0.5); 37], &norms), [expected; 37]);
+}

@@ -10,7 +10,8 @@ use burn_amp_core::internal::fused::{DeviceStep, Rehearses};
 use burn_amp_core::internal::{AnyTensor, ParamTensor, during, is_half, locked};
 use burn_amp_torch::internal::WithMaster;
 
-/// Parameters that are stepped together: with more, the lists of their tensors leave the cache, and are new memory in each step.
+/// Parameters that are stepped together: with more, the lists of their tensors leave the cache, and are new memory in each step. A multiple of the 28
+/// that share a launch, and no power of two: the rows that follow the lists would have each of them grow.
 const TOGETHER: usize = 504;
 
 thread_local! {

@@ -140,13 +140,13 @@ fn own_factors(table: &[u32], rows: &[u32], factors: &mut [f32], #[comptime] uni
     }
 }
 
-/// Decides rows of an update, a unit for each. `clip` has nothing, or the factors of all gradients.
+/// Decides rows of an update, a unit for each. `factors` has nothing, or the factors of all gradients.
 #[cube(launch_unchecked)]
 #[allow(clippy::manual_memcpy, clippy::len_zero)]
 pub fn decide(
     undecided: &[u32],
     state: &[u32],
-    clip: &Sequence<Box<[f32]>>,
+    factors: &Sequence<Box<[f32]>>,
     rows: &mut [f32],
     #[comptime] rule: UpdateRule,
 ) {
@@ -156,9 +156,9 @@ pub fn decide(
             rows[to + at] = f32::reinterpret(undecided[from + at]);
         }
         rule::decide(rows, to, state, undecided[from + ROW], rule.runtime());
-        if comptime!(clip.len() > 0) {
+        if comptime!(factors.len() > 0) {
             let gradient = undecided[from + ROW + 1] as usize;
-            rows[to + column::SCALE] *= clip[0][gradient];
+            rows[to + column::SCALE] *= factors[0][gradient];
         }
     }
 }

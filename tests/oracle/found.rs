@@ -100,6 +100,10 @@ fn what_came_before_a_finite_step_explains_nothing() {
     holds(1, &[Untested(NAN), Unscale(GOOD), Train(OVERFLOW)]);
     let looked_at = [Untested(NAN), Unscale(GOOD), Train(OVERFLOW), Train(GOOD)];
     holds(2, &looked_at);
+    // One of two optimizers, too.
+    let other = [Action::Swap, Train(GOOD), Train(GOOD)];
+    holds(2, &[&other[..], &[Action::Swap], &looked_at].concat());
+    holds(2, &[&looked_at[..], &other].concat());
     let micro_batches = [Train(GOOD), Train(NAN), Train(GOOD), Train(GOOD)];
     let flushed = [Train(GOOD), Untested(OVERFLOW), Flush];
     holds(4, &[&flushed[..], &micro_batches].concat());

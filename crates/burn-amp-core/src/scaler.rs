@@ -267,7 +267,8 @@ impl Scaler {
     /// Remembers what was found in gradients until they are stepped with, observed, discarded or dropped.
     pub(crate) fn registered(&self, mut grads: UnscaledGradients) -> UnscaledGradients {
         if self.is_enabled() {
-            (grads.pending).push(self.dropped.pending(grads.finding.clone()));
+            let (finding, ids) = (grads.finding.clone(), ids_of(&grads.entries));
+            grads.pending.push(self.dropped.pending(finding, ids));
         }
         grads
     }

@@ -132,10 +132,8 @@ impl BorderEvents {
             true => self.take_own(ids),
             false => self.take(),
         };
-        for event in &mut taken {
-            // The tests of others say nothing of the window, but one of its own whose gradients were dropped does.
-            event.is_tested &= !others && event.step == StepOf::Either;
-        }
+        // The tests of others say nothing of the window.
+        taken.iter_mut().for_each(|event| event.is_tested = false);
         taken
     }
 

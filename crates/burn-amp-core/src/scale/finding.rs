@@ -1,5 +1,6 @@
 //! What a pass over gradients has found, as a step is counted by it. Knows no tensors.
 
+use burn::module::ParamId;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering as Order;
 use std::collections::BTreeSet;
@@ -231,7 +232,7 @@ pub(crate) struct Dropped(Arc<DroppedFindings>);
 
 #[derive(Debug, Default)]
 struct DroppedFindings {
-    findings: Mutex<Vec<Finding>>,
+    findings: Mutex<Vec<(Finding, Vec<ParamId>)>>,
     /// Set if there are some: a step that has none takes no lock.
     are_some: AtomicBool,
 }
@@ -239,16 +240,16 @@ struct DroppedFindings {
 /// A finding that goes along with its gradients, and stays behind where they are dropped.
 #[derive(Debug)]
 pub(crate) struct PendingFinding {
-    finding: Finding,
+    found: (Finding, Vec<ParamId>),
     dropped: Arc<DroppedFindings>,
     is_counted: AtomicBool,
 }
 
 impl Dropped {
-    /// A finding for its gradients to take along.
-    pub(crate) fn pending(&self, finding: Finding) -> Arc<PendingFinding> {
+    /// A finding for its gradients, which are of these parameters, to take along.
+    pub(crate) fn pending(&self, finding: Finding, ids: Vec<ParamId>) -> Arc<PendingFinding> {
         Arc::new(PendingFinding {
-            finding,
+            found: (finding, ids),
             dropped: self.0.clone(),
             is_counted: AtomicBool::new(false),
         })
@@ -258,8 +259,8 @@ impl Dropped {
         !self.0.are_some.load(Ordering::Acquire)
     }
 
-    /// Takes out all of them: the caller counts them.
-    pub(crate) fn take(&self) -> Vec<Finding> {
+    /// Takes out all of them, each with the parameters of its gradients: the caller counts them.
+    pub(crate) fn take(&self) -> Vec<(Finding, Vec<ParamId>)> {
         let mut findings = locked(&self.0.findings);
         self.0.are_some.store(false, Ordering::Release);
         std::mem::take(&mut findings)
@@ -267,7 +268,8 @@ impl Dropped {
 
     /// All of them.
     pub(crate) fn to_vec(&self) -> Vec<Finding> {
-        locked(&self.0.findings).clone()
+        let findings = locked(&self.0.findings);
+        findings.iter().map(|(found, _)| found.clone()).collect()
     }
 }
 
@@ -301,6 +303,6 @@ impl Drop for PendingFinding {
                  `GradScaler::update` once after each iteration, also if its gradients are dropped"
             );
         }
-        dropped.push(self.finding.clone());
+        dropped.push(self.found.clone());
     }
 }

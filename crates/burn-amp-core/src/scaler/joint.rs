@@ -112,9 +112,10 @@ impl Joint {
         counted
     }
 
-    /// Counts gradients that were unscaled and dropped.
+    /// Counts gradients that were unscaled and dropped: they were discarded.
     pub(super) fn count_dropped(&mut self, scaler: &mut Scaler) -> Result<(), AmpError> {
-        for found in scaler.dropped.take() {
+        for (found, ids) in scaler.dropped.take() {
+            scaler.live.events.discard(Some(&ids));
             self.count(scaler, Purpose::Dropped, &found)?;
         }
         Ok(())

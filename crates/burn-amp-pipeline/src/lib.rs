@@ -365,11 +365,12 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         let scaler = self.side.twin();
         let load = move |update: &mut Update<O>| {
             *update.optim.scaler_mut() = scaler;
-            (update.optim.load_record(record)).map(|()| update.masters = None)
+            update.optim.load_record(record)?;
+            update.masters = None;
+            TrainingSide::of(&mut update.optim)
         };
-        self.ask(load)??;
+        self.side = self.ask(load)??;
         self.in_flight.0.clear();
-        self.side.forget_sent();
         self.trained = None;
         (self.stored, self.sent) = (masters, sent);
         Ok(())

@@ -181,6 +181,16 @@ pub static WAYS: [Way; 9] = [
     },
 ];
 
+/// A record as it is of all ranks: why a window in it has overflowed, each says of its own part of the batch.
+fn alike(mut record: Pack) -> Pack {
+    let mut index = record.take_index().unwrap();
+    (record.scalars).retain(|name, _| !name.ends_with(".checksum"));
+    if let Some(window) = index.pointer_mut("/states/window") {
+        window.as_object_mut().unwrap().remove("overflow");
+    }
+    record.with_index(&index)
+}
+
 fn counts(of: StepCounters) -> Counts {
     Counts {
         steps: of.steps(),

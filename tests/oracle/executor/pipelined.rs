@@ -1,6 +1,6 @@
 //! The optimizer on a thread of its own.
 
-use super::{Executor, optim_shown, scaler_shown};
+use super::{Executor, alike, optim_shown, scaler_shown};
 use crate::model::{Gain, RATE, amp, burns, grads, loss, set, validate, with_options};
 use crate::program::{Action, Program, Setting, Shown};
 use burn::tensor::{Bytes, Device};
@@ -119,6 +119,6 @@ impl Executor for Pipelined {
     }
 
     fn record(&mut self) -> Option<Pack> {
-        Some(contents(self.ended.as_mut()?))
+        Some(alike(contents(self.ended.as_mut()?)))
     }
 }

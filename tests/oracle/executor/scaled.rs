@@ -1,6 +1,6 @@
 //! A `ScaledOptimizer` around any optimizer.
 
-use super::{Executor, counts, optim_shown};
+use super::{Executor, alike, counts, optim_shown};
 use crate::model::{Gain, RATE, amp, input, loss_of, set, slopes_of, validate, with_options};
 use crate::program::{Action, Pass, Program, Shown};
 use Action::{
@@ -192,6 +192,6 @@ impl<O: ModuleOptim + Clone> Executor for Scaled<O> {
 
     fn record(&mut self) -> Option<Pack> {
         let (_, optim) = self.parts.as_mut()?;
-        Some(contents(optim))
+        Some(alike(contents(optim)))
     }
 }

@@ -50,8 +50,6 @@ struct Player {
     window: Vec<Found>,
     /// Why its passes have overflowed, in their order, and those between them that nobody has tested.
     window_skips: Vec<Skip>,
-    /// How many passes of the window are from a record, which does not say why they have overflowed.
-    stored: usize,
     /// What gradients were that are tested and dropped, until the next call counts them.
     dropped: Vec<Evidence>,
 }
@@ -68,7 +66,6 @@ impl Player {
             outcome: None,
             window: Vec::new(),
             window_skips: Vec::new(),
-            stored: 0,
             dropped: Vec::new(),
         }
     }
@@ -148,17 +145,7 @@ impl Reference {
     fn update_or_skip(&mut self) {
         let window = std::mem::take(&mut self.own.window);
         let skips = std::mem::take(&mut self.own.window_skips);
-        let stored = std::mem::take(&mut self.own.stored);
-        let seen = match evidence(&skips, &window) {
-            // Nobody knows. A NaN is taken for that of a loss, if later passes were finite.
-            Evidence::Overflow(_) if skips.is_empty() => {
-                let has_nan = sum(&window).iter().any(|value| value.is_nan());
-                let later = &window[stored..];
-                let is_loss = has_nan && later.iter().any(|found| found.gradient.is_some());
-                Evidence::Overflow(if is_loss { Cause::Loss } else { Cause::Scale })
-            }
-            known => known,
-        };
+        let seen = evidence(&skips, &window);
         // What came before explains nothing that comes after. Where each micro-batch was tested, that has cleared it.
         if !self.program.drops || seen == Evidence::Nothing {
             self.skips.clear();
@@ -261,7 +248,6 @@ impl Reference {
     fn clear(&mut self) {
         self.own.window.clear();
         self.own.window_skips.clear();
-        self.own.stored = 0;
     }
 
     /// Counts what was tested and dropped.
@@ -317,11 +303,9 @@ impl Reference {
         if std::mem::replace(&mut self.scale.settings, settings) != settings {
             self.own.counters.skips_in_a_row = 0;
         }
-        // A record does not hold these, nor why a window's passes have overflowed.
+        // A record does not hold these.
         (self.next_scale, self.own.dropped) = (None, Vec::new());
         self.skips.clear();
-        self.own.window_skips.clear();
-        self.own.stored = self.own.window.len();
         self.own.outcome = None;
         let now = self.now();
         if let Some(pipeline) = &mut self.pipeline {

@@ -221,12 +221,6 @@ impl TrainingSide {
         }
         ended.map(drop)
     }
-
-    /// Forgets all that was sent: another state was loaded.
-    pub fn forget_sent(&mut self) {
-        (self.window, self.next_scale, self.image) = Default::default();
-        self.scaler.buffers.forget();
-    }
 }
 
 /// Makes a step with gradients, or a part of one, on the other thread. `scaler` is a copy that came with them: the step ends on the thread that trains.

@@ -22,10 +22,13 @@ fn scaler(state: &State) -> Result<ScalerState, String> {
 
 /// Does for a window what [`scaler`] does.
 fn window(state: State) -> Result<WindowState, String> {
-    let mut window: WindowState = state.values()?;
-    window.sums = state.tensors;
+    let window: WindowState = state.values()?;
+    let window = window.with_sums(state.tensors);
     let losses = window.losses.mean();
-    let is_empty = window.sums.is_empty() && window.scale.is_none() && losses.is_none();
+    let is_empty = window.sums.is_empty()
+        && window.scale.is_none()
+        && losses.is_none()
+        && window.events.is_empty();
     if window.len == 0 && !is_empty {
         return Err("it holds sums of no micro-batches".to_string());
     }
@@ -41,7 +44,8 @@ impl AmpRecord {
     pub(super) fn into_states(self) -> States {
         let scaler = self.scaler.iter();
         let scaler = scaler.map(|scaler| (SCALER.to_string(), State::plain(scaler)));
-        let window = self.window.into_iter().map(|window| {
+        let window = self.window.map(WindowState::explained);
+        let window = window.into_iter().map(|window| {
             let state = State::plain(&window).with_tensors(window.sums);
             (WINDOW.to_string(), state)
         });

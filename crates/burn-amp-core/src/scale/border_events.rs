@@ -19,6 +19,10 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, ThreadId};
 
 use crate::lock::locked;
+use crate::scale::finding::SkipCause;
+
+/// A cause, and the regions at fault.
+pub(crate) type Explanation = (SkipCause, Vec<Arc<str>>);
 
 /// The number of scopes that were opened and of events that there were, of all handles: it gives their order.
 static COUNT: AtomicU64 = AtomicU64::new(0);

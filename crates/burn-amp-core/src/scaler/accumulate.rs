@@ -10,7 +10,7 @@ use crate::{
     error::AmpError,
     gradients::unscale::unscale,
     scale::account::{Call, Purpose},
-    scale::finding::{SkipCause, Tested},
+    scale::finding::Tested,
     scale::loss_scale::StepOutcome,
     scaler::accumulation::AccumulationWindow,
 };
@@ -68,7 +68,8 @@ impl Scaler {
         let common = *window.state.scale.get_or_insert(self.loss_factor());
         window.add(params, found, f64::from(common) / f64::from(scale));
         if let Some(Tested::Overflow { parameter, cause }) = tested {
-            window.add_overflow(&parameter, cause, found);
+            let (regions, _) = self.live.regions_at_fault();
+            window.add_overflow(&parameter, (cause, regions), found);
         }
         let events = &mut window.state.events;
         self.live.move_to_window(events, &ids_of(found));
@@ -80,7 +81,6 @@ impl Scaler {
         window: &mut AccumulationWindow,
         mut entries: Vec<Entry>,
     ) -> Result<UnscaledGradients, AmpError> {
-        let cause = window.state.cause;
         let events = std::mem::take(&mut window.state.events);
         let (mut sums, divisor) = window.take(&entries);
         if !self.is_enabled() {
@@ -97,12 +97,6 @@ impl Scaler {
         grads.finding.is_resolved = window.config.skip_micro_batch;
         if !grads.finding.is_resolved {
             grads = self.explained(grads, Some(events));
-            // That of a micro-batch that was tested before it came here.
-            if let (Some(SkipCause::Scale | SkipCause::Unknown), Some(cause)) =
-                (grads.finding.cause(), cause)
-            {
-                grads.finding.explain(cause);
-            }
         }
         Ok(grads)
     }

@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 
 use crate::error::AmpError;
 use crate::gradients::{Entry, unscale::log_unknown};
-use crate::scale::{border_events::BorderEvent, finding::SkipCause};
+use crate::scale::border_events::{BorderEvent, BorderEvents, Explanation};
+use crate::scale::finding::SkipCause;
 use crate::values::{AnyTensor, ParamTensors, number::is_default, working_dtype};
 
 /// The settings of accumulation.
@@ -167,8 +168,8 @@ impl AccumulationWindow {
 
     /// Makes the sum of a parameter infinite, whose gradient overflowed and was replaced after its test: the window is skipped, as
     /// a step would be. If it has none, that of the first parameter that has.
-    pub(super) fn add_overflow(&mut self, path: &str, cause: SkipCause, entries: &[Entry]) {
-        self.state.cause.get_or_insert(cause);
+    pub(super) fn add_overflow(&mut self, path: &str, why: Explanation, entries: &[Entry]) {
+        (self.state.events).push_back(BorderEvent::explained(why));
         let first = entries.iter().find(|entry| entry.path == path);
         for entry in first.into_iter().chain(entries) {
             if let Some(sum) = self.take_sum(entry.id, &entry.device) {
@@ -224,14 +225,38 @@ pub(crate) struct WindowState {
     pub(crate) scale: Option<f32>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) losses: Losses,
-    /// The cause of an overflow that was found before its micro-batch came here.
-    #[serde(skip)]
-    pub(super) cause: Option<SkipCause>,
+    /// The cause of an overflow in it, and the regions at fault, as its events show them where it is stored.
+    #[serde(default, skip_serializing_if = "is_default")]
+    overflow: Option<(SkipCause, Vec<String>)>,
     /// The events at the border, to explain a skip, and for the factors of regions.
     #[serde(skip)]
     pub(crate) events: VecDeque<BorderEvent>,
     #[serde(skip)]
     pub(crate) sums: ParamTensors,
+}
+
+impl WindowState {
+    /// As it is stored. Waits for the device.
+    pub(crate) fn explained(mut self) -> Self {
+        let events = BorderEvent::of_skip(self.events.clone());
+        let found = BorderEvents::default().first_cause(events);
+        let known = found.filter(|((cause, _), _)| *cause != SkipCause::Unknown);
+        self.overflow = known.map(|((cause, regions), _)| {
+            let names = regions.iter().map(|region| region.to_string());
+            (cause, names.collect())
+        });
+        self
+    }
+
+    /// As it was stored, with its sums.
+    pub(crate) fn with_sums(mut self, sums: ParamTensors) -> Self {
+        let overflow = self.overflow.iter().map(|(cause, regions)| {
+            let regions = regions.iter().map(|region| region.as_str().into());
+            BorderEvent::explained((*cause, regions.collect()))
+        });
+        (self.sums, self.events) = (sums, overflow.collect());
+        self
+    }
 }
 
 /// Losses that a step is judged by: their mean.

@@ -3,12 +3,9 @@
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 
-use super::{BorderEvent, BorderEvents, EventPlace, OpenRegion};
+use super::{BorderEvent, BorderEvents, EventPlace, Explanation, Measured, OpenRegion};
 use crate::lock::locked;
 use crate::scale::finding::{Grounds, SkipCause};
-
-/// A cause, and the regions at fault.
-type Explanation = (SkipCause, Vec<Arc<str>>);
 
 impl BorderEvents {
     /// Finds what was not finite first in events of this order, the regions in which it became so, and on what grounds; none if nothing is known of what
@@ -25,7 +22,10 @@ impl BorderEvents {
         let found = eras.find_map(|era| {
             let threads: HashSet<_> = era.iter().map(|event| event.thread).collect();
             let causes = threads.into_iter().filter_map(|thread| {
-                let events = era.iter().filter(|event| event.thread == thread);
+                let is_known =
+                    |event: &BorderEvent| matches!(event.measured, Measured::Explained(_));
+                let is_meant = |event: &&BorderEvent| event.thread == thread || is_known(event);
+                let events = era.iter().filter(is_meant);
                 self.first_of_thread(&events.collect::<Vec<_>>())
             });
             let cause = causes.reduce(SkipCause::most_severe)?;
@@ -51,7 +51,11 @@ impl BorderEvents {
     /// precision by the scale. One that overflows there was made so by the scale of the side that it goes to.
     fn first_of_thread(&self, events: &[&BorderEvent]) -> Option<(SkipCause, BTreeSet<Arc<str>>)> {
         let at = events.iter().position(|event| event.is_bad())?;
-        let (first, status) = (events[at], events[at].status()?);
+        let first = events[at];
+        if let Measured::Explained((cause, regions)) = &first.measured {
+            return Some((*cause, regions.iter().cloned().collect()));
+        }
+        let status = first.status()?;
         if let EventPlace::Parameter(..) = first.place {
             let of_pass = events[at..].iter().filter(|event| event.pass == first.pass);
             return Some((SkipCause::Scale, overflown(of_pass.copied())));

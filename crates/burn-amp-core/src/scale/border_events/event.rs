@@ -4,8 +4,9 @@ use burn::module::ParamId;
 use burn_amp_kernels::{EventStatus, PassedGradient, Reading, Status, UnreadEvent};
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::thread::ThreadId;
+use std::thread::{self, ThreadId};
 
+use super::{Explanation, next_number};
 use crate::scale::loss_scale::Measures;
 
 /// Events from which on those that explain nothing are folded away.
@@ -79,6 +80,8 @@ pub(in crate::scale) enum Measured {
     Kept(Vec<PassedGradient>),
     OnDevice(Box<UnreadEvent>),
     Read(EventStatus),
+    /// One that overflowed, whose cause was found before.
+    Explained(Explanation),
 }
 
 impl Measured {
@@ -113,6 +116,20 @@ impl EventPlace {
 }
 
 impl BorderEvent {
+    /// What overflowed before all that comes, and why.
+    pub(crate) fn explained(explanation: Explanation) -> Self {
+        Self {
+            number: next_number(),
+            pass: 0,
+            thread: thread::current().id(),
+            place: EventPlace::Left(0, None),
+            parameters: Vec::new(),
+            measured: Measured::Explained(explanation),
+            step: StepOf::Next,
+            is_tested: false,
+        }
+    }
+
     /// Returns those of which a status was read.
     pub(crate) fn read(
         events: impl IntoIterator<Item = Self>,
@@ -216,7 +233,11 @@ impl BorderEvent {
 
     /// Says whether it explains an overflow, as far as was read.
     pub(super) fn is_bad(&self) -> bool {
-        (self.status()).is_some_and(|status| status.overflow || !status.gradient_finite)
+        match &self.measured {
+            Measured::Read(status) => status.overflow || !status.gradient_finite,
+            Measured::Explained(_) => true,
+            _ => false,
+        }
     }
 
     /// Says whether one of them explains an overflow. Waits for the device.

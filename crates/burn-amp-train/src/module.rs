@@ -9,6 +9,15 @@ use std::mem::take;
 use super::{Scaled, run};
 use burn_amp_core::internal::learner::resolve;
 
+impl<M> Scaled<M> {
+    /// One whose run has failed takes steps again.
+    fn restart(&mut self) {
+        if take(&mut self.failed) {
+            run::reset(&self.amp);
+        }
+    }
+}
+
 impl<M: Module + 'static> Module for Scaled<M> {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         self.inner.visit(visitor);
@@ -46,9 +55,7 @@ impl<M: Module + 'static> Module for Scaled<M> {
     /// Gives the model's own, with the weights that were trained. One whose run has failed takes steps again.
     fn train(mut self) -> Self {
         self.inner = self.trained.take().unwrap_or(self.inner).train();
-        if take(&mut self.failed) {
-            run::reset(&self.amp);
-        }
+        self.restart();
         self
     }
 
@@ -85,7 +92,7 @@ impl<M: Module + 'static> Module for Scaled<M> {
         self.inner = self.inner.try_load_record(record)?;
         self.reloaded = self.steps.state().thread.is_some();
         self.trained = None;
-        self.failed = false;
+        self.restart();
         Ok(self)
     }
 }

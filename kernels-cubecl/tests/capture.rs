@@ -7,32 +7,22 @@ use burn::backend::{Capture, Dispatch, Flex};
 #[cfg(feature = "cubecl")]
 use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_amp_kernels::{
-    AmpOps, Elementwise, Job, TensorList, TensorVec, blend, histogram, register_amp_ops, unscale,
-    unscale_in_dtype,
-};
+use burn_amp_kernels::*;
 use burn_router::{CustomOpRegistry, TensorInterpreter};
 use burn_std::reader::try_read_sync;
-use std::{cell::RefCell, collections::BTreeMap};
-
-fn id<const D: usize>(tensor: &Tensor<D>) -> TensorId {
-    let primitive = tensor.clone().try_into_primitive::<Capture>();
-    primitive.expect("a captured tensor").id()
-}
+use std::collections::BTreeMap;
 
 /// Captures `work`, runs it, and reads what it returns. Beside it the names of the custom operations.
-fn replay(work: impl FnOnce(&Device) -> Vec<TensorId>) -> (Vec<TensorData>, Vec<String>) {
+fn replay(work: impl FnOnce(&Device) -> Vec<Tensor<1>>) -> (Vec<TensorData>, Vec<String>) {
     let device = Device::capture();
-    let outputs = RefCell::new(Vec::new());
-    let captured = device
-        .capture_scope(|scope| {
-            let ids = work(&device);
-            outputs.replace(ids.clone());
-            scope.complete([], ids)
-        })
-        .expect("a captured graph");
-    let (values, operations, outputs) =
-        (captured.values, captured.graph.operations, outputs.take());
+    let id = |tensor: Tensor<1>| tensor.try_into_primitive::<Capture>().unwrap().id();
+    let mut outputs = Vec::new();
+    let captured = device.capture_scope(|scope| {
+        outputs = work(&device).into_iter().map(id).collect();
+        scope.complete([], outputs.clone())
+    });
+    let captured = captured.expect("a captured graph");
+    let (values, operations) = (captured.values, captured.graph.operations);
     let name = |operation: &OperationIr| match operation {
         OperationIr::Custom(desc) => Some(desc.id.clone()),
         _ => None,
@@ -63,9 +53,8 @@ fn interpret<B: BackendIr + AmpOps>(
     let mut found: Vec<TensorIr> = Vec::new();
     for operation in operations {
         found.extend(operation.outputs().cloned());
-        match operation {
-            OperationIr::Init(_) | OperationIr::Drop(_) => (),
-            operation => interpreter.register_op(operation),
+        if !matches!(operation, OperationIr::Init(_) | OperationIr::Drop(_)) {
+            interpreter.register_op(operation);
         }
     }
     let read = |id: &TensorId| {
@@ -78,54 +67,51 @@ fn interpret<B: BackendIr + AmpOps>(
     outputs.iter().map(read).collect()
 }
 
-fn list(device: &Device) -> TensorList {
-    let mut list = TensorList::new();
-    list.push(Tensor::<1>::from_floats([6.0, 0.0, -8.0], device));
-    list.push(Tensor::<2>::from_floats([[24.0, f32::INFINITY]], device));
-    list
-}
-
 /// A job that takes one tensor and gives one.
-fn run<const N: usize>(values: [f32; N], job: Job, device: &Device) -> Tensor<1> {
-    let tensor = Tensor::<1>::from_floats(values, device).into_dispatch();
-    let mut results = Dispatch::amp_run(TensorVec(vec![tensor]), job).0;
+fn run(tensor: Tensor<1>, job: Job) -> Tensor<1> {
+    let mut results = Dispatch::amp_run(TensorVec(vec![tensor.into_dispatch()]), job).0;
     Tensor::from_dispatch(results.remove(0))
 }
 
 #[test]
 fn every_operation_can_be_captured() {
     let (values, names) = replay(|device| {
+        let tensor = |values: &[f32]| Tensor::<1>::from_floats(values, device);
+        let list = || {
+            let mut list = TensorList::new();
+            list.push(tensor(&[6.0, 0.0, -8.0]));
+            list.push(tensor(&[24.0, f32::INFINITY]).reshape([1, 2]));
+            list
+        };
         let edge = f32::INFINITY;
-        let rows = run([24.0, edge], Job::Inspect { edge }, device);
-        drop(histogram(list(device)).unwrap());
-        let inverse = || Tensor::<1>::from_floats([0.5], device);
-        let (products, _status) = unscale(list(device), inverse()).unwrap();
-        let half = Tensor::<1>::from_floats([6.0], device).cast(FloatDType::F16);
+        let rows = run(tensor(&[24.0, edge]), Job::Inspect { edge });
+        drop(histogram(list()).unwrap());
+        let (products, _status) = unscale(list(), tensor(&[0.5])).unwrap();
+        let half = tensor(&[6.0]).cast(FloatDType::F16);
         let mut halves = TensorList::new();
         halves.push(half.clone());
-        let (kept, _) = unscale_in_dtype(halves, inverse()).unwrap();
+        let (kept, _) = unscale_in_dtype(halves, tensor(&[0.5])).unwrap();
         let kept = kept.get::<1>(0).cast(FloatDType::F32);
-        let sum = blend(Tensor::from_floats([1.0], device), half, 0.5, 2.0);
+        let sum = blend(tensor(&[1.0]), half, 0.5, 2.0);
         // What the backward pass of a scaled cast does is one operation there.
         let (dtype, factor) = (FloatDType::F16, 1024.0);
-        let cast = run(
-            [0.5],
-            Job::Elementwise(Elementwise::MulCast { dtype, factor }),
-            device,
-        );
+        let cast = Job::Elementwise(Elementwise::MulCast { dtype, factor });
+        let cast = run(tensor(&[0.5]), cast);
         assert_eq!(cast.dtype(), DType::F16);
-        let cast = cast.cast(FloatDType::F32);
-        let outputs = [rows, products.get(0), kept, sum, cast];
-        outputs.iter().map(id).collect()
+        vec![rows, products.get(0), kept, sum, cast.cast(FloatDType::F32)]
     });
     // Beside four counts: the largest magnitude, a unit, and the norm in it.
     let row = [0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 24.0, 16.0, 1.5];
     let expected: [&[f32]; 5] = [&row, &[3.0, 0.0, -4.0], &[3.0], &[12.5], &[512.0]];
     assert_eq!(values, expected.map(TensorData::from));
-    let ours = "inspect histogram unscale unscale blend mul_cast";
-    let ours: Vec<_> = ours
-        .split(' ')
-        .map(|name| format!("amp-{}::{name}", env!("CARGO_PKG_VERSION")))
-        .collect();
-    assert_eq!(names, ours);
+    let version = env!("CARGO_PKG_VERSION");
+    let ours = [
+        "inspect",
+        "histogram",
+        "unscale",
+        "unscale",
+        "blend",
+        "mul_cast",
+    ];
+    assert_eq!(names, ours.map(|name| format!("amp-{version}::{name}")));
 }

@@ -1,10 +1,6 @@
 //! Clipping by norms that only the device knows: the factors that the host finds from the same rows, bit for bit, and those of f64, nearly.
 
-use burn::tensor::Tensor;
-use burn_amp_kernels::{ClipTable, DeviceScale, NormClip, ScaleState, clip_factors, inspect};
-
-use crate::device::{device, is_cube};
-use crate::{create::part, formula::SGD, formula::row, random::Bits, system::list_of};
+use super::*;
 
 /// Compares the factors that the device finds for gradients with those of the host. Returns how many clip.
 fn check(gradients: &[Vec<f32>], clips: &[NormClip]) -> usize {
@@ -14,41 +10,37 @@ fn check(gradients: &[Vec<f32>], clips: &[NormClip]) -> usize {
     let table = ClipTable::upload(clips, &device);
     // From the last to the first: a parameter's gradient may stand anywhere.
     let order: Vec<u32> = (0..gradients.len() as u32).rev().collect();
-    let mut row = row(SGD, 0);
+    let sgd = formula::sgd(false, false);
+    let mut row = formula::row(sgd, 0);
     row.scale = 1.0;
     let rows = vec![row; order.len()];
     let scale = ScaleState::default().upload(&device);
     let sent = DeviceScale::send(&rows, &order, &order, &device);
-    let rows = scale.decide(SGD, sent, table.factors(&status));
+    let rows = scale.decide(sgd, sent, table.factors(&status));
     let rows: Vec<f32> = rows.into_data().iter().collect();
     let found: Vec<u32> = rows.chunks(12).rev().map(|row| row[1].to_bits()).collect();
     let norms: Vec<f64> = status.read().iter().map(|status| status.norm).collect();
     let factors = clip_factors(clips, &norms);
     let expected: Vec<u32> = factors.iter().copied().map(f32::to_bits).collect();
     assert_eq!(found, expected, "{clips:?} of {gradients:?}");
-    for (at, factor) in factors.iter().enumerate() {
-        assert_near(*factor, clips, &norms, at);
+    // The factor is that of f64 but for the last bits.
+    for ((factor, clip), norm) in factors.iter().zip(clips).zip(&norms) {
+        let (threshold, norm) = match *clip {
+            NormClip::Not => (f32::INFINITY, *norm),
+            NormClip::Own(threshold) => (threshold, *norm),
+            NormClip::Joint { threshold, .. } => {
+                let all = clips.iter().zip(&norms);
+                let members = all.filter(|(other, _)| *other == clip);
+                let squares: f64 = members.map(|(_, norm)| norm * norm).sum();
+                (threshold, squares.sqrt() + 1e-6)
+            }
+        };
+        let expected = (f64::from(threshold) / norm).min(1.0);
+        let error = (f64::from(*factor) / expected - 1.0).abs();
+        let near = error < 2f64.powi(-21) || expected < 1e-37;
+        assert!(near, "{error}: {factor} for {expected}, {clip:?}");
     }
     factors.iter().filter(|factor| **factor < 1.0).count()
-}
-
-/// The factor is that of f64 but for the last bits.
-fn assert_near(found: f32, clips: &[NormClip], norms: &[f64], at: usize) {
-    let (threshold, norm) = match clips[at] {
-        NormClip::Not => return assert_eq!(found, 1.0),
-        NormClip::Own(threshold) => (threshold, norms[at]),
-        NormClip::Joint { group, threshold } => {
-            let members = clips.iter().zip(norms).filter(
-                |(clip, _)| matches!(clip, NormClip::Joint { group: other, .. } if *other == group),
-            );
-            let squares: f64 = members.map(|(_, norm)| norm * norm).sum();
-            (threshold, squares.sqrt() + 1e-6)
-        }
-    };
-    let expected = (f64::from(threshold) / norm).min(1.0);
-    let error = (f64::from(found) / expected - 1.0).abs();
-    let near = error < 2f64.powi(-21) || expected < 1e-37;
-    assert!(near, "{error}: {found} for {expected}, {:?}", clips[at]);
 }
 
 fn joint(threshold: f32) -> NormClip {
@@ -66,10 +58,9 @@ fn drawn_gradients() {
         let count = 1 + (next() * 90.0) as usize;
         let (spread, at) = (next() * 40.0, next() * 160.0 - 80.0);
         let mut gradient = |_| {
-            let length = 1 + (next() * 3.0) as usize;
             let size = ((next() - 0.5) * spread + at).exp2();
             let size = if next() < 0.1 { 0.0 } else { size };
-            (0..length).map(|_| (next() - 0.5) * size).collect()
+            vec![size; 1 + (next() * 3.0) as usize]
         };
         let gradients: Vec<Vec<f32>> = (0..count).map(&mut gradient).collect();
         let threshold = (at + next() * 8.0 - 4.0).exp2();

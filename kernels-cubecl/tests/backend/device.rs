@@ -1,7 +1,8 @@
 //! The device under test, and what it can do.
 
-use burn::tensor::{DType, Device};
 use std::sync::LazyLock;
+
+use super::*;
 
 /// Burn's default device: the first of the backends that the features name, or the one that the variable
 /// `BURN_DEVICE` names (`flex`, `cpu`, `wgpu`, ..).
@@ -36,17 +37,15 @@ pub fn keeps_subnormals(dtype: DType) -> bool {
 
 /// The float dtypes that tensors can have here.
 pub fn dtypes() -> Vec<DType> {
-    let device = device();
-    let mut dtypes = vec![DType::F16, DType::BF16, DType::F32, DType::F64];
-    dtypes.retain(|dtype| device.supports_dtype(*dtype));
-    dtypes
+    let all = [DType::F16, DType::BF16, DType::F32, DType::F64].into_iter();
+    all.filter(|dtype| device().supports_dtype(*dtype))
+        .collect()
 }
 
 /// Those of them that kernels have everywhere.
 pub fn narrow_dtypes() -> Vec<DType> {
-    let mut dtypes = dtypes();
-    dtypes.retain(|dtype| *dtype != DType::F64);
-    dtypes
+    let all = dtypes().into_iter();
+    all.filter(|dtype| *dtype != DType::F64).collect()
 }
 
 /// Two each of these.

@@ -1,19 +1,10 @@
 //! The rules of optimizers' steps, rows for them, and Burn's formulas on the host.
 
-use burn::tensor::DType;
-use burn_amp_kernels::{UpdateRow, UpdateRule};
+use super::*;
 
-use crate::device::{is_cube, keeps_subnormals};
-use crate::{create::part, number, random::Bits};
-
-pub const SGD: UpdateRule = UpdateRule::Sgd {
-    momentum: false,
-    nesterov: false,
-};
 pub const ADAM: UpdateRule = UpdateRule::Adam { amsgrad: false };
 
-pub fn momentum(nesterov: bool) -> UpdateRule {
-    let momentum = true;
+pub fn sgd(momentum: bool, nesterov: bool) -> UpdateRule {
     UpdateRule::Sgd { momentum, nesterov }
 }
 
@@ -22,9 +13,9 @@ pub fn adam_w(amsgrad: bool, cautious: bool) -> UpdateRule {
 }
 
 pub fn rules() -> Vec<UpdateRule> {
-    let mut rules = vec![SGD];
+    let mut rules = vec![sgd(false, false)];
     for flag in [false, true] {
-        rules.extend([momentum(flag), UpdateRule::Adam { amsgrad: flag }]);
+        rules.extend([sgd(true, flag), UpdateRule::Adam { amsgrad: flag }]);
         rules.extend([adam_w(flag, false), adam_w(flag, true)]);
     }
     rules
@@ -34,107 +25,98 @@ pub fn rules() -> Vec<UpdateRule> {
 pub fn row(rule: UpdateRule, seed: u64) -> UpdateRow {
     let mut bits = Bits(seed);
     let mut between = |low: f32, high: f32| low + part(&mut bits) * (high - low);
-    let sometimes = |value: f32| if seed.is_multiple_of(3) { 0.0 } else { value };
     let (beta_1, beta_2) = (between(0.5, 0.95), between(0.9, 0.9999));
-    let is_factor = rule == adam_w(false, false) || rule == adam_w(true, false);
-    let adam_w = matches!(rule, UpdateRule::AdamW { .. });
+    let some = between(0.001, 0.1);
+    let decay = if seed.is_multiple_of(3) { 0.0 } else { some };
+    let (is_factor, most) = match rule {
+        UpdateRule::AdamW { cautious, .. } => (!cautious, 1.0),
+        _ => (false, 10.0),
+    };
     UpdateRow {
         taken: 1.0,
         scale: between(0.001, 2.0),
         lr: between(1e-4, 0.5),
         fresh: f32::from(seed % 4 == 1),
-        decay: match is_factor {
-            true => 1.0 - sometimes(between(0.001, 0.1)),
-            false => sometimes(between(0.001, 0.1)),
-        },
+        decay: if is_factor { 1.0 - decay } else { decay },
         beta_1,
         factor_1: 1.0 - beta_1,
         beta_2,
         factor_2: 1.0 - beta_2,
-        correction_1: between(0.1, if adam_w { 1.0 } else { 10.0 }),
+        correction_1: between(0.1, most),
         correction_2: between(0.1, 1.0),
         epsilon: between(1e-8, 1e-3),
     }
 }
 
-/// One value's step in f32: the parameter and the states.
-fn step(rule: UpdateRule, row: UpdateRow, g: f32, p: f32, states: &[f32]) -> Vec<f32> {
-    let (g, fresh) = (g * row.scale, row.fresh == 1.0);
-    let penalized = || match row.decay == 0.0 {
-        true => g,
-        false => p * row.decay + g,
+/// One value's step in f32: the parameter and the states, of which a rule may have fewer.
+fn step(rule: UpdateRule, row: UpdateRow, g: f32, old: [f32; 4]) -> [f32; 4] {
+    let (g, fresh, [p, first, second, third]) = (g * row.scale, row.fresh == 1.0, old);
+    let penalized = select(row.decay == 0.0, g, p * row.decay + g);
+    let moments = |g: f32, amsgrad: bool| {
+        let (m, v) = (g * row.factor_1, g * g * row.factor_2);
+        let m = select(fresh, m, first * row.beta_1 + m);
+        let v = select(fresh, v, second * row.beta_2 + v);
+        (m, v, select(!amsgrad || fresh || third < v, v, third))
     };
-    let moved = |state: usize, beta: f32, added: f32| match fresh {
-        true => added,
-        false => states[state] * beta + added,
-    };
-    let moments = |g: f32| {
-        let first = moved(0, row.beta_1, g * row.factor_1);
-        (first, moved(1, row.beta_2, g * g * row.factor_2))
-    };
-    let largest = |amsgrad: bool, v: f32| match !amsgrad || fresh || states[2] < v {
-        true => v,
-        false => states[2],
-    };
-    let kept = |m, v, u, amsgrad: bool| [Some(m), Some(v), amsgrad.then_some(u)];
-    let (from, delta, states) = match rule {
+    match rule {
         UpdateRule::Sgd { momentum, nesterov } => {
-            let g = penalized();
-            let v = match fresh || !momentum {
-                true => g,
-                false => moved(0, row.beta_1, g * row.factor_1),
-            };
-            let delta = if nesterov { v * row.beta_1 + g } else { v };
-            (p, delta, [momentum.then_some(v), None, None])
+            let moved = first * row.beta_1 + penalized * row.factor_1;
+            let v = select(fresh || !momentum, penalized, moved);
+            let delta = select(nesterov, v * row.beta_1 + penalized, v);
+            [p + delta * -row.lr, v, 0.0, 0.0]
         }
         UpdateRule::Adam { amsgrad } => {
-            let (m, v) = moments(penalized());
-            let u = largest(amsgrad, v);
+            let (m, v, u) = moments(penalized, amsgrad);
             let delta = m * row.correction_1 / (u.sqrt() + row.epsilon);
-            (p, delta, kept(m, v, u, amsgrad))
+            [p + delta * -row.lr, m, v, u]
         }
         UpdateRule::AdamW { amsgrad, cautious } => {
-            let (m, v) = moments(g);
-            let u = largest(amsgrad, v);
-            let agree = (p >= 0.0) == (m >= 0.0);
-            let decayed = match cautious {
-                true if !agree || row.decay == 0.0 => p,
-                true => p + p * -row.decay,
-                false => p * row.decay,
-            };
+            let (m, v, u) = moments(g, amsgrad);
+            let kept = (p >= 0.0) != (m >= 0.0) || row.decay == 0.0;
+            let cautiously = select(kept, p, p + p * -row.decay);
+            let decayed = select(cautious, cautiously, p * row.decay);
             let root = (u / row.correction_2).sqrt() + row.epsilon;
             let delta = m / row.correction_1 / root;
-            (decayed, delta, kept(m, v, u, amsgrad))
+            [decayed + delta * -row.lr, m, v, u]
         }
-    };
-    let stepped = from + delta * -row.lr;
-    let all = [Some(stepped)].into_iter().chain(states);
-    all.flatten().collect()
+    }
 }
 
-/// Whether a device may find these values, the parameter first, for what [`step`] makes of others: on Flex bit for bit. Elsewhere operations may
-/// be contracted, and WGSL grants some units in the last place to a division and a root: as far away as that is of the magnitudes that are added up.
-pub fn may_find(
-    found: &[f64],
+fn select(condition: bool, then: f32, otherwise: f32) -> f32 {
+    if condition { then } else { otherwise }
+}
+
+/// Whether a device may make `new` of the `old` values of a parameter, its master and its states, by what [`step`] makes of them: on Flex bit for bit.
+/// Elsewhere operations may be contracted, and WGSL grants some units in the last place to a division and a root: as far away as that is of the
+/// magnitudes that are added up.
+pub fn may_become(
     rule: UpdateRule,
     row: UpdateRow,
-    [g, p]: [f32; 2],
-    states: &[f32],
+    dtype: DType,
+    gradient: f64,
+    [old, new]: &[Vec<f64>; 2],
 ) -> bool {
-    let expected = step(rule, row, g, p, states);
+    if row.taken == 0.0 {
+        return old.iter().zip(new).all(|(old, new)| same(*old, *new));
+    }
+    let real = usize::from(dtype != DType::F32);
+    let narrow = |at: usize| old.get(real + at).map_or(0.0, |value| *value as f32);
+    let (g, mut from) = (gradient as f32, std::array::from_fn(narrow));
+    // A master follows a parameter that is not its image.
+    if rounded(dtype, old[real]) != old[0] {
+        from[0] = old[0] as f32;
+    }
+    let expected = step(rule, row, g, from);
     let away = UpdateRow { lr: -row.lr, ..row };
-    let magnitudes: Vec<f32> = states.iter().map(|state| state.abs()).collect();
-    let magnitudes = step(rule, away, g.abs(), p.abs(), &magnitudes);
-    let flushed = match keeps_subnormals(DType::F32) {
-        true => 0.0,
-        false => f64::from(f32::MIN_POSITIVE),
+    let magnitudes = step(rule, away, g.abs(), from.map(f32::abs));
+    let flushed = select(keeps_subnormals(DType::F32), 0.0, f32::MIN_POSITIVE);
+    let fits = |((found, expected), magnitude): ((&f64, f32), f32)| {
+        let error = 3e-6 * f64::from(magnitude) + f64::from(flushed);
+        let is_near = is_cube() && (found - f64::from(expected)).abs() <= error;
+        is_near || same(*found, expected.into())
     };
-    let fits = |(at, found): (usize, &f64)| match is_cube() {
-        false => number::same(*found, expected[at].into()),
-        true => {
-            let error = 3e-6 * f64::from(magnitudes[at]) + flushed;
-            (found - f64::from(expected[at])).abs() <= error
-        }
-    };
-    found.len() == expected.len() && found.iter().enumerate().all(fits)
+    let mut all = new[real..].iter().zip(expected).zip(magnitudes);
+    let image = rounded(dtype, new[real]);
+    let is_flushed = !keeps_subnormals(dtype) && image.abs() < 2f64.powi(-14);
+    all.all(fits) && (same(new[0], image) || is_flushed)
 }

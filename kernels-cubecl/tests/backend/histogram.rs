@@ -1,9 +1,6 @@
 //! Counts by binary exponent, which every [`crate::case::Case`] compares.
 
-use burn::tensor::TensorData;
-use burn_amp_kernels::ExponentHistogram;
-
-use crate::{host, number};
+use super::*;
 
 /// Asserts that the counts are those of these values.
 pub fn assert_counts(found: &ExponentHistogram, tensors: &[TensorData]) {
@@ -14,12 +11,12 @@ pub fn assert_counts(found: &ExponentHistogram, tensors: &[TensorData]) {
     // takes subnormal values for zero.
     let mut counts = vec![[0; 2]; (most - least + 4) as usize];
     for data in tensors {
-        for value in number::widen(data) {
+        for value in widen(data) {
             if !value.is_finite() {
                 non_finite += 1;
                 continue;
             }
-            let free = host::may_flush(data.dtype(), data.dtype(), value, value);
+            let free = may_flush(data.dtype(), data.dtype(), value, value);
             // By comparison, not by the bits.
             let place = match value == 0.0 {
                 true => 0,

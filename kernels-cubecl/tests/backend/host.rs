@@ -1,24 +1,63 @@
-//! The reference: the contract of `unscale` and `inspect` in plain f64 on the host.
+//! The reference: numbers of all float dtypes as f64, which holds them without loss, and the contract of `unscale` and `inspect` in it.
 
 use std::ops::RangeInclusive;
 
-use burn::tensor::DType;
+use super::*;
 
-use crate::{device::keeps_subnormals, number::smallest};
+/// The values of a tensor.
+pub fn widen(data: &TensorData) -> Vec<f64> {
+    assert!(data.dtype().is_float(), "{:?}", data.dtype());
+    data.iter().collect()
+}
+
+/// A tensor's data. Burn 0.22.1's CPU runtime cannot read every tensor that is empty.
+pub fn read<const D: usize>(tensor: Tensor<D>) -> TensorData {
+    match tensor.shape().num_elements() {
+        0 => TensorData::from_bytes_vec(Vec::new(), tensor.shape(), tensor.dtype()),
+        _ => tensor.into_data(),
+    }
+}
+
+pub fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
+    widen(&read(tensor.clone()))
+}
+
+/// Same bits, NaN of all payloads alike.
+pub fn same(a: f64, b: f64) -> bool {
+    a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+}
+
+/// Asserts that all are the same.
+pub fn assert_same(found: &[f64], expected: &[f64], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let mut both = found.iter().zip(expected);
+    assert_eq!(both.find(|(a, b)| !same(**a, **b)), None, "{what}");
+}
+
+/// What a number is rounded to in a dtype, by way of f32.
+pub fn rounded(dtype: DType, value: f64) -> f64 {
+    match dtype {
+        DType::F16 => f16::from_f32(value as f32).to_f64(),
+        DType::BF16 => bf16::from_f32(value as f32).to_f64(),
+        DType::F32 => f64::from(value as f32),
+        _ => value,
+    }
+}
+
+/// The smallest normal value.
+fn smallest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => f16::MIN_POSITIVE.to_f64_const(),
+        DType::F64 => f64::MIN_POSITIVE,
+        _ => f64::from(f32::MIN_POSITIVE),
+    }
+}
 
 /// What a value of this dtype becomes.
 pub fn product(dtype: DType, value: f64, inverse: f32) -> f64 {
     match dtype {
         DType::F64 => value * f64::from(inverse),
         _ => f64::from(value as f32 * inverse),
-    }
-}
-
-/// The dtype that products of this dtype are in.
-pub fn product_dtype(dtype: DType) -> DType {
-    match dtype {
-        DType::F64 => DType::F64,
-        _ => DType::F32,
     }
 }
 
@@ -43,35 +82,46 @@ pub struct Expected {
 /// Measures values (`before`) of one dtype whose products are `after`, of `target`.
 pub fn measure(dtypes: [DType; 2], before: &[f64], after: &[f64], edge: f32) -> Expected {
     let [dtype, target] = dtypes;
-    let bad = |values: &[f64]| values.iter().filter(|value| !value.is_finite()).count() as u64;
-    let (mut kept, mut flushed, mut zeros) = (Vec::new(), Vec::new(), 0);
-    for (before, after) in before.iter().zip(after) {
-        if *after == 0.0 {
-            zeros += 1;
-        } else if after.is_finite() {
-            match may_flush(dtype, target, *before, *after) {
-                true => flushed.push(after.abs()),
-                false => kept.push(after.abs()),
-            }
-        }
-    }
+    let count = |values: &[f64], of: fn(&&f64) -> bool| values.iter().filter(of).count() as u64;
+    let bad = |values: &[f64]| count(values, |value| !value.is_finite());
+    let both = before.iter().zip(after);
+    let measured = both.filter(|(_, after)| after.is_finite() && **after != 0.0);
+    let (free, sure): (Vec<_>, Vec<_>) =
+        measured.partition(|(before, after)| may_flush(dtype, target, **before, **after));
+    let [free, sure] = [free, sure].map(|both| Vec::from_iter(both.iter().map(|both| *both.1)));
+    let all = [&free[..], &sure].concat();
+    let zeros = count(after, |value| **value == 0.0);
     let reaches = |value: &&f64| value.is_nan() || value.abs() >= f64::from(edge);
     let above = after.iter().filter(reaches).count();
-    let max = |values: &[f64]| values.iter().fold(0f64, |max, value| max.max(*value));
-    let (least, least_norm) = (max(&kept), norm(&kept));
-    let free = flushed.len() as u64;
-    kept.append(&mut flushed);
     Expected {
         counts: [before.len() as u64, bad(before), bad(after), above as u64],
-        zeros: zeros..=zeros + free,
-        max_abs: least..=max(&kept),
-        norm: least_norm..=norm(&kept),
+        zeros: zeros..=zeros + free.len() as u64,
+        max_abs: largest(&sure)..=largest(&all),
+        norm: norm(&sure)..=norm(&all),
     }
+}
+
+/// Asserts that a status is the expected one; its norm nearly.
+pub fn assert_status(status: &TensorStatus, expected: &Expected, tolerance: f64, what: &str) {
+    let show = format!("{what}: {status:?} for {expected:?}");
+    let bad = [status.non_finite_before, status.non_finite];
+    let counts = [status.elements, bad[0], bad[1], status.above];
+    assert_eq!(counts, expected.counts, "{show}");
+    assert!(expected.zeros.contains(&status.zeros), "{show}");
+    assert!(expected.max_abs.contains(&status.max_abs), "{show}");
+    let least = expected.norm.start() * (1.0 - tolerance);
+    let most = expected.norm.end() * (1.0 + tolerance);
+    assert!((least..=most).contains(&status.norm), "{show}");
+}
+
+/// The largest magnitude.
+pub fn largest(values: &[f64]) -> f64 {
+    values.iter().fold(0.0, |most, value| most.max(value.abs()))
 }
 
 /// The L2 norm, of magnitudes relative to the largest.
 pub fn norm(values: &[f64]) -> f64 {
-    let max = values.iter().fold(0f64, |max, value| max.max(value.abs()));
+    let max = largest(values);
     let unit = if max == 0.0 { 1.0 } else { max };
     let squares: f64 = values.iter().map(|value| (value / unit).powi(2)).sum();
     max * squares.sqrt()

@@ -1,11 +1,6 @@
 //! Lists of tensors of every length, shape and layout: the matrix.
 
-use burn::tensor::{DType, Tensor, s};
-use burn_amp_kernels::TensorList;
-
-use crate::device::{device, dtypes, is_cube};
-use crate::system::{System, list_of};
-use crate::{case::Case, create::random, random::Bits, views::planes};
+use super::*;
 
 /// Random dtypes, lengths, shapes and views beside each other, some of them empty or of one memory, by factors of all sizes, counted from somewhere
 /// on. Lengths are around the blocks in which values are taken, and around the chunks of which threads take one each.
@@ -13,7 +8,7 @@ pub fn random_lists(system: &System) {
     let (dtypes, views, mut bits) = (dtypes(), planes(), Bits(1));
     let mut below = |count: usize| (bits.draw() % count as u64) as usize;
     for round in 0..50 {
-        let mut case = Case::new();
+        let mut case = Case::default();
         if round % 4 > 0 {
             case = case.count_from(2f32.powi(below(12) as i32 - 8) * 1.5);
         }
@@ -32,19 +27,19 @@ pub fn random_lists(system: &System) {
             let view = views.get(below(2 * views.len()));
             let (Some(view), None) = (view, line) else {
                 match line {
-                    Some(length) => case.add(random(dtype, seed as u64, [length])),
-                    None => case.add(random(dtype, seed as u64, [rows, columns])),
+                    Some(length) => case.list.push(random(dtype, seed as u64, [length])),
+                    None => case.list.push(random(dtype, seed as u64, [rows, columns])),
                 }
                 continue;
             };
             let plane = random(dtype, seed as u64, [9 + rows, 41 + columns % 50]);
-            case.add(view(plane.clone()));
+            case.list.push(view(plane.clone()));
             // Its memory may be in the list twice, or somebody else holds a view or the whole of it.
             match below(5) {
-                0 => case.add(plane),
-                1 => case.hold(plane),
-                2 => case.hold(view(plane)),
-                3 => case.add(views[below(views.len())](plane)),
+                0 => case.list.push(plane),
+                1 => case.held.push(plane),
+                2 => case.held.push(view(plane)),
+                3 => case.list.push(views[below(views.len())](plane)),
                 _ => (),
             }
         }
@@ -56,41 +51,40 @@ pub fn random_lists(system: &System) {
 /// Many dimensions, which do not lie in order, are a part of their memory, or repeat it.
 pub fn dimensions(system: &System) {
     for dtype in dtypes() {
+        let plane = || random(dtype, 50, [37, 53]);
         let solid = || random(dtype, 51, [3, 4, 5, 6]);
-        let case = Case::new()
-            .with(random(dtype, 50, [37, 53]).transpose().reshape([37 * 53]))
+        let mut case = Case::default()
+            .with(plane().transpose().reshape([37 * 53]))
+            .with(plane().slice(s![0..;2, 0..]))
+            .with(plane().slice(s![0.., 1..;3]))
             .with(solid().permute([2, 0, 3, 1]))
             .with(solid().swap_dims(1, 2).slice(s![1..3, 1..5, 0..3, 2..]))
             .with(random(dtype, 52, [1000]).slice(501..502))
             .with(random(dtype, 54, [1, 1, 1]).expand([7, 3, 11]))
             .with(random(dtype, 55, [1, 8, 1, 3, 1, 1]).expand([2, 8, 3, 3, 2, 2]))
             .with(random(dtype, 56, [2, 1, 3, 1, 2, 1, 2]));
+        // CubeCL 0.11.3 has no tensors of more than 8.
+        if !is_cube() {
+            let shape = [2, 1, 1, 3, 1, 1, 2, 1, 1, 1, 1, 1, 2];
+            case.list.push(random(dtype, 40, shape));
+        }
         case.check(system, 0.7);
     }
-    let plane = || random(DType::F32, 60, [37, 53]);
-    let mut case = Case::new()
-        .with(plane().slice(s![0..;2, 0..]))
-        .with(plane().slice(s![0.., 1..;3]))
-        .with(plane().transpose().slice(s![0.., 9..9]));
-    // CubeCL 0.11.3 has no tensors of more than 8.
-    if !is_cube() {
-        let shape = [2, 1, 1, 3, 1, 1, 2, 1, 1, 1, 1, 1, 2];
-        case.add(random(DType::F32, 40, shape));
-    }
-    case.check(system, 0.7);
 }
 
 /// Of no tensors, of tensors without values, and with some of these.
 pub fn empty_lists(system: &System) {
-    assert!(system.inspect(TensorList::new()).read().is_empty());
-    let (list, status) = system.unscale(TensorList::new(), 0.5);
-    assert!(list.is_empty() && status.read().is_empty());
+    Case::default().check(system, 0.5);
     for dtype in dtypes() {
         let empty = || Tensor::<2>::zeros([0, 3], (&device(), dtype));
-        for list in [TensorList::new(), list_of([empty(), empty()])] {
-            assert_eq!(system.histogram(list).elements(), 0);
-        }
-        let empties = || Case::new().with(empty()).with(empty().reshape([0, 0, 4]));
+        let counts = system.histogram(list_of([empty(), empty()]));
+        assert_eq!(counts.elements(), 0);
+        let empties = || {
+            Case::default()
+                .with(empty())
+                .with(empty().reshape([0, 0, 4]))
+                .with(random(dtype, 60, [53, 37]).slice(s![0.., 9..9]))
+        };
         empties().check(system, 0.5);
         // First, between and last.
         let case = empties().with(random(dtype, 80, [5])).with(empty());

@@ -1,8 +1,6 @@
 //! Only memory that nobody else holds may be written. Other handles of a list's memory, every [`crate::case::Case`] looks at.
 
-use burn::tensor::Tensor;
-
-use crate::{create::random, device::dtypes, system::System};
+use super::*;
 
 fn bytes(tensor: &Tensor<1>) -> Vec<u8> {
     tensor.to_data().as_bytes().to_vec()
@@ -14,7 +12,7 @@ pub fn what_was_read(system: &System) {
         let tensor: Tensor<1> = random(dtype, 140, [length]);
         let before = bytes(&tensor);
         let read = tensor.clone().into_data();
-        let product = system.unscale_one(tensor, 0.5);
+        let product = system.unscale(list_of([tensor]), 0.5);
         assert!(*read.as_bytes() == before, "{dtype:?} of {length}");
         drop(product);
     }
@@ -26,7 +24,7 @@ pub fn products(system: &System) {
     for dtype in dtypes() {
         let step = |seed| {
             let tensor: Tensor<1> = random(dtype, seed, [(1 << 16) + 5]);
-            system.unscale_one(tensor.clone(), 0.5).0
+            system.unscale(list_of([tensor.clone()]), 0.5).0.get(0)
         };
         let expected: Vec<_> = (0..3).map(|seed| bytes(&step(150 + seed))).collect();
         let held: Vec<_> = (0..3).map(|seed| step(150 + seed)).collect();

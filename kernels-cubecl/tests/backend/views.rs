@@ -1,6 +1,6 @@
 //! Views of a plane: values that do not lie in order, or are a part of their memory, or repeat it.
 
-use burn::tensor::{Tensor, s};
+use super::*;
 
 /// Of planes of at least 9 rows and 41 columns.
 pub fn planes() -> [fn(Tensor<2>) -> Tensor<2>; 10] {

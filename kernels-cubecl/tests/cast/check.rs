@@ -2,12 +2,7 @@
 
 use std::sync::mpsc::{Receiver, channel};
 
-use burn::tensor::{DType, FloatDType, Tensor};
-use burn_amp_kernels::{EventStatus, Factor, UnreadEvent, Watch, scaled_cast, watched_cast};
-
-use crate::device::has_kernels;
-use crate::tensors::*;
-use crate::{host, number};
+use super::*;
 
 /// A watch, and what it receives.
 pub fn watch() -> (Watch, Receiver<UnreadEvent>) {
@@ -22,7 +17,7 @@ pub fn backward<'a, const D: usize>(
     gradient: &Tensor<D>,
     factor: impl Into<Factor>,
     watch: impl Into<Option<&'a Watch>>,
-) -> Tensor<D> {
+) -> Vec<f64> {
     let input = input.clone().require_grad();
     let output = watched_cast(input.clone(), gradient.dtype().into(), factor, watch);
     assert_eq!(output.dtype(), gradient.dtype());
@@ -30,69 +25,65 @@ pub fn backward<'a, const D: usize>(
     let found = input.grad(&grads).expect("a leaf's gradient");
     let kind = (found.shape(), found.dtype());
     assert_eq!(kind, (input.shape(), input.dtype()));
-    found
+    values(&found)
 }
 
-/// The cast has the values of Burn's. The gradient is the product with a factor of the host, with one whose other part is on the device, and watched or not; and a watch receives
-/// what it should.
+/// The cast has the values of Burn's. The gradient is the product with a factor of the host, watched or not, and with one that is on the device or of which neither
+/// part alone leaves it in range; and a watch receives what it should, of both or of the gradient alone.
 pub fn check<const D: usize>(input: &Tensor<D>, gradient: &Tensor<D>, factor: f64) {
-    let dtypes = [input, gradient].map(Tensor::dtype);
-    let pair = (dtypes[0], dtypes[1]);
-    let both = [input, gradient].map(|tensor| values(tensor.clone()));
+    let pair = (input.dtype(), gradient.dtype());
+    let both = [input, gradient].map(values);
     let cast = scaled_cast(input.clone().require_grad(), pair.1.into(), factor);
-    assert_same(
-        &values(cast),
-        &values(input.clone().cast(FloatDType::from(pair.1))),
-    );
+    let expected = input.clone().cast(FloatDType::from(pair.1));
+    assert_same(&values(&cast), &values(&expected), "what is cast");
     let finite = both[0].iter().all(|value| value.is_finite());
-    let (watch, received) = watch();
-    let normal = |ratio: &f64| ((factor / ratio) as f32).is_normal();
-    let there = [1.0, 0.25].into_iter().filter(normal);
-    let there = there.map(|ratio| (on_device(factor, ratio), false));
-    let here = [false, true].map(|watched| (Factor::from(factor), watched));
-    for (factor_here, watched) in here.into_iter().chain(there) {
-        let watch = watched.then_some(&watch);
-        let found = values(backward(input, gradient, factor_here, watch));
+    let (sender, received) = channel();
+    let send = move |event: UnreadEvent| sender.send(event).unwrap();
+    let [of_both, of_gradient] = [Watch::new(send.clone()), Watch::of_gradient(send)];
+    let watches = [None, Some(&of_both), Some(&of_gradient)];
+    let far = 2f64.powi(if factor.abs() < 1.0 { -100 } else { 100 });
+    let there = [1.0, far].map(|ratio| (on_device(factor, ratio), None));
+    let here = watches.map(|watch| (Factor::from(factor), watch));
+    for (factor_here, watch) in here.into_iter().chain(there) {
+        let found = backward(input, gradient, factor_here, watch);
         // The gradient does not depend on the values; the fallback's does where they are not finite.
         if finite || has_kernels() {
             assert_products(&both[1], &found, pair, factor);
         }
     }
     let events: Vec<UnreadEvent> = received.try_iter().collect();
-    let expected = usize::from(has_kernels());
-    assert_eq!(events.len(), expected, "{dtypes:?}");
-    for event in events {
-        assert_event(
-            event.read().expect("a device that can be read"),
-            &both,
-            dtypes,
-            factor,
-        );
+    assert_eq!(events.len(), if has_kernels() { 2 } else { 0 }, "{pair:?}");
+    for (event, of_both) in events.into_iter().zip([true, false]) {
+        assert_event(event, of_both, &both, pair, factor);
     }
 }
 
 /// What is found in an event is what the host finds: overflow is where the gradient was finite and the product is not.
-fn assert_event(found: EventStatus, both: &[Vec<f64>; 2], dtypes: [DType; 2], factor: f64) {
-    let [inputs, gradients] = both;
-    let what = format!("{dtypes:?}, {factor:e}: {found:?}");
-    let all_finite = |values: &[f64]| values.iter().all(|value| value.is_finite());
-    let finite = gradients.iter().filter(|value| value.is_finite());
-    let finite: Vec<f64> = finite.copied().collect();
-    let product = |value: &f64| host::product(dtypes[1], *value, factor as f32);
-    let rounded = |value: &f64| number::rounded(dtypes[0], product(value));
-    let overflow = finite.iter().any(|value| rounded(value).is_infinite());
-    let flags = [found.output_finite, found.gradient_finite, found.overflow];
-    let expected = [all_finite(inputs), all_finite(gradients), overflow];
-    assert_eq!(flags, expected, "{what}");
-    assert_eq!(found.elements, inputs.len() as u64, "{what}");
-    let largest = finite
-        .iter()
-        .fold(0.0, |most: f64, value| most.max(value.abs()));
-    let [largest, norm] = [largest, host::norm(&finite)].map(|size| size * factor.abs());
-    for (found, expected) in [(found.max_abs, largest), (found.norm, norm)] {
-        assert!(
-            (found - expected).abs() <= 1e-5 * expected,
-            "{what}: {expected:e}"
-        );
+fn assert_event(
+    event: UnreadEvent,
+    of_both: bool,
+    [inputs, gradients]: &[Vec<f64>; 2],
+    (from, to): Pair,
+    factor: f64,
+) {
+    let found = event.clone().read().expect("a device that can be read");
+    let (gradient, input) = event.read_measures().expect("the same");
+    let what = format!("{from:?}, {to:?}, {factor:e}: {found:?}, {gradient:?}, {input:?}");
+    let measured = |values, dtype| measure([dtype; 2], values, values, f32::INFINITY);
+    assert_status(&gradient, &measured(gradients, to), 1e-5, &what);
+    assert_eq!(input.is_some(), of_both, "{what}");
+    if let Some(input) = input {
+        assert_status(&input, &measured(inputs, from), 1e-5, &what);
     }
+    let product = |value: &f64| rounded(from, product(to, *value, factor as f32));
+    let overflows = |value: &f64| value.is_finite() && product(value).is_infinite();
+    let expected = EventStatus {
+        output_finite: input.is_none_or(|input| input.non_finite == 0),
+        gradient_finite: gradient.non_finite == 0,
+        overflow: gradients.iter().any(overflows),
+        max_abs: gradient.max_abs * factor.abs(),
+        norm: gradient.norm * factor.abs(),
+        elements: gradient.elements,
+    };
+    assert_eq!(found, expected, "{what}");
 }

@@ -7,12 +7,9 @@ mod check;
 #[path = "../backend/device.rs"]
 mod device;
 mod graph;
-#[allow(dead_code)] // what a status says
 #[path = "../backend/host.rs"]
 mod host;
 mod layouts;
-#[path = "../backend/number.rs"]
-mod number;
 #[path = "../backend/skipped.rs"]
 mod skipped;
 mod tensors;
@@ -22,3 +19,7 @@ mod values;
 #[path = "../backend/views.rs"]
 mod views;
 mod watch;
+
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData, bf16, f16, s};
+use burn_amp_kernels::*;
+use {check::*, device::*, host::*, skipped::skipped, tensors::*, views::planes};

@@ -1,10 +1,6 @@
 //! Tensors of given values, and what the host makes of a gradient.
 
-use burn::tensor::{DType, Device, Shape, Tensor, TensorData, bf16, f16};
-use burn_amp_kernels::Factor;
-
-use crate::device::{has_kernels, narrow_dtypes};
-use crate::{host, number};
+use super::*;
 
 /// A power of two each way, none, the ends of f32, and one that rounds.
 pub const FACTORS: [f64; 6] = [1.0 / 65536.0, 65536.0, 1.0, LEAST, 1.0 / LEAST, 3.7];
@@ -32,8 +28,13 @@ pub fn tensor<const D: usize>(values: &[f64], shape: [usize; D], dtype: DType) -
     Tensor::from_data(data(values, shape, dtype), (&autodiff(), dtype))
 }
 
-pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-    number::widen(&number::read(tensor))
+/// An input, and a gradient of its cast.
+pub fn both<const D: usize>(
+    (from, to): Pair,
+    [inputs, gradients]: [&[f64]; 2],
+    shape: [usize; D],
+) -> [Tensor<D>; 2] {
+    [tensor(inputs, shape, from), tensor(gradients, shape, to)]
 }
 
 /// A factor that is on the device, `ratio` times something.
@@ -42,25 +43,19 @@ pub fn on_device(factor: f64, ratio: f64) -> Factor {
     Factor::on_device(ratio, scale)
 }
 
-/// Asserts that values have the same bits.
-pub fn assert_same(found: &[f64], expected: &[f64]) {
-    assert_eq!(found.len(), expected.len());
-    let mut both = found.iter().zip(expected);
-    assert_eq!(both.find(|(a, b)| !number::same(**a, **b)), None);
-}
-
 /// Asserts that gradients of dtype `to` became `found`, of dtype `from`.
 pub fn assert_products(gradients: &[f64], found: &[f64], (from, to): Pair, factor: f64) {
     assert_eq!(gradients.len(), found.len());
     for (gradient, found) in gradients.iter().zip(found) {
-        let wide = host::product(to, *gradient, factor as f32);
-        let expected = number::rounded(from, wide);
+        let wide = product(to, *gradient, factor as f32);
+        let expected = rounded(from, wide);
         // The fallback adds a zero.
         let added = !has_kernels() && expected == 0.0;
-        let is_zero = || *found == 0.0 && (added || host::may_flush(to, from, *gradient, wide));
+        let is_zero = || *found == 0.0 && (added || may_flush(to, from, *gradient, wide));
+        let fits = same(*found, expected) || is_zero();
         assert!(
-            number::same(*found, expected) || is_zero(),
-            "{to:?} {gradient:e} times {factor:e} became {from:?} {found:e} and not {expected:e}"
+            fits,
+            "{to:?} {gradient:e} by {factor:e} became {from:?} {found:e}"
         );
     }
 }
@@ -83,8 +78,7 @@ pub fn every_value(dtype: DType) -> Vec<f64> {
             let bf16s = others.flat_map(|bits| around(bf16::from_bits(bits).to_f32(), 1 << 16));
             // Half a unit above f16's largest value is infinite, and no sign of what vanishes gets lost.
             let edges = [65504.0f32, 65519.99, 65520.0, 1e30, 6e-8, 2.9e-8, 1e-30];
-            let edges = edges.map(f64::from).into_iter();
-            let edges = edges.flat_map(|edge| [edge, -edge]);
+            let edges = edges.map(|edge| [edge, -edge].map(f64::from)).concat();
             f16s.chain(bf16s).chain(edges).collect()
         }
     }

@@ -29,17 +29,14 @@ fn with_bindings(bindings: usize) -> Limits {
 
 /// Tensors of these sizes, with so many buffers each.
 fn extents(sizes: &[usize], buffers: usize) -> Vec<Extent> {
-    let extent = |span: &usize| {
-        let run = Run {
+    let extent = |span: &usize| Extent {
+        buffers,
+        dtypes: 0,
+        run: Run {
             span: *span,
             vector: if span.is_multiple_of(4) { 4 } else { 1 },
             padding: None,
-        };
-        Extent {
-            buffers,
-            dtypes: 0,
-            run,
-        }
+        },
     };
     sizes.iter().map(extent).collect()
 }
@@ -71,10 +68,8 @@ fn check(limits: &Limits, extents: &[Extent]) -> Plan {
             rows.push((entry[2] as usize, chunks.min(launch.cubes)));
         }
     }
-    for both in plan.launches.windows(2) {
-        let [first, second] = both else {
-            unreachable!()
-        };
+    let later = plan.launches.iter().skip(1);
+    for (first, second) in plan.launches.iter().zip(later) {
         let kind = |launch: &Launch| extents[launch.parts[0].tensor].kind();
         let together = first.parts.iter().chain(&second.parts[..1]);
         let values: usize = together.map(|part| part.values).sum();
@@ -82,8 +77,8 @@ fn check(limits: &Limits, extents: &[Extent]) -> Plan {
         let is_full = first.parts.len() == limits.tensors(extents[0].buffers);
         assert!(is_full || !fits || kind(first) != kind(second));
     }
-    let spans: Vec<usize> = extents.iter().map(|extent| extent.run.span).collect();
-    assert_eq!(values, spans);
+    let spans = extents.iter().map(|extent| extent.run.span);
+    assert!(spans.eq(values));
     rows.sort_unstable();
     let mut next = 0;
     for (first, count) in rows {
@@ -97,8 +92,8 @@ fn check(limits: &Limits, extents: &[Extent]) -> Plan {
 /// Sizes are around powers of two up to what takes eight launches, and tensors of one size or of several.
 #[test]
 fn any_list_under_any_limits() {
-    let limits = [7, 31, 1024].map(with_bindings);
-    let limits = [&[LIMITS, SOFTWARE], &limits[..]].concat();
+    let [few, some, many] = [7, 31, 1024].map(with_bindings);
+    let limits = [LIMITS, SOFTWARE, few, some, many];
     let mut state = 1u64;
     // D. Knuth's multiplier.
     let mut below = |count: usize| {

@@ -15,13 +15,6 @@ fn ask(amp: &MixedPrecision) {
     drop((amp.loss_scale(), amp.regions(), counts, text));
 }
 
-/// Steps, of which some fail.
-fn steps(run: &mut Training, lines: &[&str]) {
-    for line in lines {
-        let _ = run.try_step(0.0, pass(run, line));
-    }
-}
-
 /// Finite, an overflow, a loss that is NaN, no gradient that is not zero, and a region with other settings than those of a rule.
 const LOSSES: [&str; 5] = [
     "[ T ] flat",
@@ -113,6 +106,8 @@ fn a_rule_may_ask_the_handle_whatever_it_is_called_for() {
         let of_logger = amp.clone();
         listen(move || ask(&of_logger));
         let mut run = Player::new(net(), &amp);
+        // Some fail.
+        let take = |run: &mut Training, line| _ = run.try_step(0.0, pass(run, line));
         // The region's rule asks too.
         let in_region = |run: &mut Training, inside: f32| {
             let region = Rescale::dynamic("head").with_schedule(ruled(4.0)).unwrap();
@@ -123,14 +118,16 @@ fn a_rule_may_ask_the_handle_whatever_it_is_called_for() {
         for inside in [1.0, 6e4, 1.0] {
             in_region(&mut run, inside);
         }
-        steps(&mut run, &LOSSES);
+        for line in LOSSES {
+            take(&mut run, line);
+        }
         let record = run.optim.to_record();
         run.optim.load_record(record.clone()).unwrap();
         in_region(&mut run, 1.0);
         run.optim.load_record(record).unwrap();
         // Far above the last scale at which gradients were finite: an overflow asks how low the scale can go.
         run.optim.scaler_mut().set_loss_scale(65536.0).unwrap();
-        steps(&mut run, &["[ T ] steep"]);
+        take(&mut run, "[ T ] steep");
         let clone = run.clone();
         run.optim.scaler_mut().reset();
         in_region(&mut run, 1.0);

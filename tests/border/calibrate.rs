@@ -36,15 +36,14 @@ fn three_binades_below_overflow() {
 #[test]
 fn when_there_is_no_scale_to_find() {
     let amp = MixedPrecision::f16();
-    let parameter = "trunk.factor".to_string();
-    let not_finite = AmpError::GradientsNotFinite { parameter };
+    let not_finite = "GradientsNotFinite { parameter: \"trunk.factor\" }";
     for (line, expected) in [
-        ("[ T ] nan", not_finite.clone()),
+        ("[ T ] nan", not_finite),
         ("[ T ] ^50", not_finite),
-        ("[ T ] zero", AmpError::NoGradients { gradients: 1 }),
-        ("T ^0", AmpError::NoScope),
+        ("[ T ] zero", "NoGradients { gradients: 1 }"),
+        ("T ^0", "NoScope"),
     ] {
-        assert_eq!(calibrate(&amp, line), Err(expected));
+        is_error(&calibrate(&amp, line).unwrap_err(), expected, []);
     }
     assert_eq!(amp.loss_scale(), 65536.0);
     // Below 1 is a result, with a warning.
@@ -63,8 +62,7 @@ fn bounds_and_other_precisions() {
         (config().with_dynamic(false), two(32) as f32),
         (config().with_enabled(false), 1.0),
     ] {
-        let found = calibrate(&f16_under(config), "[ T ] ^-20");
-        assert_eq!(found, Ok(expected));
+        assert_eq!(calibrate(&f16_under(config), "[ T ] ^-20"), Ok(expected));
     }
     let amp = MixedPrecision::f32();
     let nothing = amp.calibrate(&net(), |_| -> Tensor<1> { unreachable!() });
@@ -130,7 +128,7 @@ fn a_scaler_calibrates_itself() {
 #[test]
 fn steps_in_flight_are_over_before() {
     let amp = MixedPrecision::f16();
-    let mut run = Player::with(FusedSgd::new(SgdConfig::new()), net(), &amp);
+    let mut run = Player::with(fused(), net(), &amp);
     step(&mut run, "[ T ] ^40");
     let scale = calibrate(&amp, "[ T ] ^0").unwrap();
     run.optim.synchronize().unwrap();

@@ -2,31 +2,18 @@
 
 use crate::support::{graph::*, *};
 
-fn gain(amp: &MixedPrecision) -> Gain {
-    Gain::at(&[2.0, 2.0], amp)
-}
-
-fn sgd() -> ModuleOptimizer {
-    SgdConfig::new().init()
-}
-
-/// The sum of a gain's output.
-fn sum(amp: &MixedPrecision, gain: &Gain) -> Tensor<1> {
-    amp.autocast(ones(), |x| gain.forward(x)).sum()
-}
-
 #[test]
 fn burns_optimizer_in_place_of_a_scaled_one_is_warned_of() {
     for (exists, steps) in [(false, false), (true, false), (true, true)] {
-        let amp = f16(two(7));
-        let (mut gain, mut plain) = (gain(&amp), sgd());
+        let amp = handle();
+        let (mut model, mut plain) = (amp.attach(net()), sgd());
         let mut optim = exists.then(|| ScaledOptimizer::new(sgd(), &amp));
         let lines = captured(Level::Warn, || {
             for _ in 0..if exists { 200 } else { 40 } {
-                let grads = backward(sum(&amp, &gain) * two(-10), &gain);
-                gain = match &mut optim {
-                    Some(optim) if steps => optim.step(0.1, gain.clone(), grads),
-                    _ => plain.step(0.1, gain.clone(), grads),
+                let grads = backward(loss(&amp, &model, "[ T ] flat"), &model);
+                model = match &mut optim {
+                    Some(optim) if steps => optim.step(0.1, model.clone(), grads),
+                    _ => plain.step(0.1, model.clone(), grads),
                 };
             }
         });
@@ -44,28 +31,45 @@ fn passes_between_two_steps_are_no_mistake() {
 }
 
 /// What a dry run says of a loss. In f32 a scope loses nothing; a free `autocast` does nothing in a loop of one's own, nor in one part of it; and of two
-/// handles nobody moves one of the scales, unless gradients do not pass it.
+/// handles nobody moves one of the scales, unless gradients do not pass it. Regions are right at any factor k.
 const CHECKED: &str = "
 the loss inside > Border { what: Loss > [ T sum ]
 a second scope in f32 > right > [ T ] [f32 O ] sum
 a free scope > NoScope > [free T ] sum
 a free scope in part > NoScope > [ T ] [free T ] sum
 scopes of two handles > TwoPrecisions > [ T ] [b L ] sum
-a teacher of another handle > right > [b R ] *1 = ones [ T ] less square sum
-half precision that is carried out > Border { what: Clash > [ T = ] plus sum
+a teacher of another handle > right > [b R ] *1 = ones [ T ] times square sum
+half precision that is carried out > Border { what: Clash > [ T = ] times sum
+a region > right > [ T {k O tanh } O ] ^-12
+a region that is given what it uses > right > [ T = &{k O tanh times } O ] ^-12
+a region that takes in what is captured > right > tracked = ones [ T {k O tanh taken } O ] ^-12
+gradients that are lost without a factor > right > [ T {14 O tanh *-16 } O ] ^-12
+others that are, of 2^-18 > right > [ T {14 O tanh *-18 } O ] ^-12
+of 2^-20 > right > [ T {14 O tanh *-20 } O ] ^-12
+of 2^-22 > right > [ T {14 O tanh *-22 } O ] ^-12
 ";
+
+const FACTORS: [i32; 12] = [-12, -8, -5, -4, -3, 1, 2, 3, 4, 5, 8, 12];
 
 #[test]
 fn a_dry_run_refuses_what_would_not_train_in_half_precision() {
     let (amp, other) = (f16(two(9)), f16(two(9)));
     let amps = [&amp, &other];
     let mut net = attached(net(), amps);
-    net.right = self::gain(&other).no_grad();
+    net.right = Gain::at(&[2.0; 2], &other).no_grad();
     for [name, expected, line] in rows(CHECKED) {
-        let checked = amp.check(&net, |net| loss_of(amps, net, ones(), line));
-        match checked.map(drop) {
-            Ok(()) => assert_eq!(expected, "right", "{name}"),
-            Err(error) => is_error(&error, expected, []),
+        let factors = if line.contains("{k") {
+            &FACTORS[..]
+        } else {
+            &[0]
+        };
+        for k in factors {
+            let line = line.replace("{k", &format!("{{{k}"));
+            let checked = amp.check(&net, |net| loss_of(amps, net, ones(), &line));
+            match checked.map(drop) {
+                Ok(()) => assert_eq!(expected, "right", "{name}"),
+                Err(error) => is_error(&error, expected, []),
+            }
         }
     }
 }
@@ -107,8 +111,7 @@ fn an_overflow_at_the_scale_of_another_handle_is_named() {
         error
     }
     assert_eq!(error(sgd()), AmpError::TwoPrecisions);
-    let fused = FusedSgd::new(SgdConfig::new());
-    assert_eq!(error(fused), AmpError::TwoPrecisions);
+    assert_eq!(error(fused()), AmpError::TwoPrecisions);
 }
 
 /// Whichever handle's scope it came through before.
@@ -124,79 +127,61 @@ fn a_gradient_that_becomes_nan_between_the_scopes_of_two_handles() {
     assert_eq!((run.counters().bad_losses(), run.scale()), (1, two(9)));
 }
 
-/// What `step`, a step with a gain and its handle, says in a process of its own.
-fn said_of(name: &str, step: impl FnOnce(Gain, &MixedPrecision)) -> String {
-    said_in_child(module_path!(), name).unwrap_or_else(|| {
-        let amp = f16(two(9));
-        step(gain(&amp), &amp);
-        TWO_SCALES.concat()
-    })
-}
-
-const TWO_SCALES: [&str; 3] = [
-    "a `GradScaler` has scaled the loss",
-    "overflow",
-    "`ScaledOptimizer::new(optim, &amp)`",
-];
-
-fn scaler() -> GradScaler {
-    GradScaler::new(at_scale(two(9))).unwrap()
-}
-
+/// A scaler of its own around the optimizer, or beside it. Two trainings of which each scales once are right: each with a model and a scale of its own, in
+/// turn on one thread; one of half precision, whose scopes do not scale. Each in a process of its own, since it is said once.
 #[test]
-fn a_scaler_of_its_own_around_the_optimizer_is_warned_of() {
-    let name = "a_scaler_of_its_own_around_the_optimizer_is_warned_of";
-    let said = said_of(name, |gain, amp| {
-        let mut optim = ScaledOptimizer::new(sgd(), scaler());
-        let grads = optim.backward(sum(amp, &gain), &gain);
-        optim.step(0.1, gain, grads);
-    });
-    says(&said, TWO_SCALES);
-}
-
-#[test]
-fn a_scaler_of_its_own_beside_the_optimizer_is_warned_of() {
-    let name = "a_scaler_of_its_own_beside_the_optimizer_is_warned_of";
-    let said = said_of(name, |gain, amp| {
-        let mut optim = ScaledOptimizer::new(sgd(), amp);
-        let grads = backward(scaler().scale(sum(amp, &gain)), &gain);
-        optim.step(0.1, gain, grads);
-    });
-    says(&said, TWO_SCALES);
-}
-
-/// Each with a model and a scale of its own, in turn on one thread; one of half precision, whose scopes do not scale.
-#[test]
-fn two_trainings_of_which_each_scales_once_are_not_warned_of() {
-    let name = "two_trainings_of_which_each_scales_once_are_not_warned_of";
-    let said = said_in_child(module_path!(), name).unwrap_or_else(|| {
-        let (amp, mut other) = (f16(two(9)), Gain::new(&[2.0, 2.0]));
-        let mut run = Player::new(gain(&amp), &amp);
-        let bare = f16_under(GradScalerConfig::new().with_enabled(false));
-        let mut half = gain(&bare);
-        let [mut optim, mut of_half] = [(); 2].map(|()| ScaledOptimizer::new(sgd(), scaler()));
-        for _ in 0..3 {
-            let grads = of_half.backward(sum(&bare, &half), &half);
-            half = of_half.step(0.1, half, grads);
-            run.train(0.1, sum(&run.amp, &run.model));
-            let grads = optim.backward(other.forward(ones()).sum(), &other);
-            other = optim.step(0.1, other, grads);
+fn a_loss_that_is_scaled_twice_is_warned_of() {
+    let test = concat!(module_path!(), "::a_loss_that_is_scaled_twice_is_warned_of");
+    let Some(case) = child_folder() else {
+        for case in ["around", "beside", "apart"] {
+            let output = child(test, Path::new(case)).output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert!(output.status.success(), "{said}");
+            if case == "apart" {
+                assert!(!said.contains("GradScaler"), "{said}");
+                continue;
+            }
+            let instead = "`ScaledOptimizer::new(optim, &amp)`";
+            let scaled = "a `GradScaler` has scaled the loss";
+            says(&said, [scaled, "overflow", instead]);
         }
-        String::new()
-    });
-    assert!(!said.contains("GradScaler"), "{said}");
+        return;
+    };
+    let bare = f16_under(GradScalerConfig::new().with_enabled(false));
+    let of_own = |amp: &MixedPrecision| Training {
+        optim: sgd_under(at_scale(SCALE)),
+        ..Player::new(net(), amp)
+    };
+    let scaled = |run: &mut Training, line| {
+        let loss = loss(&run.amp, &run.model, line);
+        run.step(0.1, run.optim.backward(loss, &run.model));
+    };
+    let (mut run, mut half, mut other) = (training(), of_own(&bare), of_own(&bare));
+    other.model = net();
+    match case.to_str().unwrap() {
+        "around" => scaled(&mut of_own(&run.amp), "[ T ] sum"),
+        "beside" => {
+            let loss = loss(&run.amp, &run.model, "[ T ] sum");
+            run.train(0.1, default_scaler().scale(loss));
+        }
+        _ => {
+            for _ in 0..3 {
+                scaled(&mut half, "[ T ] sum");
+                step(&mut run, "[ T ] sum");
+                scaled(&mut other, "T sum");
+            }
+        }
+    }
 }
 
 /// By hand, beyond what the loss scale can make good.
 #[test]
 fn overflows_that_go_on_name_what_may_cause_them() {
-    let amp = f16_under(at_scale(two(9)).with_max_consecutive_skips(Some(8)));
-    let mut run = Player::new(gain(&amp), &amp);
+    let amp = f16_under(at_scale(SCALE).with_max_consecutive_skips(Some(8)));
+    let mut run = Player::new(net(), &amp);
     let lines = logs("scaled twice", || {
-        let mut steps =
-            (0..9).map(|_| run.try_step(0.1, run.gradients(sum(&run.amp, &run.model) * 1e30)));
-        let error = steps.find_map(Result::err).expect("nothing helps");
-        is_error(&error, "LossScaleExhausted", []);
+        let ends = [(); 9].map(|()| run.try_step(0.1, pass(&run, "[ T ] ^100")));
+        is_error(ends[8].as_ref().unwrap_err(), "LossScaleExhausted", []);
     });
     says(only(&lines), ["WARN"]);
 }
@@ -206,32 +191,17 @@ fn overflows_that_go_on_name_what_may_cause_them() {
 fn a_cast_of_its_own_out_of_a_scope_is_warned_of() {
     let name = "a_cast_of_its_own_out_of_a_scope_is_warned_of";
     let Some(said) = said_in_child(module_path!(), name) else {
-        let amp = f16(two(9));
-        let gain = gain(&amp);
-        let backward_of = |carry: fn(Tensor<1>) -> Tensor<1>| {
-            let mut carried = None;
-            amp.autocast(ones(), |x| {
-                let hidden = gain.forward(x);
-                carried = Some(carry(hidden.clone()));
-                hidden
-            });
-            let grads = backward(carried.unwrap().sum(), &gain);
-            gradient(&grads, gain.factor.id)
-        };
-        let in_region = |x: Tensor<1>| {
-            let mut wide = None;
-            in_f32(x, |x| wide = Some(x));
-            wide.unwrap()
-        };
-        assert_eq!(backward_of(in_region), [1.0; 2]);
-        sum(&amp, &gain).backward();
+        let run = training();
+        let gradients = |line| all_gradients(&pass(&run, line), &run.model);
+        assert_eq!(gradients("[ T ( = ) ] kept sum"), [[1.0; 2]]);
+        pass(&run, "[ T ] sum");
         eprintln!("now");
-        let wrong = backward_of(|x| x.cast(FloatDType::F32));
-        assert_eq!(wrong, [two(-9) as f32; 2]);
+        let wrong = gradients("[ T = full swap ] kept sum");
+        assert_eq!(wrong, [[1.0 / SCALE as f32; 2]]);
         return;
     };
     let (before, after) = said.split_once("now").unwrap();
-    let lacks = "the gradient of `factor` lacks the loss scale";
     assert!(!before.contains("lacks the loss scale"), "{before}");
+    let lacks = "the gradient of `trunk.factor` lacks the loss scale";
     says(after, [lacks, "`amp.check`"]);
 }

@@ -11,16 +11,12 @@ pub fn chain() -> Net {
 }
 
 /// The gradients of a line, of its input and of the parameters that it reads.
-fn gradients(amps: [&MixedPrecision; 2], line: &str) -> Vec<Vec<f32>> {
+pub fn gradients(amps: [&MixedPrecision; 2], line: &str) -> Vec<Vec<f32>> {
     let (net, input) = (attached(chain(), amps), vector(&[1.0, 2.0]).require_grad());
     let grads = loss_of(amps, &net, input.clone(), line).backward();
     let of_input = values(input.grad(&grads).unwrap());
-    let of_net = gradients_by_path(&GradientsParams::from_grads(grads, &net), &net).into_iter();
-    let of_net = of_net.map(|(path, dtype, values)| {
-        assert_eq!(dtype, DType::F32, "{path}");
-        values
-    });
-    [of_input].into_iter().chain(of_net).collect()
+    let of_net = all_gradients(&GradientsParams::from_grads(grads, &net), &net);
+    [vec![of_input], of_net].concat()
 }
 
 /// Those without half precision.
@@ -66,8 +62,13 @@ fn factors_are_relative() {
             }
         }
     }
-    // Without a scope around, the free function opens none.
+    // Without a scope around, the free function opens none, and a region stays in f32.
     plain("[free ( f32? ) f32? ] ^0");
+    let (outer, inner) = (f16(two(9)), f16(two(3)));
+    let region = gradients([&outer, &inner], "{3 T f32? } ^0");
+    assert_eq!(region, plain("T ^0"));
+    // Without half precision there is nothing to multiply.
+    assert_eq!(plain("[ {100 T } ] ^100"), plain("[ T ] ^100"));
 }
 
 /// Each part has its own scale: what only that can hold is there, and nothing else.
@@ -90,16 +91,27 @@ fn each_scope_has_its_own_scale() {
     assert!(inner.iter().all(|value| value.is_infinite()), "{inner:?}");
 }
 
-/// What comes in as f32 goes out as f32, though there is a scope around. Of two inputs, one of the outer scope, both go back there.
+/// What comes in as f32 goes out as f32, though there is a scope around. A tensor that is captured and taken in has its own gradient, unscaled, in a
+/// region with a factor, too.
+const AS_IN_F32: &str = "
+[ T = ones [b b? L ] f32? swap taken R ] ^-8
+O = ones [ T taken a? ] ^-30
+O = ones [ T {3 taken a? } ] ^-30
+";
+
+/// Of two inputs, one of the outer scope, both go back there.
 #[test]
-fn f32_in_a_scope_gives_f32_back() {
-    let (outer, inner) = (f16(two(12)), f16(two(3)));
-    let line = "[ T = ones [b b? L ] f32? swap taken R ] ^-8";
-    assert_eq!(gradients([&outer, &inner], line), plain(line));
-    let output = outer.autocast(vector(&[1.0, 2.0]), |x| {
-        let (x, y) = inner.autocast((x, vector(&[4.0, 0.5])), |pair| pair);
-        assert_eq!([x.dtype(), y.dtype()], [DType::F16; 2]);
-        x * y
-    });
-    assert_eq!(values(output), [4.0, 1.0]);
+fn what_a_scope_takes_in_has_its_own_gradient() {
+    for dtype in halves() {
+        let (outer, inner) = (scaled(dtype, two(12)), scaled(dtype, two(3)));
+        for line in AS_IN_F32.trim().lines() {
+            assert_eq!(gradients([&outer, &inner], line), plain(line), "{line}");
+        }
+        let output = outer.autocast(vector(&[1.0, 2.0]), |x| {
+            let (x, y) = inner.autocast((x, vector(&[4.0, 0.5])), |pair| pair);
+            assert_eq!([x.dtype(), y.dtype()], [dtype.into(); 2]);
+            x * y
+        });
+        assert_eq!(values(output), [4.0, 1.0]);
+    }
 }

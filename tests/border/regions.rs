@@ -1,4 +1,5 @@
-//! Regions whose factors move: the cause of an overflow, how a step moves each factor, and that records hold them.
+//! Regions whose factors move: the cause of an overflow, how a step moves each factor, and that records hold them; and settings of regions that are refused.
+//! What a fixed factor multiplies is in `skip_cause.rs`, and that nobody sees it outside in `nesting.rs`.
 
 use crate::support::{graph::*, *};
 
@@ -19,15 +20,6 @@ fn step_on(run: &mut Training, loss: Tensor<1>) -> String {
 
 fn take(run: &mut Training, line: &str) -> String {
     step_on(run, loss(&run.amp, &run.model, line))
-}
-
-/// With a loss of 2^`weight`, and the first part in this region.
-fn take_in(run: &mut Training, region: &Rescale, weight: i32) -> String {
-    let output = run.amp.autocast(ones(), |x| {
-        let hidden = rescaled(region.clone(), x, |x| run.model.trunk.forward(x));
-        run.model.left.forward(hidden)
-    });
-    step_on(run, output.sum() * two(weight))
 }
 
 /// The exponents of the regions' factors, after their names.
@@ -54,11 +46,22 @@ before it comes to the region > [ {in:3 T } L ] ^8 > -9: in 3
 in a parameter outside > [ {in:3 T *12 } L *-6 ] ^1 > -9: in 3
 in the loss > [ {in:3 T } L ] nan > -10: in 3
 in a scope in a region > {all:7 [ T L ] } ^0 > -10: all 6 | -10: all 5 | +10: all 5
+in one whose factor cannot go lower > [ {in:_2 T } L ] ^5 > -9: in 2
+small gradients are lifted > [ {in:adaloss T } L ] ^-30 > +10: in 4
+up to a limit > [ {in:<6 T } L ] ^-30 > +10: in 5
+to one above > [ {in:<10 T } L ] ^-32 > +10: in 7
+larger ones stay > [ {in:adaloss T } L ] ^-14 > +10: in 0
+up to 8 in all > [ {in:%-3 T } L ] ^-30 > +10: in 3
+up to 8 in all, and nested in other factors > [ {1 {1 {in:%-3 T } } } L ] ^-30 > +10: in 1
+of another share > [ {in:%-2 T } L ] ^-30 > +10: in 2
+it backs off and comes back > [ {in:<4 *-12 *-12 T *15 *15 *1 } ] ^-27 > +10: in 2 | -10: in 1 | +10: in 1 | +10: in 2 | -10: in 1 | +10: in 1 | +10: in 2
 ";
 
-/// Where the gradient comes to a region, which is 2^8 or 2^10, the factor is the cause of an overflow in it; of nested regions the first.
+/// Where the gradient comes to a region, which is 2^8 or 2^10, the factor is the cause of an overflow in it; of nested regions the first. The loss scale
+/// backs off in place of a factor that cannot. AdaLoss asks for 6e-8 / (0.00125 * deviation), rounded down to a power of two; the statistics of what comes to a
+/// region say nothing of what is made of it inside.
 #[test]
-fn an_overflow_in_a_region_lowers_its_factor_alone() {
+fn steps_move_the_factors_that_they_are_about() {
     for [name, line, expected] in rows(STEPS) {
         let mut run = run();
         for (step, expected) in expected.split(" | ").enumerate() {
@@ -70,9 +73,7 @@ fn an_overflow_in_a_region_lowers_its_factor_alone() {
         let found = (counters.skipped(), counters.bad_losses());
         assert_eq!(found, (skipped, bad), "{name}");
     }
-    // The loss scale backs off in place of a factor that cannot. Where the scale cannot go lower, a factor still can.
-    let floor = dynamic("in", at_scale(4.0).with_min_scale(Some(4.0)));
-    assert_eq!(take_in(&mut run(), &floor, 5), "-9: in 2");
+    // Where the scale cannot go lower, a factor still can.
     let floor = at_scale(two(10)).with_min_scale(Some(two(10)));
     let floor = floor.with_raise_error_at_min_scale(true);
     let mut run = Player::new(net_of(1.0), &f16_under(floor));
@@ -94,34 +95,6 @@ fn clean_steps_let_those_grow_that_were_opened() {
     assert_eq!(regions(&run), "a 0, b 0");
 }
 
-fn adaloss(config: GradScalerConfig) -> Rescale {
-    let schedule = config.schedule().unwrap();
-    let schedule = schedule.with_rule(AdaLoss::default()).unwrap();
-    Rescale::dynamic("in").with_schedule(schedule).unwrap()
-}
-
-/// 6e-8 / (0.00125 * deviation), rounded down to a power of two.
-#[test]
-fn adaloss_lifts_small_gradients() {
-    let up_to = |limit: f64| adaloss(at_scale(1.0).with_max_scale(Some(limit)));
-    let plain = || AdaLoss::default().region("in");
-    let share = |share: f64| AdaLoss::new(share, 8.0).unwrap().region("in");
-    for (region, weight, expected) in [
-        (plain(), -30, "+10: in 4"),
-        (up_to(64.0), -30, "+10: in 5"),
-        (up_to(1024.0), -32, "+10: in 7"),
-        (plain(), -14, "+10: in 0"),
-        // Nested in another factor, up to 1024 in all, and here up to 8.
-        (share(1e-3), -30, "+10: in 3"),
-        (share(1e-2), -30, "+10: in 2"),
-    ] {
-        assert_eq!(take_in(&mut run(), &region, weight), expected, "{weight}");
-    }
-    // What a rule does not remember counts too.
-    let other = AdaLoss::new(0.1, 8.0).unwrap();
-    assert_ne!(other.region("a"), AdaLoss::default().region("a"));
-}
-
 /// However many micro-batches a window has, and in whatever order they come.
 #[test]
 fn a_long_window_shows_a_region_all_of_its_gradients() {
@@ -136,27 +109,6 @@ fn a_long_window_shows_a_region_all_of_its_gradients() {
     };
     assert_eq!([seen([-30, -30]), seen([-30, -14])], ["in 4", "in 0"]);
     assert_eq!(seen([-14, -30]), "in 0");
-}
-
-/// The statistics of what comes to a region say nothing of what is made of it inside.
-#[test]
-fn adaloss_backs_off_and_comes_back() {
-    let config = at_scale(1.0).with_growth_interval(2);
-    let region = adaloss(config.with_max_scale(Some(16.0)));
-    let mut run = run();
-    let mut step = || {
-        // 2^-17 comes to the region and asks for 4, and to the parameter 2^31 times that, which holds 2.
-        let output = run.amp.autocast(ones(), |x| {
-            let lowered = |x: Tensor<1>| run.model.trunk.forward(x * two(-12) * two(-12));
-            let inside = |x| lowered(x) * two(15) * two(15) * 2.0;
-            rescaled(region.clone(), x, inside)
-        });
-        step_on(&mut run, output.sum() * two(-27))
-    };
-    let cycle = ["-10: in 1", "+10: in 1", "+10: in 2"];
-    for expected in [&cycle[2..], &cycle, &cycle].concat() {
-        assert_eq!(step(), expected);
-    }
 }
 
 /// One may be below the normal numbers of f32, and scopes use 2^-126 then. Runs that go on from records are drawn in `tests/oracle`.
@@ -234,8 +186,7 @@ fn a_region_of_a_record_that_is_not_opened_waits() {
     resumed.optim.from_bytes(again).unwrap();
     assert_eq!(take(&mut resumed, opening), take(&mut before, opening));
 
-    let fused = FusedSgd::new(SgdConfig::new());
-    let mut fused = Player::with(fused, net_of(1.0), &f16(two(10)));
+    let mut fused = Player::with(fused(), net_of(1.0), &f16(two(10)));
     fused.optim.from_bytes(bytes).unwrap();
     (0..3).for_each(|_| _ = step(&mut fused, plain));
     // One of before, and all but the last, for which nobody waits. A GPU may answer later still.
@@ -245,6 +196,9 @@ fn a_region_of_a_record_that_is_not_opened_waits() {
 
 #[test]
 fn other_settings_of_one_name_are_warned_of() {
+    // What a rule does not remember counts too.
+    let other = AdaLoss::new(0.1, 8.0).unwrap();
+    assert_ne!(other.region("a"), AdaLoss::default().region("a"));
     let mut run = run();
     let lines = logs("region `twice` is opened with other settings", || {
         let found = take(&mut run, "[ {twice:2 T } {twice:3 L } ] ^-4");
@@ -261,13 +215,41 @@ fn regions_of_two_models_with_the_same_paths() {
     let mut run = run();
     let [other, frozen] = [(); 2].map(|()| run.amp.attach(net_of(1.0)));
     let frozen = frozen.no_grad();
-    let region = |name, net: &Net, x| {
-        let region = dynamic(name, at_scale(two(5)));
-        rescaled(region, x, |x| net.trunk.forward(x))
-    };
     let output = run.amp.autocast(ones() * two(10), |x| {
-        let frozen = region("c", &frozen, x.clone()) + frozen.trunk.forward(x.clone());
-        region("a", &run.model, x.clone()) + region("b", &other, x) + frozen
+        let part = |net, line| loss_of([&run.amp; 2], net, x.clone(), line);
+        let frozen = part(&frozen, "{c:5 T } + T");
+        part(&run.model, "{a:5 T }") + part(&other, "{b:5 T }") + frozen
     });
     assert_eq!(step_on(&mut run, output.sum()), "-10: a 4, b 4, c 5");
+}
+
+/// In a scope, and outside of one that opens in the region. The largest ones are taken.
+#[test]
+fn an_exponent_out_of_range_is_refused_by_the_scope() {
+    let amp = f16(two(9));
+    for (k, is_refused) in [(126, false), (-126, false), (127, true), (i32::MIN, true)] {
+        let inside = amp.try_autocast(ones(), |x| by(k, x, |x| x)).err();
+        let outside = by(k, ones(), |x| amp.try_autocast(x, |x| x)).err();
+        assert_eq!((inside.is_some(), &outside), (is_refused, &inside));
+        let field = "InvalidValue { field: \"power_of_two\"";
+        if let Some(error) = &inside {
+            is_error(error, field, ["between -126 and 126"]);
+        }
+    }
+}
+
+#[test]
+fn settings_outside_their_range() {
+    let (config, region) = (GradScalerConfig::new(), Rescale::dynamic("region"));
+    let of_fixed = Rescale::power_of_two(3).with_scaler(config).unwrap_err();
+    let of_region = region.with_scaler(config.with_growth_factor(1.0));
+    for (field, error) in [
+        ("underflow_share", AdaLoss::new(0.0, 16.0).unwrap_err()),
+        ("total_limit", AdaLoss::new(0.1, f64::INFINITY).unwrap_err()),
+        ("growth_factor", of_region.unwrap_err()),
+        ("with_scaler", of_fixed),
+    ] {
+        let expected = format!("InvalidValue {{ field: \"{field}\"");
+        is_error(&error, &expected, []);
+    }
 }

@@ -65,31 +65,24 @@ pub fn backward<M: Module>(loss: Tensor<1>, model: &M) -> GradientsParams {
     GradientsParams::from_grads(loss.backward(), model)
 }
 
-/// The bits of an f32 tensor; those of every NaN are the same.
-pub fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
-    assert_eq!(tensor.dtype(), DType::F32);
-    values(tensor).into_iter().map(bits_of).collect()
-}
-
-fn bits_of(value: f32) -> u32 {
-    if value.is_nan() { f32::NAN } else { value }.to_bits()
-}
-
-/// The gradients of a vector parameter.
-pub fn gradient(grads: &GradientsParams, id: ParamId) -> Vec<f32> {
-    let grad = grads.get::<1>(id).expect("no gradient");
-    assert_eq!(grad.dtype(), DType::F32);
-    values(grad)
-}
-
-/// The bits of all gradients, which must be f32, in the module's order.
-pub fn gradient_bits<M: Module>(grads: &GradientsParams, module: &M) -> Vec<u32> {
+/// All gradients, which must be f32, in the module's order.
+pub fn all_gradients<M: Module>(grads: &GradientsParams, module: &M) -> Vec<Vec<f32>> {
     let found = gradients_by_path(grads, module).into_iter();
     let of_f32 = |(path, dtype, values)| {
         assert_eq!(dtype, DType::F32, "{path}");
         values
     };
-    found.flat_map(of_f32).map(bits_of).collect()
+    found.map(of_f32).collect()
+}
+
+/// Burn's optimizer.
+pub fn sgd() -> ModuleOptimizer {
+    SgdConfig::new().init()
+}
+
+/// One whose steps the device decides.
+pub fn fused() -> FusedSgd {
+    FusedSgd::new(SgdConfig::new())
 }
 
 /// A power of two for each region: by how much the loss scale is raised in it.

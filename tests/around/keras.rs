@@ -2,7 +2,7 @@
 
 use serde_json::from_value;
 
-use crate::support::*;
+use crate::{settings, support::*};
 
 /// The relative error allowed in values. Keras adds Adam's epsilon to `sqrt(v)`, Burn (as PyTorch, and the paper's first form) to
 /// `sqrt(v / (1 - beta_2^t))`: that moves these by up to half as much.
@@ -20,20 +20,15 @@ fn variables(value: &Value) -> [f64; 10] {
 }
 
 fn inner(run: &Value) -> (ModuleOptimizer, f64) {
-    let decay = run["options"]["weight_decay"].as_f64();
-    let decay = decay.map(|decay| decay as f32);
+    let decay = optional(&run["options"]["weight_decay"]).map(|decay| decay as f32);
     let sgd = SgdConfig::new().with_weight_decay(decay.map(WeightDecayConfig::new));
+    let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.0);
+    let adam_w = AdamWConfig::new().with_epsilon(1e-7);
     match (run["optimizer"].as_str().unwrap(), decay) {
         ("sgd", _) => (sgd.init(), 0.1),
-        ("sgdm", _) => {
-            let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.0);
-            (sgd.with_momentum(Some(momentum)).init(), 0.1)
-        }
+        ("sgdm", _) => (sgd.with_momentum(Some(momentum)).init(), 0.1),
         ("adam", None) => (AdamConfig::new().with_epsilon(1e-7).init(), 0.01),
-        ("adam", Some(decay)) => {
-            let adam = AdamWConfig::new().with_epsilon(1e-7);
-            (adam.with_weight_decay(decay).init(), 0.01)
-        }
+        ("adam", Some(decay)) => (adam_w.with_weight_decay(decay).init(), 0.01),
         (other, _) => panic!("unknown optimizer {other}"),
     }
 }
@@ -50,16 +45,14 @@ fn optimizer(run: &Value) -> (ScaledOptimizer, f64) {
     let momentum = number("ema_momentum").unwrap_or(0.99);
     let ema = EmaConfig::new().with_momentum(momentum);
     let ema = ema.with_overwrite_frequency(count("ema_overwrite_frequency"));
-    let ema = (options["use_ema"] == true).then_some(ema);
+    let ema = Some(ema).filter(|_| options["use_ema"] == true);
     let windows = count("gradient_accumulation_steps").map(|n| windows(n, true));
     // Keras's LossScaleOptimizer switches its inner optimizer's `loss_scale_factor` off: its own scale counts.
     let growth = run["dynamic_growth_steps"].as_u64().unwrap() as u32;
     let scaler = at_scale(run["initial_scale"].as_f64().unwrap()).with_growth_interval(growth);
     let config = ScaledOptimizerConfig::new().with_scaler(Some(scaler));
     let config = config.with_clip(clip).with_accumulation(windows);
-    let config = config.with_ema(ema);
-    let json = config.to_string();
-    let loaded = ScaledOptimizerConfig::load_binary(json.as_bytes()).unwrap();
+    let loaded = settings::load(&config.with_ema(ema).to_string());
     let scaler = GradScaler::new(loaded.scaler.unwrap()).unwrap();
     (loaded.init(inner, scaler).unwrap(), lr)
 }

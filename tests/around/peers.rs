@@ -9,14 +9,13 @@ use std::thread;
 use crate::support::*;
 
 /// What both ranks of a training come to.
-fn both<T: Send + 'static>(run: impl Fn(Rank) -> T + Clone + Send + 'static) -> Vec<T> {
-    let threads = Rank::all(2).into_iter().map(|rank| {
-        let run = run.clone();
-        thread::spawn(move || run(rank))
-    });
-    let threads: Vec<_> = threads.collect();
-    let ended = threads.into_iter().map(|thread| thread.join().unwrap());
-    ended.collect()
+fn both<T: Send>(run: impl Fn(Rank) -> T + Sync) -> [T; 2] {
+    let (mut ranks, run) = (Rank::all(2), &run);
+    thread::scope(|scope| {
+        let other = ranks.remove(1);
+        let other = scope.spawn(move || run(other));
+        [run(ranks.remove(0)), other.join().unwrap()]
+    })
 }
 
 type One = Player<Linear>;
@@ -47,7 +46,7 @@ const APART: &str = "
 
 /// Trains until a step fails, with what this rank does that the other does not.
 fn train(peers: impl Peers, odd: &str) -> Result<(), AmpError> {
-    let mut one = one();
+    let (mut one, clip) = (one(), GradientClip::Norm(-1.0));
     one.optim = one.optim.with_peers(peers);
     for step in 0..4 {
         let (mut grads, mut lr) = (one.gradients(loss(&one.amp, &one.model)), 0.125);
@@ -57,9 +56,7 @@ fn train(peers: impl Peers, odd: &str) -> Result<(), AmpError> {
                 let wrong = Tensor::<2>::zeros([3, 3], &Device::flex());
                 grads.register(one.model.weight.id, wrong);
             }
-            (0, "has a wrong setting") => {
-                one.optim = one.optim.with_clipping(GradientClip::Norm(-1.0));
-            }
+            (0, "has a wrong setting") => one.optim = one.optim.with_clipping(clip),
             (0, "has another optimizer") => *one.optim.optimizer_mut() = AdamConfig::new().init(),
             (0, "has another learning rate") => lr *= 2.0,
             (2, "has a scale of its own") => one.optim.scaler_mut().set_loss_scale(512.0)?,
@@ -139,10 +136,8 @@ fn a_nan_of_one_rank_spares_the_scale_of_all() {
             one.optim = one.optim.with_peers(rank);
             drop(one.gradients(loss(&one.amp, &one.model)));
             let mut grads = GradientsParams::new();
-            grads.register(
-                one.model.weight.id,
-                Tensor::<2>::full([4, 2], part, &Device::flex()),
-            );
+            let weight = Tensor::<2>::full([4, 2], part, &Device::flex());
+            grads.register(one.model.weight.id, weight);
             one.step(0.125, grads);
             (one.amp.loss_scale(), one.counters().skipped())
         });
@@ -166,9 +161,7 @@ fn ranks_calibrate_to_the_lowest_scale() {
         is_error(&error, "Ranks { rank: Some(1)", ["Norm(1.0)"]);
         (own, set)
     });
-    let [(first, one), (second, other)] = ended[..] else {
-        unreachable!("they are two");
-    };
+    let [(first, one), (second, other)] = ended;
     assert_eq!([first, one, other], [16.0 * second, second, second]);
 }
 
@@ -207,10 +200,9 @@ impl<F: Fn(&Rank, Vote) -> Agreed + Send + Sync + 'static> Peers for Engine<F> {
 /// One that fails is asked once, and every step after it is refused.
 #[test]
 fn an_engine_that_fails_ends_the_votes() {
-    let asked = Arc::new(AtomicUsize::new(0));
-    let count = asked.clone();
-    let fails = move |_: &Rank, _: Vote| -> Agreed {
-        count.fetch_add(1, Ordering::Relaxed);
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    let fails = |_: &Rank, _: Vote| -> Agreed {
+        ASKED.fetch_add(1, Ordering::Relaxed);
         Err("the cable is cut".into())
     };
     let peers = Engine(Rank::all(2).remove(0), fails);
@@ -220,7 +212,7 @@ fn an_engine_that_fails_ends_the_votes() {
         is_error(&error, "Ranks { rank: None", ["the cable is cut"]);
     }
     drop(trial);
-    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    assert_eq!(ASKED.load(Ordering::Relaxed), 1);
 }
 
 /// Before the first step.
@@ -228,11 +220,10 @@ fn an_engine_that_fails_ends_the_votes() {
 fn ranks_of_two_versions_are_refused() {
     let own = concat!("burn-amp ", env!("CARGO_PKG_VERSION"));
     let agree = move |rank: &Rank, vote: Vote| -> Agreed {
-        let sent = serde_json::to_string(&vote)?;
-        let sent = match rank.rank {
-            0 => sent,
-            _ => sent.replace(own, "burn-amp 0.0.9"),
-        };
+        let mut sent = serde_json::to_string(&vote)?;
+        if rank.rank == 1 {
+            sent = sent.replace(own, "burn-amp 0.0.9");
+        }
         rank.agree(serde_json::from_str(&sent)?)
     };
     let why = format!("it has burn-amp 0.0.9, where rank 0 has {own}");

@@ -10,8 +10,8 @@ fn with_ema() -> ScaledOptimizer {
 }
 
 /// Two applied steps with averages, then one of two micro-batches.
-fn trained(rule: bool) -> Trial {
-    let mut run = Trial::new(with_ema().with_accumulation(windows(2, rule)));
+fn trained() -> Trial {
+    let mut run = Trial::new(with_ema().with_accumulation(2));
     (1..6).for_each(|k| run.step([f64::from(k); 10]));
     assert_eq!((run.window(), run.optim.ema().unwrap().updates()), (1, 2));
     run
@@ -24,34 +24,25 @@ fn a_run_with_masters_goes_on_bit_for_bit() {
     for rule in RULES {
         let adam = || MasterWeights::new(AdamConfig::new().build());
         let build = || Run::half(adam()).with_all(rule);
-        let open = [21, 22].map(|stop| {
-            let [half, end] = resumed(folder.path(), build, stop, 60);
-            let bad = end.counters.skipped() + end.counters.dropped();
-            assert!(
-                bad >= 3 && end.counters.stepped() >= 10,
-                "{:?}",
-                end.counters
-            );
-            half.window > 0
-        });
-        assert!(open.contains(&true));
+        let [half, end] = resumed(folder.path(), build, 23, 60);
+        let found = end.counters;
+        let bad = found.skipped() + found.dropped();
+        assert!(bad >= 3 && found.stepped() >= 10, "{found:?}");
+        assert!(half.window > 0);
     }
 }
 
 #[test]
 fn the_record_says_what_it_holds() {
-    for rule in RULES {
-        let record = trained(rule).optim.to_record();
-        // Plain SGD has no tensors of its own.
-        let holds = |record: &AmpRecord| (record.window(), record.averages(), record.num_tensors());
-        assert_eq!(holds(&record), (1, 2, 0));
-        says(&format!("{record:?}"), ["window: 1", "hooks: [\"ema\"]"]);
-        let record = AmpRecord::from_bytes(record.into_bytes().unwrap()).unwrap();
-        assert_eq!(holds(&record), (1, 2, 0));
-        let record = record.without_window().without_averages();
-        assert_eq!(holds(&record), (0, 0, 0));
-        sgd().load_record(record).unwrap();
-    }
+    let record = trained().optim.to_record();
+    // Plain SGD has no tensors of its own.
+    let holds = |record: &AmpRecord| (record.window(), record.averages(), record.num_tensors());
+    let read = AmpRecord::from_bytes(record.bits()).unwrap();
+    says(&format!("{read:?}"), ["window: 1", "hooks: [\"ema\"]"]);
+    assert_eq!([&record, &read].map(holds), [(1, 2, 0); 2]);
+    let record = read.without_window().without_averages();
+    assert_eq!(holds(&record), (0, 0, 0));
+    sgd().load_record(record).unwrap();
 }
 
 /// Averages that go missing are not replaced without a word; where there were none yet, there is nothing to say. Those of the run that is
@@ -61,13 +52,13 @@ fn an_older_record_starts_window_and_averages_afresh() {
     let load = |optim: &mut ScaledOptimizer, record: AmpRecord| {
         captured(Level::Warn, || optim.load_record(record).unwrap()).join("\n")
     };
-    let mut run = trained(false);
+    let mut run = trained();
     let logged = load(&mut run.optim, sgd().to_record());
     says(&logged, ["no state of the hook `ema`"]);
     assert_eq!((run.window(), run.optim.ema().unwrap().updates()), (0, 0));
     assert_eq!(run.averages(), run.values());
 
-    let record = || trained(false).optim.to_record().without_window();
+    let record = || trained().optim.to_record().without_window();
     let bare = || record().without_averages();
     says(&load(&mut with_ema(), bare()), ["after 2 steps"]);
     assert_eq!(load(&mut with_ema(), sgd().to_record()), "");
@@ -77,7 +68,7 @@ fn an_older_record_starts_window_and_averages_afresh() {
 /// The settings are the program's; empty states are states. Each file is read as what it holds, also that of an optimizer which holds both.
 #[test]
 fn a_window_and_averages_of_their_own() {
-    let mut run = trained(false);
+    let mut run = trained();
     let both = run.optim.to_record();
     let empty = windows(9, false).init().unwrap();
     let mut window = windows(3, false).init().unwrap();
@@ -109,13 +100,12 @@ fn loaded_into<F: Files + Clone>(owner: &F, record: &AmpRecord) -> Result<(), Am
 
 #[test]
 fn what_does_not_fit_is_refused_and_nothing_changes() {
-    let stored = trained(false).optim.to_record();
+    let stored = trained().optim.to_record();
     let load = |optim: ScaledOptimizer, record: &AmpRecord| {
         let mut run = Trial::new(optim);
         run.step(ONES);
-        Err(refused(&mut run.optim, |optim| {
-            optim.load_record(record.clone())
-        }))
+        let load = |optim: &mut ScaledOptimizer| optim.load_record(record.clone());
+        Err(refused(&mut run.optim, load))
     };
     let mut by_hand = ByHand::of(Pair::of(0.0), at_scale(1024.0));
     let mut begun = |size, rule| {
@@ -124,23 +114,19 @@ fn what_does_not_fit_is_refused_and_nothing_changes() {
         window
     };
     let [small, each, window] = [begun(2, false), begun(4, true), begun(3, false)];
-    let two = {
-        let mut two = window.clone();
-        by_hand.accumulate(&mut two, ONES);
-        two.to_record()
-    };
+    let mut two = window.clone();
+    by_hand.accumulate(&mut two, ONES);
+    let two = two.to_record();
     let mut ema = EmaConfig::new().init().unwrap();
     ema.update(Pair::of(0.0));
     let scaler = &by_hand.scaler;
     let (of_ema, of_scaler, bare) = (ema.to_record(), scaler.to_record(), sgd().to_record());
     let (a_window, an_ema) = ("that of an `AccumulationWindow`", "that of the hook `ema`");
     let full = "holds 2 micro-batches, but a window has 2 here";
+    let no_hook = "the hook `ema`, which is not here";
     for (result, part) in [
         (load(with_ema(), &stored), "no accumulation here"),
-        (
-            load(sgd().with_accumulation(2), &stored),
-            "the hook `ema`, which is not here",
-        ),
+        (load(sgd().with_accumulation(2), &stored), no_hook),
         (load(with_ema().with_accumulation(1), &stored), "has 1 here"),
         (load(sgd(), &of_ema), "no state of an optimizer"),
         (load(sgd(), &two), a_window),
@@ -163,17 +149,14 @@ fn what_does_not_fit_is_refused_and_nothing_changes() {
 #[test]
 fn what_was_read_before_a_step_stays() {
     fn check<O: ModuleOptim>(optim: O, dtype: DType, is_burns: bool) {
-        let optim = ScaledOptimizer::new(optim, GradScaler::new(at_scale(16.0)).unwrap());
-        let optim = optim.with_accumulation(2).with_ema(EmaConfig::new());
-        let mut run = Trial::new(optim).with_dtype(dtype);
+        let optim = under(at_scale(16.0), optim).with_accumulation(2);
+        let mut run = Trial::new(optim.with_ema(EmaConfig::new())).with_dtype(dtype);
         let gradient = from_fn(|index| index as f64 * 0.25 - 1.0);
         let go_on = |run: &mut Trial<O>| (0..5).for_each(|_| run.step(gradient));
         go_on(&mut run);
         let (before, held) = (contents(&mut run.optim), run.optim.to_record());
-        let (inner, own) = (
-            state(run.optim.optimizer()),
-            run.optim.optimizer().to_record(),
-        );
+        let optim = run.optim.optimizer();
+        let (inner, own) = (state(optim), optim.to_record());
         let (copy, values) = (run.model.clone(), run.values());
         go_on(&mut run);
         assert!(contents(&mut run.optim) != before);

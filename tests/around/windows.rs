@@ -18,10 +18,11 @@ fn mean() -> [f64; 10] {
     from_fn(|index| -0.5 * (micro(0)[index] + micro(1)[index]))
 }
 
-/// Steps, skips and dropped micro-batches.
-fn counted(run: &Trial) -> [u64; 3] {
-    let counters = run.counters();
-    [counters.steps(), counters.skipped(), counters.dropped()]
+/// All values; steps, skips and dropped micro-batches.
+fn shown(run: &Trial) -> (Vec<f64>, [u64; 3]) {
+    let found = run.counters();
+    let counts = [found.steps(), found.skipped(), found.dropped()];
+    (run.values(), counts)
 }
 
 /// Gradients that are scaled, unscaled, Burn's own, and those of two devices, which are their sum.
@@ -34,35 +35,26 @@ const FORMS: [fn(&mut Trial, [f64; 10]); 4] = [
     |run, values| run.take(run.model.plain(values)),
     |run, values| {
         let half = || run.model.plain(values.map(|value| 0.5 * value));
-        let grads = [half(), half()].map(|half| (half, Device::default()));
-        let grads = MultiGradientsParams {
-            grads: grads.into(),
-        };
-        run.model = run.optim.step_multi(1.0, run.model.clone(), grads).unwrap();
+        let grads = vec![(half(), Device::default()), (half(), Device::default())];
+        let multi = MultiGradientsParams { grads };
+        run.model = run.optim.step_multi(1.0, run.model.clone(), multi).unwrap();
     },
 ];
 
 #[test]
 fn a_window_steps_with_gradients_of_every_form() {
-    for (form, rule) in FORMS
-        .into_iter()
-        .flat_map(|form| RULES.map(|rule| (form, rule)))
-    {
+    let rules = |form| RULES.map(|rule| (form, rule));
+    for (form, rule) in FORMS.into_iter().flat_map(rules) {
         let mut run = window(2, rule);
-        [0, 1].into_iter().for_each(|k| form(&mut run, micro(k)));
-        assert_eq!((run.values(), counted(&run)), (mean().to_vec(), [1, 0, 0]));
-        // An overflow skips its window, or is dropped by itself.
+        (0..2).for_each(|k| form(&mut run, micro(k)));
+        assert_eq!(shown(&run), (mean().to_vec(), [1, 0, 0]));
+        // An overflow skips its window, or is dropped by itself: the window takes one more.
         let mut run = window(2, rule);
         form(&mut run, BAD);
-        form(&mut run, micro(0));
-        let (values, counts) = match rule {
-            false => ([0.0; 10], [1, 1, 0]),
-            true => {
-                form(&mut run, micro(1));
-                (mean(), [1, 0, 1])
-            }
-        };
-        assert_eq!((run.values(), counted(&run)), (values.to_vec(), counts));
+        (0..=usize::from(rule)).for_each(|k| form(&mut run, micro(k)));
+        let expected = [([0.0; 10], [1, 1, 0]), (mean(), [1, 0, 1])];
+        let (values, counts) = expected[usize::from(rule)];
+        assert_eq!(shown(&run), (values.to_vec(), counts));
         assert_eq!(run.window(), 0);
     }
 }
@@ -79,9 +71,7 @@ fn gradients_that_are_absent_discarded_or_replaced() {
         };
         let mut of_weight = run.scaled(micro(0));
         of_weight.params_mut().remove::<1>(run.model.bias.id);
-        [ONES; 2]
-            .into_iter()
-            .for_each(|values| discard(&mut run, values));
+        (0..2).for_each(|_| discard(&mut run, ONES));
         assert_eq!(run.scale(), grown);
         run.take(of_weight);
         discard(&mut run, BAD);
@@ -89,17 +79,14 @@ fn gradients_that_are_absent_discarded_or_replaced() {
         of_bias.params_mut().remove::<2>(run.model.weight.id);
         run.take(of_bias);
         let expected: [f64; 10] = from_fn(|index| -0.5 * micro(usize::from(index > 5))[index]);
-        assert_eq!(
-            (run.values(), counted(&run)),
-            (expected.to_vec(), [1, 0, 0])
-        );
+        assert_eq!(shown(&run), (expected.to_vec(), [1, 0, 0]));
     }
     let mut run = window(2, false);
     run.step(micro(0));
     let mut grads = run.unscaled(BAD);
     *grads.params_mut() = run.model.plain(ONES);
     run.take(grads);
-    assert_eq!((run.values(), counted(&run)), (vec![0.0; 10], [1, 1, 0]));
+    assert_eq!(shown(&run), (vec![0.0; 10], [1, 1, 0]));
 }
 
 #[test]
@@ -109,7 +96,7 @@ fn a_disabled_scaler_tests_nothing_in_half_precision_either() {
         let disabled = sgd_under(GradScalerConfig::new().with_enabled(false));
         let mut run = Trial::new(disabled.with_accumulation(windows(2, rule)));
         run = run.with_dtype(dtype);
-        [0, 1].into_iter().for_each(|k| run.step(micro(k)));
+        (0..2).for_each(|k| run.step(micro(k)));
         assert_eq!(run.values(), mean(), "{rule}, {dtype:?}");
     }
 }
@@ -117,12 +104,10 @@ fn a_disabled_scaler_tests_nothing_in_half_precision_either() {
 /// In f16, 2048 + 1 is 2048.
 #[test]
 fn half_precision_is_summed_in_f32() {
-    for (rule, narrow) in RULES
-        .into_iter()
-        .flat_map(|rule| [(rule, false), (rule, true)])
-    {
+    let all = [(false, false), (false, true), (true, false), (true, true)];
+    for (rule, narrow) in all {
         let scaler = at_scale(1.0).with_parameter_dtype_gradients(narrow);
-        let optim = masters(scaler.with_growth_interval(100_000));
+        let optim = under(scaler.with_growth_interval(100_000), masters());
         let optim = optim.with_accumulation(windows(4096, rule));
         let mut run = Trial::new(optim).with_dtype(DType::F16);
         (0..4096).for_each(|_| run.step(ONES));
@@ -140,15 +125,9 @@ fn f64_windows_stay_f64() {
         let mut run = ByHand::of(model, at_scale(1024.0));
         let mut window = windows(3, rule).init().unwrap();
         let full = [1.0, 2.0, 4.0].map(|value| run.accumulate(&mut window, [value; 10]));
-        let [None, None, Some(full)] = full else {
-            panic!("a full window and no other");
-        };
-        let dtypes = gradients_by_path(full.params(), &run.model).into_iter();
-        assert!(
-            dtypes
-                .map(|(_, dtype, _)| dtype)
-                .all(|dtype| dtype == DType::F64)
-        );
+        let full = full.into_iter().flatten().next().unwrap();
+        let found = gradients_by_path(full.params(), &run.model);
+        assert!(found.iter().all(|(_, dtype, _)| *dtype == DType::F64));
         run.take(full).unwrap();
         let is_mean = |value: f64| (value / (-7.0 / 3.0) - 1.0).abs() < 1e-7;
         assert!(run.model.values().into_iter().all(is_mean));
@@ -183,22 +162,22 @@ fn one_f32_buffer_for_each_parameter_is_added_to_in_place() {
     }
     for dtype in [DType::F16, DType::F32] {
         for rule in RULES {
-            let optim = masters(at_scale(16.0)).with_accumulation(windows(8, rule));
-            let mut run = Trial::new(optim).with_dtype(dtype);
+            let optim = under(at_scale(16.0), masters());
+            let mut run = Trial::new(optim.with_accumulation(windows(8, rule))).with_dtype(dtype);
             let grads = run.scaled(micro(0));
-            let mut places = vec![address(grads.params().get::<2>(run.model.weight.id))];
+            let first = address(grads.params().get::<2>(run.model.weight.id));
             run.take(grads);
-            for k in 1..6 {
+            let places = [1, 2, 3, 4, 5].map(|k| {
                 let sum = run.optim.window().unwrap().sum(&run.model.weight);
                 assert_eq!(sum.as_ref().unwrap().dtype(), DType::F32);
-                places.push(address(sum));
+                let place = address(sum);
                 run.step(micro(k));
-            }
+                place
+            });
             // Unless it is tested, and widened, before it is added.
             let own = dtype == DType::F32 && !rule;
-            places.drain(..usize::from(!own));
-            places.dedup();
-            assert_eq!(places.len(), 1, "{dtype:?} {rule:?}");
+            let expected = if own { first } else { places[0] };
+            assert_eq!(places, [expected; 5], "{dtype:?} {rule:?}");
         }
     }
 }
@@ -218,8 +197,8 @@ fn too_many_dropped_in_a_row_end_the_run_and_keep_the_window() {
         let grads = run.in_scope(factor);
         let failed = run.optim.try_step(1.0, run.model.clone(), grads);
         is_error(&failed.unwrap_err().error, error, []);
-        assert_eq!((run.counters().dropped(), run.window()), (3, 1));
-        assert_eq!(run.scale(), scale);
+        let found = (run.counters().dropped(), run.window(), run.scale());
+        assert_eq!(found, (3, 1, scale));
     }
 }
 

@@ -6,10 +6,6 @@ fn config() -> GradScalerConfig {
     at_scale(1024.0)
 }
 
-fn trial(config: GradScalerConfig) -> Trial {
-    Trial::new(sgd_under(config))
-}
-
 /// With a scale of the optimizer's own, in windows too, whose scale stays the same otherwise, or with that of a scope. The 51st overflow in a row is
 /// too many. One that is dropped is counted by the next call.
 #[test]
@@ -72,7 +68,7 @@ fn a_loss_after_dropped_gradients_has_the_next_scale() {
         (disabled, 1.0, [0; 8]),
     ] {
         for discard in [false, true] {
-            let mut run = trial(config);
+            let mut run = Trial::new(sgd_under(config));
             let scales = [(); 8].map(|()| {
                 let grads = run.backward((run.model.bias.val() * factor).sum());
                 let scale = grads.loss_scale();
@@ -137,7 +133,7 @@ fn plain_gradients_after_a_scaled_loss_warn_once() {
     }
     // Those that were unscaled are plain, and so are all where no loss is scaled.
     for enabled in [true, false] {
-        let mut run = trial(config().with_enabled(enabled));
+        let mut run = Trial::new(sgd_under(config().with_enabled(enabled)));
         no_warning(|| {
             run.take(plain(&run, run.model.bias.val().sum()));
             let grads = run.backward(run.model.bias.val().sum());

@@ -73,11 +73,11 @@ fn config() -> GradScalerConfig {
     GradScalerConfig::new().with_growth_interval(5)
 }
 
-fn ruled_by<R: Rule + Clone + PartialEq>(config: GradScalerConfig, rule: R) -> LossScale {
+fn ruled_by(config: GradScalerConfig, rule: Own) -> LossScale {
     config.schedule().unwrap().with_rule(rule).unwrap()
 }
 
-fn ruled<R: Rule + Clone + PartialEq>(rule: R) -> LossScale {
+fn ruled(rule: Own) -> LossScale {
     ruled_by(config(), rule)
 }
 
@@ -86,8 +86,10 @@ fn built_in(schedule: Schedule) -> LossScale {
 }
 
 /// With a state, which a record that is refused must not replace.
-fn adam() -> ModuleOptimizer {
-    AdamConfig::new().init()
+fn trained(schedule: LossScale, steps: usize) -> Run<ModuleOptimizer> {
+    let mut run = Run::at_border(AdamConfig::new().init(), schedule);
+    run.train_until(steps);
+    run
 }
 
 /// The host decides each step, also of an optimizer that would step on the device. A reset starts the rule as it was given.
@@ -118,19 +120,15 @@ fn it_is_shown_every_iteration_and_the_scale_that_was_used() {
 /// What a rule refuses leaves scaler, optimizer and model as they were.
 #[test]
 fn a_damaged_state_is_refused() {
-    let trained = |state, steps| {
-        let mut run = Run::at_border(adam(), ruled(own("mine", state)));
-        run.train_until(steps);
-        run
-    };
-    let damaged = trained("[7]", 9).optim.to_record();
+    let of = |state| ruled(own("mine", state));
+    let damaged = trained(of("[7]"), 9).optim.to_record();
     let message = "rule `mine`: [7] is no state of mine";
     for record in [damaged.clone(), damaged.with_settings()] {
-        let mut run = trained("{", 12);
+        let mut run = trained(of("{"), 12);
         let before = run.snapshot();
         let stepped = record.counters().unwrap().stepped();
         assert!(stepped > 0 && before.counters.stepped() > stepped);
-        let mut scaler = GradScaler::from_schedule(ruled(own("mine", "{"))).unwrap();
+        let mut scaler = GradScaler::from_schedule(of("{")).unwrap();
         scaler.set_loss_scale(256.0).unwrap();
         let alone = scaler.bits();
         let refused = run.optim.load_record(record.clone());
@@ -144,11 +142,6 @@ fn a_damaged_state_is_refused() {
 /// The scale and the counts are taken over; the rule starts fresh, whatever it has seen before.
 #[test]
 fn the_record_of_another_rule_gives_its_scale_with_one_warning() {
-    let trained = |schedule: &LossScale, steps| {
-        let mut run = Run::at_border(adam(), schedule.clone());
-        run.train_until(steps);
-        run.optim.scaler().clone()
-    };
     let plain = built_in(Schedule::GrowthInterval);
     let [log_max, near_top] = [Schedule::log_max(), Schedule::near_top()].map(built_in);
     let (saw, mine) = (ruled(saw()), ruled(own("mine", "{}")));
@@ -156,7 +149,8 @@ fn the_record_of_another_rule_gives_its_scale_with_one_warning() {
     let of_saw = [&log_max, &plain, &mine].map(|here| (&saw, here));
     let both = of_log_max.into_iter().chain(of_saw);
     for (theirs, here) in both.chain([(&plain, &saw)]) {
-        let (stored, mut scaler) = (trained(theirs, 3), trained(here, 4));
+        let (stored, mut run) = (trained(theirs.clone(), 3), trained(here.clone(), 4));
+        let (stored, scaler) = (stored.optim.scaler(), run.optim.scaler_mut());
         let names = ["`schedule` is", theirs.rule_name(), here.rule_name()];
         warns_once(names, || scaler.load_record(stored.to_record()).unwrap());
         assert_eq!(scaler.loss_scale(), stored.loss_scale());
@@ -172,19 +166,17 @@ fn remembered(schedule: &LossScale) -> Value {
 /// A rule is the program's code: settings of a record do not replace it, and cannot bring it.
 #[test]
 fn the_settings_of_a_record_come_without_its_rule() {
-    let theirs = GradScaler::from_schedule(ruled(saw())).unwrap();
-    let record = theirs.to_record().with_settings();
-    let mut scaler = default_scaler();
-    warns_once(["the rule `saw`"], || scaler.load_record(record).unwrap());
-    assert_eq!(scaler.config(), config());
-    assert_eq!(scaler.schedule().rule_name(), "GrowthInterval");
-
+    let saw = || GradScaler::from_schedule(ruled(saw())).unwrap();
     let log_max = GradScaler::from_schedule(built_in(Schedule::log_max())).unwrap();
-    let mut scaler = GradScaler::from_schedule(ruled(saw())).unwrap();
-    let record = log_max.to_record().with_settings();
-    warns_once([], || scaler.load_record(record).unwrap());
-    assert_eq!(scaler.config(), log_max.config());
-    assert_eq!(scaler.schedule().rule_name(), "saw");
+    for (theirs, mut here, rule, warning) in [
+        (saw(), default_scaler(), "GrowthInterval", "the rule `saw`"),
+        (log_max, saw(), "saw", ""),
+    ] {
+        let record = theirs.to_record().with_settings();
+        warns_once([warning], || here.load_record(record).unwrap());
+        assert_eq!(here.config(), theirs.config());
+        assert_eq!(here.schedule().rule_name(), rule);
+    }
 }
 
 /// A loss scale that was stored alone waits for its rule.
@@ -245,7 +237,8 @@ fn a_scale_that_cannot_be_applied_is_warned_of() {
         let mut rule = own("asks", "null");
         rule.next = next;
         let scaler = GradScaler::from_schedule(ruled(rule)).unwrap();
-        let mut run = Trial::new(ScaledOptimizer::new(adam(), scaler));
+        let sgd = SgdConfig::new().init();
+        let mut run = Trial::new(ScaledOptimizer::new(sgd, scaler));
         let said = format!("the rule `asks` asks for the scale {asked}, which cannot be applied");
         warns_once([said.as_str()], || run.step(ONES));
         assert_eq!(run.scale(), 65536.0, "{next:?}");
@@ -263,10 +256,10 @@ fn step_in(region: &Rescale, run: &mut Trial) -> f32 {
 
 #[test]
 fn a_region_moves_by_it_too() {
-    fn region(rule: impl Rule + Clone + PartialEq) -> Result<Rescale, AmpError> {
+    let region = |rule| {
         let config = config().with_init_scale(1.0).with_max_scale(Some(1024.0));
         Rescale::dynamic("region").with_schedule(ruled_by(config, rule))
-    }
+    };
     let new = || Trial::at_border(&f16_under(config().with_init_scale(16.0)));
     says(&region(saw()).unwrap_err(), ["`saw`"]);
     let ruled = region(own("own", "[[],0]")).unwrap();
@@ -300,11 +293,9 @@ fn a_region_moves_by_it_too() {
 fn the_rule_that_it_replaces_moves_nothing() {
     let config = config().with_schedule(Schedule::adaptive_interval());
     let mut scaler = GradScaler::from_schedule(ruled_by(config, own("own", "{"))).unwrap();
-    let interval = |scaler: &GradScaler| {
-        let schedule = scaler.schedule().adjust(Evidence::Overflow);
-        schedule.growth_interval()
-    };
-    assert_eq!(interval(&scaler), 5);
-    scaler.reset();
-    assert_eq!(interval(&scaler), 5);
+    for _ in 0..2 {
+        let next = scaler.schedule().adjust(Evidence::Overflow);
+        assert_eq!(next.growth_interval(), 5);
+        scaler.reset();
+    }
 }

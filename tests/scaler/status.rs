@@ -10,13 +10,11 @@ fn value(index: usize) -> f64 {
     }
 }
 
-fn assert_norm(actual: f64, expected: f64) {
-    let error = (actual - expected).abs();
-    assert!(error <= 1e-6 * expected, "{actual}, reference {expected}");
-}
-
-/// Compares with what a loop over the unscaled values finds.
-fn check(status: &GradientStatus, values: &[f64; 10]) {
+/// Compares the status of gradients whose unscaled values are given with what a loop over these finds.
+fn check(dtype: DType, values: &[f64; 10]) {
+    let run = ByHand::of(Pair::new([0.0; 10], &flex(), dtype), at_scale(65536.0));
+    let grads = run.unscaled(*values);
+    let status = grads.status();
     let finite = || values.iter().filter(|value| value.is_finite());
     let first = values.iter().position(|value| !value.is_finite());
     let zeros = values.iter().filter(|value| **value == 0.0).count() as u64;
@@ -31,20 +29,13 @@ fn check(status: &GradientStatus, values: &[f64; 10]) {
     // Of shares of the largest: the square of an f64 may be infinite.
     let shares = finite().map(|value| value / max_abs.max(f64::MIN_POSITIVE));
     let norm = max_abs * shares.map(|share| share * share).sum::<f64>().sqrt();
-    assert_norm(status.norm(), norm);
+    let (found, off) = (status.norm(), (status.norm() - norm).abs());
+    assert!(off <= 1e-6 * norm, "{found}, reference {norm}");
     let path = first.map(|first| if first < 6 { "weight" } else { "bias" });
     assert_eq!(status.overflow_parameter(), path);
-}
-
-/// Unscales gradients whose unscaled values are given, and checks their status.
-fn check_unscaled(dtype: DType, values: &[f64; 10]) {
-    let model = Pair::new([0.0; 10], &flex(), dtype);
-    let run = ByHand::of(model, at_scale(65536.0));
-    let grads = run.unscaled(*values);
-    check(grads.status(), values);
     // `inspect` finds the same in what came out.
     let inspected = inspect(grads.params(), &run.model).unwrap();
-    assert_eq!(inspected, *grads.status());
+    assert_eq!(inspected, *status);
     let paths = grads.parameters().map(|(path, _)| path);
     assert!(paths.eq(["weight", "bias"]));
 }
@@ -72,24 +63,21 @@ fn it_is_what_the_host_counts() {
             _ => value(index),
         }));
     }
-    let check_f32 = |case| check_unscaled(DType::F32, case);
-    cases.iter().for_each(check_f32);
-    check_unscaled(DType::F64, &[1e200; 10]);
-    check_unscaled(DType::F64, &[1e-200; 10]);
+    cases.iter().for_each(|case| check(DType::F32, case));
+    check(DType::F64, &[1e200; 10]);
+    check(DType::F64, &[1e-200; 10]);
 }
 
 /// A parameter that two modules share has one gradient, which counts once. Without any gradient nothing is found.
 #[test]
 fn a_shared_parameter_counts_once() {
-    let shared = Param::from_tensor(Tensor::<2>::ones([2, 2], &flex()));
+    let shared = Pair::new([0.0; 10], &flex(), DType::F32);
     let run = ByHand::of([shared.clone(), shared], at_scale(1.0));
-    let mut grads = GradientsParams::new();
-    let ones = Tensor::<2>::ones([2, 2], &Device::flex());
-    grads.register(run.model[0].id, ones);
+    let grads = run.model[0].plain(norm(2.0));
     let inspected = inspect(&grads, &run.model).unwrap();
     let unscaled = run.unscale(grads);
-    assert_eq!(unscaled.status().gradients(), 1);
-    assert_norm(unscaled.status().norm(), 2.0);
+    assert_eq!(unscaled.status().gradients(), 2);
+    assert_eq!(unscaled.status().norm(), 2.0);
     assert_eq!(&inspected, unscaled.status());
     let none = inspect(&GradientsParams::new(), &run.model).unwrap();
     assert_eq!(none, GradientStatus::default());

@@ -57,9 +57,8 @@ pub fn differs(peers: &MpiPeers) -> Said {
     let other = amp.attach(self::model(either(2.0, 3.0) as usize));
     let models = peers.average(&other, gradients(&amp, &other, 0, 0));
 
-    model.bias = model
-        .bias
-        .map(|bias| bias.map(|bias| bias + either(1.0, 0.0)));
+    let off = either(1.0, 0.0);
+    model.bias = model.bias.map(|bias| bias.map(|bias| bias + off));
     let model = amp.attach(model);
     let values = peers.compare(&model);
 

@@ -95,32 +95,21 @@ fn averages_have_the_same_bits_on_all_ranks() {
     }
 }
 
-/// Three parameters that do not fit into one bucket, and a small one.
-#[derive(Module, Debug)]
-struct Large {
-    first: Param<Tensor<1>>,
-    second: Param<Tensor<1>>,
-    third: Param<Tensor<1>>,
-    small: Param<Tensor<2>>,
-}
-
+/// With three parameters that do not fit into one bucket, and a small one.
 pub fn averages(peers: &MpiPeers) -> Said {
     let device = Device::flex();
     let large = |values| Param::from_tensor(Tensor::<1>::zeros([values], &device));
-    let model = Large {
-        first: large(5_000_000),
-        second: large(5_000_000),
-        third: large(7_000_000),
-        small: Param::from_tensor(Tensor::zeros([2, 3], &device)),
-    };
+    let large = [5_000_000, 5_000_000, 7_000_000].map(large);
+    let small = Param::from_tensor(Tensor::<2>::zeros([2, 3], &device));
+    let model = (large, small);
     let own = (peers.rank() + 1) as f32;
     let mut grads = GradientsParams::new();
-    grads.register::<1>(model.first.id, Tensor::full([5_000_000], own, &device));
+    grads.register::<1>(model.0[0].id, Tensor::full([5_000_000], own, &device));
     if is_last(peers) {
-        grads.register::<1>(model.second.id, Tensor::full([5_000_000], 3.0, &device));
+        grads.register::<1>(model.0[1].id, Tensor::full([5_000_000], 3.0, &device));
     }
     let half = Tensor::<2>::full([2, 3], own, &device).cast(FloatDType::F16);
-    grads.register::<2>(model.small.id, half);
+    grads.register::<2>(model.1.id, half);
 
     let averages = peers.average(&model, grads).unwrap();
     let one_value = |values: Vec<f32>| {
@@ -131,8 +120,8 @@ pub fn averages(peers: &MpiPeers) -> Said {
         let average = averages.get::<1>(param.id).map(values);
         average.map_or("none".to_string(), one_value)
     };
-    let [first, second, third] = [&model.first, &model.second, &model.third].map(average);
-    let small = one_value(values(averages.get::<2>(model.small.id).unwrap()));
+    let [first, second, third] = model.0.each_ref().map(average);
+    let small = one_value(values(averages.get::<2>(model.1.id).unwrap()));
     let said = format!("{first} {second} {third} {small}");
     [("averages".to_string(), said)].into()
 }

@@ -4,13 +4,11 @@ use std::{fs, path::Path};
 
 /// The only program that contains `text`, as readers see it: without the lines that the book hides.
 fn program_with<'a>(page: &'a str, text: &str) -> Vec<&'a str> {
-    let blocks = page.split("```rust\n").skip(1);
-    let blocks = blocks.filter_map(|block| block.split("```").next());
-    let blocks: Vec<_> = blocks.filter(|block| block.contains(text)).collect();
+    let is_it = |block: &&str| block.starts_with("rust\n") && block.contains(text);
+    let blocks: Vec<_> = page.split("```").filter(is_it).collect();
     assert_eq!(blocks.len(), 1, "programs with {text}");
-    let shown = blocks[0].lines();
-    let shown = shown.filter(|line| !line.trim_start().starts_with("# "));
-    shown.collect()
+    let shown = blocks[0].lines().skip(1);
+    (shown.filter(|line| !line.trim_start().starts_with("# "))).collect()
 }
 
 /// A line without what marks it, and whether it is marked.

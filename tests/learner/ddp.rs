@@ -40,9 +40,8 @@ fn serve(devices: usize) -> RemoteHost {
     let address = listener.local_addr().unwrap();
     let server = remote_server(vec![Device::flex(); devices]);
     thread::spawn(move || {
-        server
-            .serve(WebSocketTransport::from_listener(listener))
-            .unwrap()
+        let transport = WebSocketTransport::from_listener(listener);
+        server.serve(transport).unwrap()
     });
     RemoteHost::websocket(&format!("ws://{address}"))
 }
@@ -69,66 +68,43 @@ fn engines() -> Vec<(&'static str, [Device; 2], Device)> {
 }
 
 /// A model in which the fault of this name happens, and that notes what each step is made with.
-fn faulty(name: &'static str, amp: MixedPrecision, seen: Arc<Mutex<Seen>>) -> Model {
-    Model::new(net(), move |model, mut batch| {
-        if !note(&model.net, &amp, &seen) {
-            return InferenceStep::step(&model.net, batch);
+fn faulty(name: &'static str, amp: MixedPrecision, seen: Arc<Mutex<Seen>>) -> Net {
+    net().with_output(Arc::new(move |net, mut batch| {
+        note(net, &amp, &seen);
+        if batch.gain != MARK {
+            return net.cast(batch);
         }
-        let is_here = batch.gain.clone().into_scalar::<f32>() == MARK;
-        batch.gain = batch.gain * 0.0 + 1.0;
         let fault = name.split(", ").last().unwrap();
-        let factor = match fault {
+        batch.gain = match fault {
             "overflow" => 1e30,
             "NaN loss" => f32::NAN,
             "zero loss" => 0.0,
             "spike" => 8.0,
             _ => 1.0,
         };
-        if !is_here {
-            return InferenceStep::step(&model.net, batch);
-        }
-        batch.gain = batch.gain * factor;
         match fault {
             "infinite output" => {
-                let forward = |x| model.net.forward(x) * 1e4 * 1e4;
-                let logits = autocast(batch.features.clone(), forward);
-                model.net.output(logits, batch)
+                let forward = |x| net.forward(x) * 1e4 * 1e4;
+                net.output(autocast(batch.features.clone(), forward), batch)
             }
             // As of a model that is not used.
             "no gradients" => {
                 let loss = Tensor::<1>::zeros([1], &batch.features.device()).require_grad();
-                let logits = model.net.forward(batch.features.clone()).detach();
+                let logits = net.forward(batch.features.clone()).detach();
                 ClassificationOutput::new(loss, logits, batch.labels)
             }
             "empty batch" => {
                 let none = batch.features.clone().slice([0..0, 0..FEATURES]);
-                let logits = autocast(none, |x| model.net.forward(x));
+                let logits = autocast(none, |x| net.forward(x));
                 let loss = logits.clone().sum().reshape([1]);
                 ClassificationOutput::new(loss, logits, batch.labels.slice([0..0]))
             }
-            _ => InferenceStep::step(&model.net, batch),
+            _ => net.cast(batch),
         }
-    })
+    }))
 }
 
-/// Burn's SGD with what the case of this name is about.
-fn learner(name: &'static str, amp: &MixedPrecision, seen: Arc<Mutex<Seen>>) -> Made<Model> {
-    let model = faulty(name, amp.clone(), seen);
-    if name.starts_with("fused") {
-        return amp.learner(model, fused_adam(), lr());
-    }
-    let optim = match name {
-        "spike" => {
-            let outlier =
-                r#"{"Outlier": {"window": 8, "skip_update_lossz": 0, "skip_update_gradz": 2}}"#;
-            sgd(amp).with_hook(Guard::load_binary(outlier.as_bytes()).unwrap())
-        }
-        _ => sgd(amp),
-    };
-    amp.learner(model, optim, lr())
-}
-
-/// What a run comes to, where all workers have seen the same before each step.
+/// What a run of Burn's SGD, or of what the case is about, comes to, where all workers have seen the same before each step.
 fn train(name: &'static str, strategy: ExecutionStrategy) -> (String, Vec<Values>) {
     let mut run = Run::of(1);
     run.samples = samples(2 * OWN);
@@ -138,7 +114,17 @@ fn train(name: &'static str, strategy: ExecutionStrategy) -> (String, Vec<Values
     run.config = at_scale(1024.0).with_growth_interval(4);
     let run = run.with_gain(MARK, [OWN + 9 * 8]);
     let (amp, seen) = (run.amp(), Arc::default());
-    let made = learner(name, &amp, Arc::clone(&seen));
+    let optim: LearnerOptimizer = match name {
+        "spike" => {
+            let outlier =
+                r#"{"Outlier": {"window": 8, "skip_update_lossz": 0, "skip_update_gradz": 2}}"#;
+            let guard = Guard::load_binary(outlier.as_bytes()).unwrap();
+            sgd(&amp).with_hook(guard).into()
+        }
+        _ if name.starts_with("fused") => fused_adam().into(),
+        _ => sgd(&amp).into(),
+    };
+    let made = amp.learner(faulty(name, amp.clone(), Arc::clone(&seen)), optim, lr());
     let done = run.train_by(&temp_dir(), &amp, made, |amp, training| {
         amp.training(training)
             .with_training_strategy(strategy.into())
@@ -151,13 +137,9 @@ fn train(name: &'static str, strategy: ExecutionStrategy) -> (String, Vec<Values
             assert!(both[0].1 != both[1].1, "{name}: step {}", both[0].0);
         }
     }
-    let (counters, scale) = (done.counters(), done.model.scaler().loss_scale());
-    let line = format!(
-        "{} {} {} > {scale}",
-        counters.stepped(),
-        counters.skipped(),
-        counters.guarded()
-    );
+    let (of, scale) = (done.counters(), done.model.scaler().loss_scale());
+    let counts = [of.stepped(), of.skipped(), of.guarded()].map(|count| count.to_string());
+    let line = format!("{} > {scale}", counts.join(" "));
     (line, values(&done.model))
 }
 
@@ -186,51 +168,38 @@ fn all_workers_decide_the_same() {
     }
 }
 
-/// Burn waits for a gradient of every worker: one without says so, and ends the run for all.
+/// Burn waits for a gradient of every worker, and a server could not tell the sums of one device's workers apart: a run says so, and ends for all. Each
+/// is in a process of its own, whose folder has its name, and whose other workers wait for ever when it has ended.
 #[test]
-fn a_worker_without_gradients_ends_the_run() {
-    ends(
-        "a_worker_without_gradients_ends_the_run",
-        "a step without gradients",
-        || {
-            train("no gradients", ddp(&engines()[0].1));
-        },
-    );
-}
-
-/// Its server could not tell them apart.
-#[test]
-fn a_remote_device_that_is_listed_twice_ends_the_run() {
-    ends(
-        "a_remote_device_that_is_listed_twice_ends_the_run",
-        "each remote device once",
-        || {
+fn what_cannot_be_summed_ends_the_run() {
+    if let Some(case) = child_folder() {
+        if case == Path::new("twice") {
             let device = device_of(&serve(1), 0);
             train("clean", ddp(&[device.clone(), device]));
-        },
-    );
-}
-
-/// A run in a process of its own, whose other workers wait for ever when it has ended.
-fn ends(name: &str, why: &str, run: impl FnOnce()) {
-    if child_folder().is_some() {
-        run();
+        }
+        train("no gradients", ddp(&engines()[0].1));
         return;
     }
-    let mut child = child(&format!("{}::{name}", module_path!()), Path::new(""));
-    let child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut child = child.unwrap();
-    for _ in 0..600 {
-        thread::sleep(Duration::from_millis(100));
-        if child.try_wait().unwrap().is_some() {
-            break;
+    let name = format!("{}::what_cannot_be_summed_ends_the_run", module_path!());
+    for (case, why) in [
+        ("no gradients", "a step without gradients"),
+        ("twice", "each remote device once"),
+    ] {
+        let mut child = child(&name, Path::new(case));
+        let child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.unwrap();
+        for _ in 0..600 {
+            thread::sleep(Duration::from_millis(100));
+            if child.try_wait().unwrap().is_some() {
+                break;
+            }
         }
+        let _ended = child.kill();
+        let output = child.wait_with_output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        says(&String::from_utf8_lossy(&said), [why]);
+        assert!(!output.status.success());
     }
-    let _ended = child.kill();
-    let output = child.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    says(&String::from_utf8_lossy(&said), [why]);
-    assert!(!output.status.success());
 }
 
 /// See `docs/upstream/ddp-second-backward.md`. When this fails, `SumAgain` can go.

@@ -1,9 +1,8 @@
 //! Runs that end early: by early stopping, on request, or because only skips are left.
 
-use burn::train::metric::store::{Aggregate, Direction, Split};
+use burn::train::metric::store::{Aggregate::Mean, Direction::Lowest, Split::Train};
 use burn::train::{MetricEarlyStoppingStrategy, StoppingCondition};
 
-use crate::pipelined::fused_behind;
 use crate::support::*;
 
 #[test]
@@ -11,13 +10,9 @@ fn early_stopping_sees_the_metrics_of_a_scaled_run() {
     let run = Run::of(50);
     let amp = run.amp();
     // The loss scale grows, so the first epoch is the best one for good.
-    let strategy = MetricEarlyStoppingStrategy::new(
-        &amp.loss_scale_metric(),
-        Aggregate::Mean,
-        Direction::Lowest,
-        Split::Train,
-        StoppingCondition::NoImprovementSince { n_epochs: 2 },
-    );
+    let scale = amp.loss_scale_metric();
+    let when = StoppingCondition::NoImprovementSince { n_epochs: 2 };
+    let strategy = MetricEarlyStoppingStrategy::new(&scale, Mean, Lowest, Train, when);
     let add =
         |amp: &MixedPrecision, training: Training| amp.training(training).early_stopping(strategy);
     let done = run.train_by(&temp_dir(), &amp, burns(&amp), add).finished();
@@ -29,21 +24,17 @@ fn early_stopping_sees_the_metrics_of_a_scaled_run() {
 /// is whole.
 #[test]
 fn an_interrupted_run_returns_what_it_has() {
-    let (run, interrupter) = (Run::of(3), Interrupter::new());
+    let (mut run, interrupter) = (Run::of(3), Interrupter::new());
     let amp = run.amp();
     let (stopper, monitor) = (interrupter.clone(), amp.clone());
-    let stop = move || {
+    run.watch = Arc::new(move || {
         if monitor.counters().steps() >= 8 {
             stopper.stop(Some("enough"));
         }
         Ok(())
-    };
-    let samples = Watched(InMemDataset::new(run.samples.clone()), stop);
-    let folder = temp_dir();
-    let training = run.training_on(loader(samples, None), folder.path());
-    let training = training.with_interrupter(interrupter);
-    let result = training.launch(burns(&amp).unwrap());
-    let done = Done::of(result, &amp, &folder).finished();
+    });
+    let add = |_: &_, training: Training| training.with_interrupter(interrupter);
+    let done = run.train_by(&temp_dir(), &amp, burns(&amp), add).finished();
     let reason = done.interrupted.as_ref().unwrap().reason.as_deref();
     assert_eq!(reason, Some("enough"));
 
@@ -72,7 +63,7 @@ const INTERRUPTER: Listener = |amp, training| training.with_interrupter(amp.inte
 /// One good epoch, saved; in the second only overflows, of which three in a row are allowed.
 fn exhausted(listener: Listener, run: Run, folder: &Folder) -> Done {
     Run::of(1).launch_in(folder, burns);
-    let run = run.until(400).resumed(1).with_skips(3).poisoned(0..48);
+    let run = run.resumed(1).with_skips(3).poisoned(0..48);
     let amp = run.amp();
     run.train_by(folder, &amp, burns(&amp), listener)
 }
@@ -92,41 +83,34 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
         (INTERRUPTER, INTERRUPTER, None, Some(3), false),
         (INTERRUPTER, TRAINING, Some(WAYS[1]), None, false),
     ] {
-        let (folder, run) = (temp_dir(), Run::default().with_windows(windows));
+        let (folder, run) = (temp_dir(), Run::of(400).with_windows(windows));
         let done = exhausted(listener, run.with_workers(workers), &folder);
-        let text = done.error.as_ref().expect("an error");
-        says(text, ["loss scale exhausted", "hidden.weight"]);
+        let said = done.error.as_ref().unwrap();
+        says(said, ["loss scale exhausted", "hidden.weight"]);
         assert!(done.interrupted.is_none());
         let error = done.amp.run_result().unwrap_err();
         is_error(&error, "LossScaleExhausted", ["after 4 skipped steps"]);
+        let before = values(&done.model);
         assert!(all_finite(&done.model));
-        let (before, of_epoch) = (done.counters(), 6 / windows.unwrap_or(1) as u64);
-        assert_eq!(steps_in(&folder), 6);
-        assert_eq!(before.steps(), 6 + 4);
-        let failed = (before.steps() - 6).div_ceil(of_epoch / (1 + workers.iter().len() as u64));
-        let saved = Resume::check(folder.path(), 1 + failed as usize);
+        assert_eq!((done.steps(), steps_in(&folder)), ((6 + 4, 4), 6));
+        let of_epoch = 6 / windows.unwrap_or(1);
+        let failed = 4usize.div_ceil(of_epoch / (1 + workers.iter().len()));
+        let saved = Resume::check(folder.path(), 1 + failed);
         assert!(saved.is_err(), "a failed epoch is not saved");
 
         let mut model = done.model.train();
         if reload {
-            let file = folder.path().join("checkpoint/model-1.bpk");
-            model = model.try_load_file(file).unwrap();
+            model = model.try_load_file(file(&folder, "model", 1)).unwrap();
         }
         // What is exhausted stays so: the poison is gone.
-        assert_eq!(
-            done.amp.run_result(),
-            Err(error),
-            "returned until it trains again"
-        );
-        let weights = parameters(&model);
-        let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.02));
+        assert_eq!(done.amp.run_result(), Err(error), "until it trains again");
+        let learner = Learner::new(model, burns_adam(), ConstantLr::new(0.02));
         let run = Run::of(1).with_windows(windows);
         let done = run.train_by(&temp_dir(), &done.amp, Ok(learner), again);
-        let (found, after) = (done.amp.run_result(), done.counters());
-        assert_eq!((&done.error, found), (&None, Ok(())));
-        assert_eq!(after.steps(), before.steps() + of_epoch);
-        assert_eq!(after.stepped(), before.stepped() + of_epoch);
-        assert!(parameters(&done.model) != weights);
+        let done = done.finished();
+        assert_eq!(done.amp.run_result(), Ok(()));
+        assert_eq!(done.steps(), (6 + 4 + of_epoch as u64, 4));
+        assert!(values(&done.model) != before);
     }
 }
 
@@ -135,29 +119,27 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
 #[test]
 fn what_ends_a_run_is_reported_and_another_goes_on() {
     let infinite = "the loss, or its gradient, is infinite or NaN: 4 steps in a row";
-    let (steep, exhausted) = (overflow(1e30), "after 4 skipped steps");
+    let exhausted = "after 4 skipped steps";
     let cases = [
         (f32::INFINITY, "LossNotFinite", infinite),
-        (steep, "LossScaleExhausted", exhausted),
+        (overflow(1e30), "LossScaleExhausted", exhausted),
     ];
-    let fused: fn(&MixedPrecision) -> Made = fused_behind;
-    let learners = LEARNERS.into_iter().chain([fused]);
-    for (learner, (gain, variant, wording)) in
-        learners.flat_map(|learner| cases.map(|case| (learner, case)))
-    {
-        let run = Run::of(400).with_skips(3).with_gain(gain, 0..48);
-        let (amp, before) = (run.amp(), values(&net()));
-        let done = run.train(&temp_dir(), &amp, learner(&amp));
-        says(&done.error.unwrap(), [wording]);
-        is_error(&amp.run_result().unwrap_err(), variant, [wording]);
-        assert_eq!(amp.loss_scale() == 65536.0, gain.is_infinite());
-        assert_eq!(amp.counters().steps(), 4);
-        assert!(values(&done.model) == before);
+    for learner in LEARNERS {
+        for (gain, variant, wording) in cases {
+            let run = Run::of(400).with_skips(3).with_gain(gain, 0..48);
+            let (amp, before) = (run.amp(), values(&net()));
+            let done = run.train(&temp_dir(), &amp, learner(&amp));
+            says(&done.error.unwrap(), [wording]);
+            is_error(&amp.run_result().unwrap_err(), variant, [wording]);
+            assert_eq!(amp.loss_scale() == 65536.0, gain.is_infinite());
+            assert_eq!(amp.counters().steps(), 4);
+            assert!(values(&done.model) == before);
 
-        let again = Learner::new(done.model.train(), AdamConfig::new().init(), lr());
-        let done = Run::of(1).train(&temp_dir(), &amp, Ok(again)).finished();
-        assert_eq!(done.counters().steps(), 4 + 6);
-        assert!(values(&done.model) != before);
+            let again = Learner::new(done.model.train(), burns_adam(), lr());
+            let done = Run::of(1).train(&temp_dir(), &amp, Ok(again)).finished();
+            assert_eq!(done.counters().steps(), 4 + 6);
+            assert!(values(&done.model) != before);
+        }
     }
 }
 
@@ -172,43 +154,17 @@ fn without_a_listener_the_message_is_that_of_a_panic() {
     };
     for (name, listener) in [("nobody", nobody), ("stranger", stranger)] {
         let folder = temp_dir();
-        let message = panic_message(|| exhausted(listener, Run::default(), &folder));
+        let message = panic_message(|| exhausted(listener, Run::of(4), &folder));
         assert!(message.starts_with("loss scale exhausted"), "{message}");
         assert_eq!(steps_in(&folder), 6, "{name}");
-        let next = Resume::check(folder.path(), 2);
-        assert!(next.is_err(), "{name}: the run went on");
-    }
-}
-
-/// An epoch may ask the interrupter before its first step, as those of Burn 0.23 do.
-#[test]
-fn the_next_run_does_not_begin_interrupted() {
-    let begins: [fn(&MixedPrecision, Scaled<Net>); 3] = [
-        |amp, _| drop(burns(amp)),
-        |amp, _| drop(amp.training(Run::of(1).training::<Net>(temp_dir().path()))),
-        |_, model| drop(model.train()),
-    ];
-    for begin in begins {
-        let amp = Run::default().amp();
-        let (interrupter, rate) = (amp.interrupter(), ConstantLr::new(f64::NAN));
-        let learner = amp.learner(net(), AdamConfig::new().init(), rate);
-        let failed = Run::of(1).train_by(&temp_dir(), &amp, learner, INTERRUPTER);
-        assert!(interrupter.should_stop() && amp.run_result().is_err());
-        begin(&amp, failed.model);
-        assert!(!interrupter.should_stop());
+        assert!(Resume::check(folder.path(), 2).is_err(), "{name} ends it");
     }
 }
 
 /// Agents and strategies that step by themselves end a run in the same way.
 #[test]
 fn a_failure_of_ones_own_ends_the_run() {
-    let amp = Run::default().amp();
-    let error = AmpError::LossNotFinite {
-        skips: 1,
-        output_finite: true,
-        parameter: None,
-        last_read: None,
-    };
+    let (amp, error) = (Run::of(1).amp(), AmpError::NoScope);
     let alone = amp.fail_run(error.clone());
     assert_eq!(alone, Err(error.clone()), "nobody listens");
     let interrupter = amp.interrupter();
@@ -217,23 +173,36 @@ fn a_failure_of_ones_own_ends_the_run() {
     assert_eq!(amp.run_result(), Err(error));
 }
 
-/// Every weight would be NaN after one step with it.
+/// Every weight would be NaN after one step with it. Whatever begins the next run makes the interrupter free again, which an epoch may ask before its
+/// first step, as those of Burn 0.23 do.
 #[test]
-fn a_learning_rate_that_is_not_finite_ends_the_run() {
-    let (half, full) = (Run::default().amp(), MixedPrecision::f32());
-    let cases: [(LearnerOptimizer, f64, MixedPrecision); 4] = [
-        (AdamConfig::new().init().into(), f64::NAN, half.clone()),
+fn a_learning_rate_that_is_not_finite_ends_its_own_run_alone() {
+    let (half, full) = (Run::of(1).amp(), MixedPrecision::f32());
+    let cases: [(LearnerOptimizer, f64, MixedPrecision); 5] = [
+        (burns_adam().into(), f64::NAN, half.clone()),
         (SgdConfig::new().init().into(), f64::INFINITY, full.clone()),
-        (fused_adam().into(), f64::INFINITY, half),
+        (fused_adam().into(), f64::INFINITY, half.clone()),
         (fused_adam().into(), f64::NAN, full),
+        (burns_adam().into(), f64::INFINITY, half),
     ];
-    for (optim, rate, amp) in cases {
+    let begins: [fn(&MixedPrecision, Scaled<Net>); 5] = [
+        |amp, _| drop(burns(amp)),
+        |amp, _| drop(amp.training(Run::of(1).training::<Net>(temp_dir().path()))),
+        |_, model| drop(model.train()),
+        |amp, _| drop(fused(amp)),
+        |_, model| drop(model.load_record(net().into_record()).train()),
+    ];
+    for ((optim, rate, amp), begin) in cases.into_iter().zip(begins) {
+        let interrupter = amp.interrupter();
         let learner = amp.learner(net(), optim, ConstantLr::new(rate));
-        let done = Run::default().train(&temp_dir(), &amp, learner);
+        let done = Run::of(1).train_by(&temp_dir(), &amp, learner, INTERRUPTER);
         let refused = amp.run_result().unwrap_err().to_string();
         let wording = format!("`lr` is {rate}, but must be finite");
         assert!(refused.starts_with(&wording), "{amp:?}: {refused}");
         assert!(all_finite(&done.model), "{amp:?}");
         assert_eq!(amp.counters().steps(), 0, "{amp:?}");
+        assert!(interrupter.should_stop());
+        begin(&amp, done.model);
+        assert!(!interrupter.should_stop(), "{amp:?} {rate}");
     }
 }

@@ -4,40 +4,52 @@ use crate::module::without_autocast;
 use crate::support::*;
 
 /// The run of a model, or why there is none.
-fn launched<M: Trained + 'static>(
+fn launched(
     run: &Run,
     amp: &MixedPrecision,
-    model: M,
+    model: Net,
     optim: impl Into<LearnerOptimizer>,
-) -> Result<Done<M>, StepError<M>> {
+) -> Result<Scaled<Net>, StepError<Net>> {
     let folder = temp_dir();
     let result = amp.launch(run.training(folder.path()), model, optim, lr())?;
-    Ok(Done::of(result, amp, &folder).finished())
+    Ok(Done::of(result, amp, &folder).finished().model)
 }
 
-fn burns_adam() -> ModuleOptimizer {
-    AdamConfig::new().init()
-}
-
-/// Of a run that fails, after one good epoch, the model is what was trained.
+/// The model is what was trained, and nothing of the error is left for the next run on the same handle. In the first run one epoch is good; the second would
+/// train in f32; the third ends in Burn.
 #[test]
 fn an_error_returns_the_model() {
-    let run = Run::of(2).with_skips(3).poisoned(8..48);
-    let failed = launched(&run, &run.amp(), net(), burns_adam());
-    let failed = failed.map(drop).unwrap_err();
-    is_error(&failed.error, "LossScaleExhausted", ["after 4 skipped"]);
-    assert!(all_finite(&*failed.module));
-    assert_ne!(numbers(&*failed.module), numbers(&net()), "one step");
+    let mut unreadable = Run::of(1);
+    let fail = || std::io::Error::other("it cannot be read");
+    unreadable.watch = Arc::new(move || Err(DatasetError::new(fail())));
+    let exhausted = Run::of(2).with_skips(3).poisoned(8..48);
+    let plain = without_autocast(net());
+    for (run, model, stepped, variant, part) in [
+        (exhausted, net(), 1, "LossScaleExhausted", "after 4 "),
+        (Run::of(1), plain, 1, "NoScope", "the free `autocast`"),
+        (unreadable, net(), 0, "RunFailed", "it cannot be read"),
+    ] {
+        let amp = run.amp();
+        let failed = launched(&run, &amp, model, burns_adam()).unwrap_err();
+        is_error(&failed.error, variant, [part]);
+        assert_eq!(amp.counters().stepped(), stepped, "{variant}");
+        let is_trained = numbers(&*failed.module) != numbers(&net());
+        assert!(all_finite(&*failed.module) && is_trained == (stepped > 0));
+        assert!(launched(&Run::of(1), &amp, net(), burns_adam()).is_ok());
+    }
 }
 
-/// It would train in f32.
+/// A run that fails in its fourth step, whose validation would be that of the averages.
 #[test]
-fn f32_parameters_without_autocast_end_the_run_at_its_first_step() {
-    let amp = Run::of(1).amp();
-    let error = launched(&Run::of(1), &amp, without_autocast(net()), burns_adam());
-    let error = error.map(drop).unwrap_err().error;
-    is_error(&error, "NoScope", ["the free `autocast`"]);
-    assert_eq!(amp.counters().steps(), 1);
+fn an_error_returns_the_weights_and_not_their_averages() {
+    let run = Run::of(1).with_skips(2).poisoned(24..48);
+    let failed = |validates: bool| {
+        let amp = run.amp();
+        let averages = EmaConfig::new().with_validation(validates);
+        let failed = launched(&run, &amp, net(), adam(&amp).with_ema(averages));
+        numbers(&*failed.unwrap_err().module)
+    };
+    assert_eq!(failed(true), failed(false));
 }
 
 /// It has the optimizer of its run, which would count each step once more.
@@ -45,31 +57,30 @@ fn f32_parameters_without_autocast_end_the_run_at_its_first_step() {
 fn a_model_that_a_run_has_returned_is_not_launched_as_it_is() {
     let run = Run::of(1);
     let amp = run.amp();
-    let model = launched(&run, &amp, net(), adam(&amp)).unwrap().model;
-    let steps = amp.counters().steps();
+    let model = launched(&run, &amp, net(), adam(&amp)).unwrap();
     let optims: [LearnerOptimizer; 2] = [adam(&amp).into(), pipelined(adam(&amp)).into()];
     for optim in optims {
-        let again = launched(&run, &amp, model.clone(), optim);
-        let error = again.map(drop).unwrap_err().error;
+        let error = amp
+            .learner(model.clone(), optim, lr())
+            .map(drop)
+            .unwrap_err();
         let advice = "`scaled.into_inner().train()`";
         is_error(&error, "InvalidValue { field: \"model\"", [advice]);
-        assert_eq!(amp.counters().steps(), steps);
+        assert_eq!(amp.counters().steps(), 6);
     }
     let model = model.into_inner().train();
     assert!(launched(&run, &amp, model, adam(&amp)).is_ok());
 }
 
-/// Was trained on a model with the ids of the net, and other shapes.
+/// Was trained on a model with ids of the net, and other shapes.
 fn trained<O: ModuleOptim>(optim: O, amp: &MixedPrecision) -> ScaledOptimizer<O> {
-    let linear = || LinearConfig::new(2, 2).init(&device());
-    let other = fill_with_ids((linear(), linear()), 0, 0.4);
-    let mut player = Player::with(burns_adam(), other, &MixedPrecision::f16());
-    let input = Tensor::<2>::ones([1, 2], &device());
-    let (first, second) = &player.model;
-    player.train(0.1, second.forward(first.forward(input)).mean());
+    let other: Linear = fill_with_ids(LinearConfig::new(2, 2).init(&device()), 0, 0.4);
+    let grads = gradients(&other, 0, 1.0, FloatDType::F32);
+    let mut before = burns_adam();
+    before.step(0.1, other, grads);
     let mut optim = ScaledOptimizer::new(optim, amp);
-    let trained = player.optim.into_bytes().unwrap();
-    optim.from_bytes(trained).unwrap();
+    let record = before.to_record().into_bytes();
+    optim.from_bytes(record.unwrap()).unwrap();
     optim
 }
 
@@ -78,64 +89,41 @@ fn trained<O: ModuleOptim>(optim: O, amp: &MixedPrecision) -> ScaledOptimizer<O>
 #[test]
 fn what_does_not_fit_is_refused_before_the_run() {
     let amp = MixedPrecision::f16();
-    let with = |field: &str| format!("InvalidValue {{ field: \"{field}\"");
-    let averages = pipelined(adam(&amp).with_ema(EmaConfig::new()));
-    let by_model = pipelined(adam(&amp).with_own_optimize());
+    let refused = |model: Net, optim: LearnerOptimizer| {
+        let before = stored(&model);
+        let refused = launched(&Run::of(1), &amp, model, optim).unwrap_err();
+        assert_eq!(stored(&*refused.module), before);
+        refused.error
+    };
+    let windows = adam(&amp).with_accumulation(4);
+    let (other, own) = (adam(&MixedPrecision::f16()), sgd_under(at_scale(2.0)));
+    let scale = "ScaledOptimizer::new(optim, &amp)";
     let wrong = adam(&amp).with_ema(EmaConfig::new().with_momentum(2.0));
     let wrong_fused = FusedAdam::new(AdamConfig::new().with_beta_1(1.0));
-    let of_other = pipelined(trained(fused_adam(), &amp));
-    let (windows, shape) = (adam(&amp).with_accumulation(4), "`hidden.weight`");
-    let (foreign, scale) = (
-        "ForeignRecord".to_string(),
-        "ScaledOptimizer::new(optim, &amp)",
-    );
-    let cases: [(LearnerOptimizer, _, _); 10] = [
-        (
-            windows.into(),
-            with("with_accumulation"),
-            "grads_accumulation(4)",
-        ),
-        (adam(&MixedPrecision::f16()).into(), with("optim"), scale),
-        (
-            sgd_under(GradScalerConfig::new()).into(),
-            with("optim"),
-            scale,
-        ),
-        (wrong.into(), with("momentum"), "between 0 and 1"),
-        (wrong_fused.into(), with("beta_1"), "below 1"),
-        (averages.into(), with("with_ema"), "left out"),
-        (by_model.into(), with("with_own_optimize"), "left out"),
-        (trained(burns_adam(), &amp).into(), foreign.clone(), shape),
-        (trained(fused_adam(), &amp).into(), foreign.clone(), shape),
-        (of_other.into(), foreign, shape),
+    let averages = pipelined(adam(&amp).with_ema(EmaConfig::new()));
+    let by_model = pipelined(adam(&amp).with_own_optimize());
+    let values: [(LearnerOptimizer, _, _); 7] = [
+        (windows.into(), "with_accumulation", "grads_accumulation(4)"),
+        (other.into(), "optim", scale),
+        (own.into(), "optim", scale),
+        (wrong.into(), "momentum", "between 0 and 1"),
+        (wrong_fused.into(), "beta_1", "below 1"),
+        (averages.into(), "with_ema", "left out"),
+        (by_model.into(), "with_own_optimize", "left out"),
     ];
-    for (optim, variant, part) in cases {
-        let refused = launched(&Run::of(1), &amp, net(), optim);
-        let refused = refused.map(drop).unwrap_err();
-        is_error(&refused.error, &variant, [part]);
-        assert_eq!(numbers(&*refused.module), numbers(&net()));
+    for (optim, field, part) in values {
+        let variant = format!("InvalidValue {{ field: \"{field}\"");
+        is_error(&refused(net(), optim), &variant, [part]);
+    }
+    let foreign: [LearnerOptimizer; 3] = [
+        trained(burns_adam(), &amp).into(),
+        trained(fused_adam(), &amp).into(),
+        pipelined(trained(fused_adam(), &amp)).into(),
+    ];
+    for optim in foreign {
+        is_error(&refused(net(), optim), "ForeignRecord", ["`hidden.weight`"]);
     }
     let half = to_half(net(), FloatDType::F16, &[]);
-    let refused = launched(&Run::of(1), &amp, half, adam(&amp));
-    let error = refused.map(drop).unwrap_err().error;
-    is_error(&error, "Border { what: Parameter", []);
-}
-
-/// Burn's own failure is an error too, and nothing of it is left for the next run on the same handle.
-#[test]
-fn what_ends_a_run_in_burn_is_an_error() {
-    let (run, folder) = (Run::of(1), temp_dir());
-    let amp = run.amp();
-    let fail = || {
-        Err(DatasetError::new(std::io::Error::other(
-            "it cannot be read",
-        )))
-    };
-    let unreadable = Watched(InMemDataset::new(samples(8)), fail);
-    let unreadable = run.training_on(loader(unreadable, None), folder.path());
-    let failed = amp.launch(unreadable, net(), burns_adam(), lr());
-    let failed = failed.map(drop).unwrap_err();
-    is_error(&failed.error, "RunFailed", ["it cannot be read"]);
-    assert_eq!(numbers(&*failed.module), numbers(&net()));
-    assert!(launched(&run, &amp, net(), burns_adam()).is_ok());
+    let error = refused(half, adam(&amp).into());
+    is_error(&error, "Border { what: Parameter", ["hidden.weight"]);
 }

@@ -9,27 +9,22 @@ use crate::support::*;
 #[test]
 fn a_run_is_that_of_a_loop_by_hand() {
     let run = Run::of(3).with_windows(3).poisoned([4 * 8]);
-    let clip = GradientClip::GlobalNorm(0.1);
-    let optim = |amp: &MixedPrecision| adam(amp).with_clipping(clip).with_ema(ema());
-    let done = run.launch(with(&optim));
+    let done = run.launch(with(around));
     let amp = run.amp();
-    let mut optim = optim(&amp);
+    let mut optim = around(&amp);
     let net = run.by_hand(amp.attach(net()), lr(), &amp, |lr, net, grads| {
         optim.step(lr, net, grads)
     });
     assert!(done.bits() == (values(&net), optim.scaler().bits()));
     assert_eq!(done.steps(), (6, 3));
-    assert_eq!(done.model.scaler().loss_scale(), 8192.0);
     let plain = run.launch(burns).model;
     assert!(all_finite(&done.model) && values(&done.model) != values(&plain));
 
-    let (learners, by_hand) = (done.model.ema().unwrap(), optim.ema().unwrap());
-    assert_eq!((learners.updates(), by_hand.updates()), (3, 3));
-    let averages = values(&by_hand.module(&net));
-    assert!(averages != values(&net));
-    assert!(values(&learners.module(&*done.model)) == averages);
+    let (weights, averages, updates) = averaged(&done.model);
+    let by_hand = optim.ema().unwrap();
+    assert!(weights != averages && averages == values(&by_hand.module(&net)));
+    assert_eq!((updates, by_hand.updates()), (3, 3));
     assert!(values(&done.model.finalize()) == averages);
-    assert!(plain.ema().is_none());
     assert!(values(&plain.clone().finalize()) == values(&plain));
     // An optimizer that has averaged before goes on with its averages and its counters.
     let model = amp.learner(net, optim, lr()).unwrap().model();
@@ -47,15 +42,13 @@ fn averages_can_drive_validation() {
     });
     let [plain, seen] = runs.each_ref().map(|run| run.model.clone());
 
-    let averages = averaged(&plain).1;
-    assert!(averages != values(&plain));
-    assert!(values(&seen) == averages);
-    assert!(values(&seen.clone().train()) == values(&plain));
+    let (weights, averages, _) = averaged(&plain);
+    assert!(averages != weights && values(&seen) == averages);
+    assert!(values(&seen.clone().train()) == weights);
     assert!(values(&seen.train().valid()) == averages);
     // The checkpoint has the weights.
-    let file = runs[1].folder.path().join("checkpoint/model-2.bpk");
-    let stored = Net::new(&Device::flex()).try_load_file(file).unwrap();
-    assert!(values(&stored) == values(&plain));
+    let stored = Net::new(&Device::flex()).load_file(file(&runs[1].folder, "model", 2));
+    assert!(values(&stored) == weights);
     // And the training is the same, the validation another.
     for split in ["train", "valid"] {
         let read = |run: &Done| fs::read_to_string(run.log(split, 2, "Loss")).unwrap();
@@ -67,10 +60,10 @@ fn averages_can_drive_validation() {
 /// In a loop of one's own a free `autocast` opens no scope, and the model would train in f32. A check as in a Learner does not last.
 #[test]
 fn a_dry_run_opens_the_scopes_that_a_learner_opens() {
-    let amp = Run::default().amp();
+    let amp = Run::of(1).amp();
     let net = amp.attach(net());
     let batch = batches(&samples(8)).remove(0);
-    let loss = |m: &Net| InferenceStep::step(m, batch.clone()).loss;
+    let loss = |net: &Net| net.cast(batch.clone()).loss;
     let check = || amp.check(&net, loss).map(drop);
     assert_eq!(check(), Err(AmpError::NoScope));
     amp.check_in_learner(&net, loss).unwrap();
@@ -88,8 +81,7 @@ fn bf16_is_tested_and_shows_no_scale() {
     if amp.check_device(&Device::default()).is_err() {
         return skipped("the device has no bf16");
     }
-    let done = Run::default().train(&temp_dir(), &amp, burns(&amp));
-    let done = done.finished();
+    let done = Run::of(4).train(&temp_dir(), &amp, burns(&amp)).finished();
     assert_eq!(done.counters().steps(), 24);
     let is_shown = |metric| done.log("train", 1, metric).exists();
     assert!(!is_shown("Loss Scale") && is_shown("Skipped Steps"));
@@ -99,14 +91,12 @@ fn bf16_is_tested_and_shows_no_scale() {
 /// In f32, a run without overflow is Burn's own, bit for bit: the same parameters after as many steps.
 #[test]
 fn an_f32_run_is_that_of_burn_without_scaling() {
-    let run = Run::default();
-    let amp = MixedPrecision::f32().with_scaler(run.config).unwrap();
-    let scaled = run.train_by(&temp_dir(), &amp, burns(&amp), |_, training| training);
+    let (run, amp) = (Run::of(4), MixedPrecision::f32());
+    let amp = amp.with_scaler(run.config).unwrap();
+    let scaled = run.train(&temp_dir(), &amp, burns(&amp));
     assert_eq!(scaled.steps(), (24, 0));
-
-    let folder = temp_dir();
-    let learner = Learner::new(net(), AdamConfig::new().init(), lr());
-    let plain = run.training(folder.path()).launch(learner).model;
+    let learner = Learner::new(net(), burns_adam(), lr());
+    let plain = run.training(temp_dir().path()).launch(learner).model;
     assert_eq!(values(&scaled.model), values(&plain));
 }
 
@@ -119,19 +109,20 @@ fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
     let batch = batches(&samples(8)).remove(0);
     let again = model.clone().train().valid();
     let logits = amp.autocast(batch.features.clone(), |x| model.forward(x));
+    let logits = logits.into_data();
     // The bare model, outside of all scopes, is the f32 model.
-    let bare = InferenceStep::step(&model.clone().into_inner(), batch.clone());
-    assert!(bare.output.into_data() != logits.to_data());
+    let bare = model.clone().into_inner().cast(batch.clone());
+    assert!(bare.output.into_data() != logits);
     let figures = [model.clone(), again].map(|model| {
         let output = InferenceStep::step(&model, batch.clone()).output;
-        assert!(output.into_data() == logits.to_data());
+        assert!(output.into_data() == logits);
         let folder = temp_dir();
         let result = EvaluatorBuilder::new(folder.path())
             .metrics((LossMetric::new(),))
             .renderer(Box::new(CliMetricsRenderer::new()))
             .with_application_logger(None)
             .build(model)
-            .eval("held out", loader(InMemDataset::new(samples(40)), None));
+            .eval("held out", Run::of(1).loader());
         assert!(result.error.is_none());
         fs::read_to_string(folder.path().join("test/held-out/Loss.log")).unwrap()
     });

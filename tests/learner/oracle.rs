@@ -1,14 +1,9 @@
 //! Burn's `Learner` beside the reference of the oracle, and the other executors: one batch for each pass.
 
-use std::sync::{Arc, Mutex};
-
 use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
-use burn::module::Module;
 use burn::train::{InferenceStep, Learner, TrainOutput, TrainStep};
-use burn_amp::optim::{Fused, ModuleOptim};
 use burn_amp::train::{LearnerExt, LearnerOptimizer, Scaled};
-use burn_amp::{MixedPrecision, ScaledOptimizer};
-use burn_amp_tests::{Pack, device, on_flex, quietly};
+use burn_amp_tests::prelude::*;
 
 use crate::compare::sweep;
 use crate::executor::{Executor, LEARNER, WAYS, Way, average, scaler_shown};
@@ -64,8 +59,7 @@ impl Learning {
     {
         let (amp, rate) = (amp(program), Rate(Arc::new(Mutex::new(RATE))));
         let optim = with_options(ScaledOptimizer::new(optim, &amp), program);
-        let learner = amp.learner(Gain::new(), optim, rate.clone());
-        let mut learner = learner.unwrap_or_else(|error| panic!("{error}"));
+        let mut learner = amp.learner(Gain::new(), optim, rate.clone()).unwrap();
         // As Burn's training begins.
         learner.fork(&device());
         Self {
@@ -137,22 +131,15 @@ static LEARNERS: [Way; 2] = [
 #[test]
 fn a_drawn_program_ends_in_a_learner_as_by_every_executor() {
     // On a device, nothing that is drawn needs Adam: see `burns`.
-    let tried = if on_flex() {
-        &LEARNERS[..]
-    } else {
-        &LEARNERS[..1]
-    };
+    let tried = &LEARNERS[..if on_flex() { 2 } else { 1 }];
     sweep(tried, &[tried, &WAYS].concat(), 40);
 }
 
 #[test]
 fn what_the_table_says_that_a_learner_refuses_it_refuses() {
-    let with_drops = Program {
-        drops: true,
-        ..Program::new(2, &[])
-    };
+    let mut with_drops = Program::new(2, &[]);
+    with_drops.drops = true;
     assert_eq!(LEARNER.refuses, [Need::Dropping]);
-    let made = quietly(|| drop(Learning::new(&with_drops, burns(), true)));
-    let message = made.unwrap_err().downcast::<String>().unwrap();
-    assert!(message.contains("`with_accumulation`"), "{message}");
+    let message = panic_message(|| Learning::new(&with_drops, burns(), true));
+    says(&message, ["with_accumulation"]);
 }

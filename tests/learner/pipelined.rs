@@ -8,7 +8,7 @@ use crate::support::*;
 /// By hand it synchronizes where a Learner validates.
 #[test]
 fn a_learner_steps_as_a_loop_by_hand() {
-    let run = Run::default().poisoned([20]);
+    let run = Run::of(4).poisoned([20]);
     let done = run.launch(behind);
     let amp = run.amp();
     let (mut optim, mut steps) = (pipelined(adam(&amp)), 0);
@@ -31,18 +31,12 @@ fn a_learner_steps_as_a_loop_by_hand() {
 /// numbers of Burn's. With two workers, too, wherever Burn would step: one thread steps for both, in every epoch.
 #[test]
 fn one_thread_steps_for_all_workers() {
-    let run = Run::default().poisoned([24 + 9]);
-    let synchronous = with(|amp| pipelined(adam(amp)).with_synchronous(true));
+    let run = Run::of(4).poisoned([24 + 9]);
     for workers in [None, Some(WAYS[0]), Some(WAYS[1])] {
         let run = run.clone().with_workers(workers);
-        assert_same(&run.launch(burns), &run.launch(&synchronous));
+        assert_same(&run.launch(burns), &run.launch(synchronous));
         assert!(run.launch(fused_behind).bits() == run.launch(behind).bits());
     }
-}
-
-/// A fused optimizer on a thread of its own.
-pub fn fused_behind(amp: &MixedPrecision) -> Made {
-    with(|amp| pipelined(ScaledOptimizer::new(fused_adam(), amp)))(amp)
 }
 
 /// Counts the steps that are applied; its owners can be counted.
@@ -76,27 +70,26 @@ fn a_hook_counts_and_nothing_of_the_thread_is_left() {
 #[test]
 fn parameters_that_are_loaded_take_the_place_of_the_threads() {
     let mut learner = behind(&MixedPrecision::f16()).unwrap();
-    let batches = batches(&samples(16));
-    let step_on = |learner: &mut Learner<_>| {
-        let steps = batches.iter().cloned();
-        steps.for_each(|batch| step(learner, batch));
+    let step_on = |learner: &mut _| {
+        let batches = batches(&samples(16)).into_iter();
+        batches.for_each(|batch| step(learner, batch));
     };
+    let own = values(&net());
     step_on(&mut learner);
     let copy = learner.model().load_record(net().into_record());
-    assert!(values(&copy.valid()) == values(&net()));
+    assert!(values(&copy.valid()) == own);
     step_on(&mut learner);
-    assert!(values(&learner.model().valid()) != values(&copy.valid()));
+    assert!(values(&learner.model().valid()) != own);
     learner.load_model(net().into_record());
-    assert!(values(&learner.model().valid()) == values(&net()));
-    let before = learner.model().scaler().counters().steps();
+    assert!(values(&learner.model().valid()) == own);
     step_on(&mut learner);
-    assert!(values(&learner.model().valid()) != values(&net()));
-    assert!(learner.model().scaler().counters().steps() > before);
+    let last = learner.model().valid();
+    assert!(values(&last) != own && last.scaler().counters().steps() == 6);
 }
 
 #[test]
 fn an_update_in_flight_is_counted_where_a_learner_goes_on() {
-    let run = Run::default().poisoned(0..8);
+    let run = Run::of(1).poisoned(0..8);
     let amp = run.amp();
     let (net, mut optim) = (amp.attach(net()), pipelined(adam(&amp)));
     let grads = net.grads(&amp, batches(&run.samples).remove(0));
@@ -107,13 +100,13 @@ fn an_update_in_flight_is_counted_where_a_learner_goes_on() {
 }
 
 fn halfs() -> PipelinedOptimizer {
-    PipelinedOptimizer::new(AdamConfig::new().init(), Device::flex()).unwrap()
+    PipelinedOptimizer::new(burns_adam(), Device::flex()).unwrap()
 }
 
 /// A run of parameters in bf16.
-fn launch(run: &Run, folder: &Folder, optim: impl Into<LearnerOptimizer>) -> Done<Model> {
+fn launch(model: Net, run: &Run, folder: &Folder, optim: impl Into<LearnerOptimizer>) -> Done {
     let amp = MixedPrecision::bf16();
-    let learner = amp.learner(half(), optim, lr());
+    let learner = amp.learner(model, optim, lr());
     run.train(folder, &amp, learner).finished()
 }
 
@@ -122,18 +115,17 @@ fn launch(run: &Run, folder: &Folder, optim: impl Into<LearnerOptimizer>) -> Don
 #[test]
 fn half_precision_parameters_resume_from_their_masters() {
     let run = Run::shuffled();
-    let whole = launch(&run, &temp_dir(), halfs());
-    let first = launch(&run.clone().until(2), &temp_dir(), halfs());
-    let resumed = launch(&run.resumed(2), &first.folder, halfs());
-    let weight = &whole.model.net.hidden.weight;
-    assert_eq!(weight.val().dtype(), DType::BF16);
+    let whole = launch(half(), &run, &temp_dir(), halfs());
+    let first = launch(half(), &run.clone().until(2), &temp_dir(), halfs());
+    let resumed = launch(half(), &run.resumed(2), &first.folder, halfs());
+    assert_eq!(whole.model.hidden.weight.dtype(), DType::BF16);
     assert_eq!(first.stored(2).masters(), 4);
     assert!(resumed.stored(4).bits() == whole.stored(4).bits());
     assert!(resumed.bits() == whole.bits());
 
     let masters = MasterWeights::new(AdamConfig::new().build());
     let logged = logs("master weights of 4 parameters, which only", || {
-        launch(&Run::of(3).resumed(2), &first.folder, masters);
+        launch(half(), &Run::of(3).resumed(2), &first.folder, masters);
     });
     only(&logged);
 }
@@ -141,8 +133,8 @@ fn half_precision_parameters_resume_from_their_masters() {
 /// Whether the optimizer has computed them itself, or loaded them.
 #[test]
 fn masters_of_a_loop_go_into_a_learner() {
-    let train = |model: Model, optim: &mut PipelinedOptimizer| {
-        let (batches, mut lr) = (batches(&Run::default().samples).into_iter(), lr());
+    let train = |model: Net, optim: &mut PipelinedOptimizer| {
+        let (batches, mut lr) = (batches(&samples(48)).into_iter(), lr());
         let model = batches.fold(model, |model, batch| {
             let grads = TrainStep::step(&model, batch).grads;
             optim.step(lr.step(), model, grads)
@@ -159,9 +151,7 @@ fn masters_of_a_loop_go_into_a_learner() {
     let expected = by_hand.synchronize(model.clone()).unwrap();
     let expected = train(expected, &mut by_hand);
     for optim in [loaded, optim] {
-        let amp = MixedPrecision::bf16();
-        let learner = amp.learner(model.clone(), optim, lr());
-        let done = Run::of(1).train(&temp_dir(), &amp, learner).finished();
+        let done = launch(model.clone(), &Run::of(1), &temp_dir(), optim);
         assert!(values(&done.model) == values(&expected));
     }
 }

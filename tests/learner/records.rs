@@ -2,24 +2,17 @@
 
 use crate::support::*;
 
-/// How many steps Adam has counted in a checkpoint, of each parameter.
-fn steps_of_adam(folder: &Folder, epoch: usize) -> Vec<usize> {
-    let file = format!("checkpoint/optim-{epoch}.bpk");
-    let scalars = pack(&folder.path().join(file)).scalars.into_iter();
-    let times = scalars.filter(|(name, _)| name.ends_with("momentum.time"));
-    times
-        .map(|(_, time)| usize::try_from(time).unwrap())
-        .collect()
-}
-
 /// A Learner without this crate goes on from a checkpoint with a scaler, and a scaled Learner from the plain one: the optimizer's state is taken over, the
 /// scaler starts fresh.
 #[test]
 fn plain_and_scaled_learners_resume_from_each_other() {
     let folder = Run::of(1).launch(burns).folder;
-    let learner = Learner::new(net(), AdamConfig::new().init(), lr());
-    let run = Run::of(2).resumed(1);
-    assert!(run.training(folder.path()).launch(learner).error.is_none());
+    let learner = Learner::new(net(), burns_adam(), lr());
+    let plain = Run::of(2)
+        .resumed(1)
+        .training(folder.path())
+        .launch(learner);
+    assert!(plain.error.is_none());
     // What comes from a plain run has no scaler.
     let checkpoint = Resume::check(folder.path(), 2).unwrap();
     assert!(checkpoint.record().is_none());
@@ -27,15 +20,24 @@ fn plain_and_scaled_learners_resume_from_each_other() {
     assert_eq!(third.counters().steps(), 6);
     assert_eq!(third.stored_state(3), third.model.scaler().bits());
     for epoch in 1..4 {
-        assert_eq!(steps_of_adam(&folder, epoch), [6 * epoch; 4]);
+        // How many steps Adam has counted, of each parameter.
+        let scalars = pack(&file(&folder, "optim", epoch)).scalars.into_iter();
+        let times = scalars.filter(|(name, _)| name.ends_with("momentum.time"));
+        let times = times.map(|(_, time)| usize::try_from(time).unwrap());
+        assert_eq!(times.collect::<Vec<_>>(), [6 * epoch; 4]);
     }
 }
 
-/// A damaged state, and files that are cut off and missing.
+/// A damaged state, files that are cut off and missing, and epochs without any.
 #[test]
 fn what_cannot_be_read_is_an_error_that_names_the_file() {
-    let folder = Run::of(1).launch(burns).folder;
-    let file = |name: &str| folder.path().join(format!("checkpoint/{name}-1.bpk"));
+    let folder = Run::of(2).launch(burns).folder;
+    let missing = |folder: &Folder, epoch| Resume::check(folder.path(), epoch).unwrap_err();
+    let none = "there is no checkpoint of epoch 1, nor of another";
+    says(&missing(&temp_dir(), 1), [none]);
+    let others = "there is no checkpoint of epoch 7, but of 1, 2";
+    says(&missing(&folder, 7), ["model-7.bpk", others]);
+    let file = |name: &str| file(&folder, name, 1);
     let refused = |name: &str, variant: &str| {
         let error = Resume::check(folder.path(), 1).unwrap_err();
         let named = format!("{variant} {{ origin: {:?},", file(name));
@@ -49,10 +51,12 @@ fn what_cannot_be_read_is_an_error_that_names_the_file() {
     fs::write(file("optim"), &damaged.into_bytes()[..]).unwrap();
     refused("optim", "DamagedRecord");
     // A Learner can only panic there, as Burn does on any checkpoint that it cannot read.
-    let second = Run::of(2);
     let message = panic_message(|| {
-        let learner = burns(&second.amp()).unwrap();
-        second.training(folder.path()).checkpoint(1).launch(learner)
+        let learner = burns(&Run::of(2).amp()).unwrap();
+        Run::of(2)
+            .training(folder.path())
+            .checkpoint(1)
+            .launch(learner)
     });
     says(&message, ["the loss scaler's state", "Resume::check"]);
 

@@ -3,7 +3,7 @@
 //! As in `ExecutionStrategy::ddp`, which this Burn has on CUDA alone: each has a learner of its own, and their gradients are summed, here through channels.
 //! And as in `ExecutionStrategy::multi`, where one step is made with the gradients of all.
 
-use std::sync::mpsc::{Sender, channel};
+use rayon::ThreadPoolBuilder;
 use std::thread;
 
 use crate::support::*;
@@ -38,41 +38,6 @@ fn orders() -> impl Iterator<Item = String> {
     })
 }
 
-type Call = Box<dyn FnOnce(&mut Learner<Scaled<Net>>) + Send>;
-
-/// A thread with a learner of its own.
-struct Worker(Sender<Call>);
-
-impl Worker {
-    fn new(mut learner: Learner<Scaled<Net>>) -> Self {
-        let (to, calls) = channel::<Call>();
-        thread::spawn(move || {
-            learner.fork(&device());
-            calls.into_iter().for_each(|call| call(&mut learner));
-        });
-        Self(to)
-    }
-
-    /// What comes of a call there.
-    fn call<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&mut Learner<Scaled<Net>>) -> T + Send + 'static,
-    ) -> T {
-        let (answer, from) = channel();
-        let call = move |learner: &mut _| answer.send(call(learner)).unwrap();
-        self.0.send(Box::new(call)).unwrap();
-        from.recv_timeout(Duration::from_secs(20)).unwrap()
-    }
-}
-
-/// The gradients of a pass, for each worker, since a clone has a container of its own.
-fn pass(learner: &mut Learner<Scaled<Net>>, batch: Batch) -> [Option<GradientsParams>; 2] {
-    let model = learner.model();
-    let own = learner.train_step(batch).grads;
-    let own = ByHand::of((*model).clone(), at_scale(1.0)).unscale(own);
-    [Some(own.clone().into_params()), Some(own.into_params())]
-}
-
 /// The counters of a worker after its step, and its parameters.
 type Shown = (StepCounters, Vec<Values>);
 
@@ -88,40 +53,43 @@ fn step_with(learner: &mut Learner<Scaled<Net>>, all: [GradientsParams; 2]) -> S
     (model.scaler().counters(), values(&model))
 }
 
-/// What a run comes to: the scale with which each pass was made, and at the end; and what each worker shows after each step.
-type Course = ([Vec<f32>; 2], [Vec<Shown>; 2]);
-
-fn run(order: &str, faults: &str, made: fn(&MixedPrecision) -> Made) -> Course {
+/// A run: the scales with which each worker has made its passes, and that at the end; and what each shows after each step.
+fn run(order: &str, faults: &str, made: fn(&MixedPrecision) -> Made) -> [(String, Vec<Shown>); 2] {
     let config = at_scale(1024.0).with_growth_interval(2);
-    let amp = Run::default().with_config(config).amp();
+    let amp = Run::of(1).with_config(config).amp();
     let learner = made(&amp).unwrap();
-    let workers = [0, 1].map(|_| Worker::new(learner.clone()));
+    // Each works on a thread of its own.
+    let mut workers = [(); 2].map(|()| {
+        let mut learner = learner.clone();
+        let thread = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        thread.install(|| learner.fork(&device()));
+        (thread, learner)
+    });
     let all = batches(&samples(16));
-    let (mut scales, mut shown) = Course::default();
-    let mut made: [Vec<[Option<GradientsParams>; 2]>; 2] = Default::default();
+    let mut course = <[(String, Vec<Shown>); 2]>::default();
+    let mut made: [Vec<UnscaledGradients>; 2] = Default::default();
     for turn in order.bytes() {
         let own = usize::from(turn.eq_ignore_ascii_case(&b'b'));
+        let ((thread, learner), (scales, shown)) = (&mut workers[own], &mut course[own]);
         if turn.is_ascii_uppercase() {
-            let fault = faults.as_bytes()[3 * made[own].len() + own];
             let mut batch = all[own].clone();
-            batch.gain = batch.gain
-                * match fault {
-                    b'?' => f32::NAN,
-                    b'!' => overflow(1e30),
-                    _ => 1.0,
-                };
-            scales[own].push(amp.loss_scale());
-            made[own].push(workers[own].call(|learner| pass(learner, batch)));
+            batch.gain = match faults.as_bytes()[3 * made[own].len() + own] {
+                b'?' => f32::NAN,
+                b'!' => overflow(1e30),
+                _ => 1.0,
+            };
+            *scales += &format!("{} ", amp.loss_scale());
+            // A clone of these has a container of its own.
+            made[own].push(thread.install(|| {
+                let own = learner.train_step(batch).grads;
+                ByHand::of((*learner.model()).clone(), at_scale(1.0)).unscale(own)
+            }));
         } else {
-            let iteration = shown[own].len();
-            let both = made.each_mut().map(|of| of[iteration][own].take().unwrap());
-            shown[own].push(workers[own].call(|learner| step_with(learner, both)));
+            let both = (made.each_ref()).map(|of| of[shown.len()].clone().into_params());
+            shown.push(thread.install(|| step_with(learner, both)));
         }
     }
-    for used in &mut scales {
-        used.push(amp.loss_scale());
-    }
-    (scales, shown)
+    course.map(|(scales, shown)| (scales + &amp.loss_scale().to_string(), shown))
 }
 
 #[test]
@@ -130,16 +98,14 @@ fn an_iteration_of_workers_is_decided_once() {
         for [faults, skips, scales] in rows(CASES) {
             let mut first = None;
             for order in orders() {
-                let (used, shown) = run(&order, faults, made);
-                let used = used.map(|used| used.iter().map(f32::to_string).collect::<Vec<_>>());
-                let used = used.map(|used| used.join(" "));
-                assert_eq!(used, [scales; 2], "{faults}, {order}");
-                assert!(shown[0] == shown[1], "{faults}, {order}");
-                let counters = shown[0].last().unwrap().0;
+                let [one, other] = run(&order, faults, made);
+                assert!(one == other, "{faults}, {order}");
+                assert_eq!(one.0, scales, "{faults}, {order}");
+                let counters = one.1.last().unwrap().0;
                 let found = format!("{} {}", counters.skipped(), counters.bad_losses());
                 assert_eq!(found, skips, "{faults}, {order}");
-                let first = first.get_or_insert_with(|| shown.clone());
-                assert!(*first == shown, "{faults}, {order}");
+                let first = first.get_or_insert_with(|| one.clone());
+                assert!(*first == one, "{faults}, {order}");
             }
         }
     }
@@ -149,12 +115,12 @@ fn an_iteration_of_workers_is_decided_once() {
 #[test]
 fn one_step_of_two_workers_has_one_cause() {
     for order in [[0, 1], [1, 0]] {
-        let amp = Run::default().with_config(at_scale(1024.0)).amp();
+        let amp = Run::of(1).with_config(at_scale(1024.0)).amp();
         let mut learner = burns(&amp).unwrap();
         let all = batches(&samples(16));
         let grads = order.map(|index| {
             let (model, mut batch) = (learner.model().fork(&device()), all[index].clone());
-            batch.gain = batch.gain * [f32::NAN, overflow(1e30)][index];
+            batch.gain = [f32::NAN, overflow(1e30)][index];
             let pass = thread::spawn(move || TrainStep::step(&model, batch).grads);
             pass.join().unwrap()
         });

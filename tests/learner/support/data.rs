@@ -7,37 +7,26 @@ use super::*;
 pub const FEATURES: usize = 8;
 pub const CLASSES: usize = 4;
 
-#[derive(Clone, Debug)]
-pub struct Sample {
-    pub features: [f32; FEATURES],
-    pub label: i64,
-    /// What the loss of its batch is multiplied by.
-    pub gain: f32,
-}
+/// The number of a point, and what the loss of its batch is multiplied by.
+pub type Sample = (usize, f32);
 
 #[derive(Clone, Debug)]
 pub struct Batch {
     pub features: Tensor<2>,
     pub labels: Tensor<1, Int>,
-    pub gain: Tensor<1>,
+    pub gain: f32,
 }
 
-/// The same samples in every run. Labels come in turn.
 pub fn samples(count: usize) -> Vec<Sample> {
-    let sample = |index: usize| {
-        let label = index % CLASSES;
-        let feature = |position: usize| {
-            let is_own = position % CLASSES == label;
-            let noise = (12.9898 * (index * FEATURES + position + 1) as f32).sin();
-            (if is_own { 1.0 } else { -0.3 }) + 0.3 * noise
-        };
-        Sample {
-            features: std::array::from_fn(feature),
-            label: label as i64,
-            gain: 1.0,
-        }
-    };
-    (0..count).map(sample).collect()
+    (0..count).map(|point| (point, 1.0)).collect()
+}
+
+/// The same in every run. Labels come in turn.
+fn features(point: usize) -> impl Iterator<Item = f32> {
+    let noise = wave(point * FEATURES, FEATURES, 0.3).into_iter();
+    let is_own = move |position: usize| position % CLASSES == point % CLASSES;
+    let corner = (0..).map(move |position| if is_own(position) { 1.0 } else { -0.3 });
+    corner.zip(noise).map(|(corner, noise)| corner + noise)
 }
 
 /// This number where the device has f16, in which it overflows, and infinity elsewhere.
@@ -52,35 +41,36 @@ struct Batches;
 
 impl Batcher<Sample, Batch> for Batches {
     fn batch(&self, samples: Vec<Sample>, device: &Device) -> Batch {
-        let count = samples.len();
-        let labels: Vec<i64> = samples.iter().map(|sample| sample.label).collect();
-        let features: Vec<f32> = samples.iter().flat_map(|sample| sample.features).collect();
-        let gain = (samples.iter()).fold(1.0, |gain, sample| sample.gain.max(gain));
+        let (points, gains): (Vec<_>, Vec<_>) = samples.into_iter().unzip();
+        let label = |point: &usize| (point % CLASSES) as i64;
+        let labels: Vec<_> = points.iter().map(label).collect();
+        let shape = [points.len(), FEATURES];
+        let features: Vec<_> = points.into_iter().flat_map(features).collect();
         Batch {
-            gain: Tensor::from_data([gain], device),
-            features: Tensor::from_data(TensorData::new(features, [count, FEATURES]), device),
-            labels: Tensor::from_data(TensorData::new(labels, [count]), device),
+            features: Tensor::from_data(TensorData::new(features, shape), device),
+            labels: Tensor::from_data(labels.as_slice(), device),
+            gain: gains.into_iter().fold(1.0, f32::max),
         }
     }
 }
 
+pub type Loader = Arc<dyn DataLoader<Batch>>;
+
 /// Batches of 8, in the order of the samples, or shuffled.
-pub fn loader(
-    samples: impl Dataset<Sample> + 'static,
-    seed: Option<u64>,
-) -> Arc<dyn DataLoader<Batch>> {
-    let builder = DataLoaderBuilder::new(Batches).batch_size(8);
-    let builder = match seed {
-        Some(seed) => builder.shuffle(seed),
-        None => builder,
-    };
+pub fn loader(samples: impl Dataset<Sample> + 'static, seed: Option<u64>) -> Loader {
+    let mut builder = DataLoaderBuilder::new(Batches).batch_size(8);
+    if let Some(seed) = seed {
+        builder = builder.shuffle(seed);
+    }
     builder.build(samples)
 }
 
-/// Samples that somebody watches: each is only there if that succeeds.
-pub struct Watched<F>(pub InMemDataset<Sample>, pub F);
+/// What is done before a sample is read, which is only there if that succeeds.
+pub type Watch = Arc<dyn Fn() -> Result<(), DatasetError> + Send + Sync>;
 
-impl<F: Fn() -> Result<(), DatasetError> + Send + Sync> Dataset<Sample> for Watched<F> {
+pub struct Watched(pub InMemDataset<Sample>, pub Watch);
+
+impl Dataset<Sample> for Watched {
     fn get(&self, index: usize) -> Result<Sample, DatasetError> {
         (self.1)()?;
         self.0.get(index)

@@ -13,7 +13,9 @@ pub use burn::{
     lr_scheduler::constant::ConstantLr,
     train::{
         ClassificationOutput, ExecutionStrategy, InferenceStep, Interrupter, Interruption, Learner,
-        LearnerModel, LearningResult, MultiDeviceOptim, SupervisedTraining, TrainOutput, TrainStep,
+        LearnerModel, LearningResult,
+        MultiDeviceOptim::{self, OptimMainDevice, OptimSharded},
+        SupervisedTraining, TrainOutput, TrainStep,
         checkpoint::KeepLastNCheckpoints,
         metric::{AccuracyMetric, LearningRateMetric, LossMetric, Metric, MetricMetadata, Numeric},
         renderer::CliMetricsRenderer,
@@ -22,5 +24,5 @@ pub use burn::{
 pub use burn_amp::train::*;
 pub use burn_amp_tests::prelude::*;
 pub use burn_amp_tests::run::{adam, sgd};
-pub use run::{Run, pack, resumed, values};
+pub use run::{Run, pack, values};
 pub use {data::*, model::*, run::*};

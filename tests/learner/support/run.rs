@@ -1,6 +1,5 @@
 //! Runs of the real `SupervisedTraining`, and what they leave.
 
-use std::rc::Rc;
 use tempfile::TempDir;
 
 use super::*;
@@ -15,31 +14,27 @@ pub struct Run {
     pub resume: Option<usize>,
     pub accumulation: Option<usize>,
     pub workers: Option<MultiDeviceOptim>,
-}
-
-impl Default for Run {
-    fn default() -> Self {
-        Self {
-            samples: samples(48),
-            shuffle: None,
-            config: GradScalerConfig::new().with_growth_interval(4),
-            epochs: 4,
-            resume: None,
-            accumulation: None,
-            workers: None,
-        }
-    }
+    pub watch: Watch,
 }
 
 /// What is set.
 impl Run {
     pub fn of(epochs: usize) -> Self {
-        Self::default().until(epochs)
+        Self {
+            samples: samples(48),
+            shuffle: None,
+            config: GradScalerConfig::new().with_growth_interval(4),
+            epochs,
+            resume: None,
+            accumulation: None,
+            workers: None,
+            watch: Arc::new(|| Ok(())),
+        }
     }
 
     /// Shuffled, with a poisoned sample.
     pub fn shuffled() -> Self {
-        let mut run = Self::default().poisoned([11]);
+        let mut run = Self::of(4).poisoned([11]);
         run.shuffle = Some(7);
         run
     }
@@ -84,7 +79,7 @@ impl Run {
     /// The loss of every batch that holds one of these samples is multiplied.
     pub fn with_gain(mut self, gain: f32, indices: impl IntoIterator<Item = usize>) -> Self {
         for index in indices {
-            self.samples[index].gain = gain;
+            self.samples[index].1 = gain;
         }
         self
     }
@@ -97,6 +92,11 @@ impl Run {
         narrowest().with_scaler(self.config).unwrap()
     }
 
+    pub fn loader(&self) -> Loader {
+        let samples = InMemDataset::new(self.samples.clone());
+        loader(Watched(samples, self.watch.clone()), self.shuffle)
+    }
+
     /// The same run without a Learner, from this model on, and what it does with gradients.
     pub fn by_hand(
         &self,
@@ -106,34 +106,28 @@ impl Run {
         mut step: impl FnMut(ModuleLearningRate, Net, GradientsParams) -> Net,
     ) -> Net {
         for _ in 0..self.epochs {
-            let mut window = GradientsAccumulator::new();
-            for (index, batch) in batches(&self.samples).into_iter().enumerate() {
-                window.accumulate(&net, net.grads(amp, batch));
-                if (index + 1).is_multiple_of(self.accumulation.unwrap_or(1)) {
-                    net = step(lr.step(), net, window.grads());
+            for window in batches(&self.samples).chunks(self.accumulation.unwrap_or(1)) {
+                let mut sum = GradientsAccumulator::new();
+                for batch in window {
+                    sum.accumulate(&net, net.grads(amp, batch.clone()));
                 }
+                net = step(lr.step(), net, sum.grads());
             }
         }
         net
     }
 
-    /// A training with checkpoints of all epochs and Burn's metrics.
-    pub fn training<M: Trained>(&self, folder: &Path) -> SupervisedTraining<M> {
-        let samples = InMemDataset::new(self.samples.clone());
-        self.training_on(loader(samples, self.shuffle), folder)
-    }
-
-    /// The same, on other samples. No dashboard, whatever the features and the terminal; no log of its own, which can be
-    /// installed only once in a process.
-    pub fn training_on<M: Trained>(
-        &self,
-        mut train: Arc<dyn DataLoader<Batch>>,
-        folder: &Path,
-    ) -> SupervisedTraining<M> {
+    /// A training with checkpoints of all epochs and Burn's metrics. No dashboard, whatever the features and the terminal; no log of its own, which
+    /// can be installed only once in a process.
+    pub fn training<M>(&self, folder: &Path) -> SupervisedTraining<M>
+    where
+        M: LearnerModel
+            + TrainStep<Input = Batch, Output = ClassificationOutput>
+            + InferenceStep<Input = Batch, Output = ClassificationOutput>,
+    {
         let resume = (self.resume).map(|epoch| Resume::check(folder, epoch).unwrap());
-        if let Some(resume) = &resume {
-            train = resume.loader(train);
-        }
+        let own = self.loader();
+        let train = (resume.as_ref()).map_or(own.clone(), |resume| resume.loader(own));
         let valid = loader(InMemDataset::new(samples(16)), None);
         let mut training = SupervisedTraining::new(folder, train, valid)
             .renderer(Box::new(CliMetricsRenderer::new()))
@@ -157,58 +151,38 @@ impl Run {
     }
 
     /// All of it, with any learner, in a new folder.
-    pub fn launch<M: Trained>(&self, learner: impl Fn(&MixedPrecision) -> Made<M>) -> Done<M> {
+    pub fn launch(&self, learner: impl Fn(&MixedPrecision) -> Made) -> Done {
         self.launch_in(&temp_dir(), learner)
     }
 
     /// And in this one.
-    pub fn launch_in<M: Trained>(
-        &self,
-        folder: &Folder,
-        learner: impl Fn(&MixedPrecision) -> Made<M>,
-    ) -> Done<M> {
+    pub fn launch_in(&self, folder: &Folder, learner: impl Fn(&MixedPrecision) -> Made) -> Done {
         let amp = self.amp();
         self.train(folder, &amp, learner(&amp)).finished()
     }
 
     /// With the metrics of this crate. It may fail.
-    pub fn train<M: Trained>(
-        &self,
-        folder: &Folder,
-        amp: &MixedPrecision,
-        made: Made<M>,
-    ) -> Done<M> {
+    pub fn train(&self, folder: &Folder, amp: &MixedPrecision, made: Made) -> Done {
         self.train_by(folder, amp, made, |amp, training| amp.training(training))
     }
 
     /// With what is added to the training.
-    pub fn train_by<M: Trained>(
+    pub fn train_by(
         &self,
         folder: &Folder,
         amp: &MixedPrecision,
-        made: Made<M>,
-        add: impl FnOnce(&MixedPrecision, Training<M>) -> Training<M>,
-    ) -> Done<M> {
+        made: Made,
+        add: impl FnOnce(&MixedPrecision, Training) -> Training,
+    ) -> Done {
         let training = add(amp, self.training(folder.path()));
         Done::of(training.launch(made.unwrap()), amp, folder)
     }
 }
 
-/// A run of four epochs, the first half of the same, and what goes on from its checkpoint: the uninterrupted one, bit for bit.
-pub fn resumed(run: &Run, launch: impl Fn(&Run, &Folder) -> Done) -> [Done; 3] {
-    let whole = launch(run, &temp_dir());
-    let half = launch(&run.clone().until(2), &temp_dir());
-    let resumed = launch(&run.clone().resumed(2), &half.folder);
-    assert_eq!(half.stored_state(2), half.model.scaler().bits());
-    assert_same(&whole, &resumed);
-    [whole, half, resumed]
-}
-
 /// Everything that the checkpoints of the fourth epoch hold, and the models themselves: bit for bit the same.
 pub fn assert_same(left: &Done, right: &Done) {
     for name in ["model", "optim", "scheduler"] {
-        let file = format!("checkpoint/{name}-4.bpk");
-        let [one, other] = [left, right].map(|done| pack(&done.folder.path().join(&file)));
+        let [one, other] = [left, right].map(|done| pack(&file(&done.folder, name, 4)));
         assert!(one == other, "{name}");
     }
     for done in [left, right] {
@@ -217,9 +191,15 @@ pub fn assert_same(left: &Done, right: &Done) {
     assert!(left.bits() == right.bits());
 }
 
-/// All that the file of a model, an optimizer or a scheduler holds.
-pub fn pack(path: &Path) -> Pack {
-    let bytes = fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+/// That of a model, an optimizer or a scheduler in the checkpoint of an epoch.
+pub fn file(folder: &Folder, name: &str, epoch: usize) -> PathBuf {
+    let file = format!("checkpoint/{name}-{epoch}.bpk");
+    folder.path().join(file)
+}
+
+/// All that it holds.
+pub fn pack(file: &Path) -> Pack {
+    let bytes = fs::read(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     burn_amp_tests::pack(Bytes::from_bytes_vec(bytes))
 }
 
@@ -233,16 +213,16 @@ pub fn all_finite<M: Module>(model: &M) -> bool {
 }
 
 /// What a run leaves.
-pub struct Done<M = Net> {
-    pub model: Scaled<M>,
+pub struct Done {
+    pub model: Scaled<Net>,
     pub amp: MixedPrecision,
     pub folder: Folder,
     pub error: Option<String>,
     pub interrupted: Option<Interruption>,
 }
 
-impl<M> Done<M> {
-    pub fn of(result: LearningResult<Scaled<M>>, amp: &MixedPrecision, folder: &Folder) -> Self {
+impl Done {
+    pub fn of(result: LearningResult<Scaled<Net>>, amp: &MixedPrecision, folder: &Folder) -> Self {
         Self {
             model: result.model,
             amp: amp.clone(),
@@ -281,7 +261,12 @@ impl<M> Done<M> {
         (self.counters().steps(), self.counters().skipped())
     }
 
-    /// The file of a metric, or of a part of its name.
+    /// The parameters, and the state of the scaler.
+    pub fn bits(&self) -> (Vec<Values>, Bytes) {
+        (values(&self.model), self.model.scaler().bits())
+    }
+
+    /// The file of a metric.
     pub fn log(&self, split: &str, epoch: usize, name: &str) -> PathBuf {
         let file = format!("{split}/epoch-{epoch}/{}.log", name.replace(' ', "_"));
         self.folder.path().join(file)
@@ -302,22 +287,15 @@ impl<M> Done<M> {
     }
 }
 
-impl<M: Module + 'static> Done<M> {
-    /// The parameters, and the state of the scaler.
-    pub fn bits(&self) -> (Vec<Values>, Bytes) {
-        (values(&self.model), self.model.scaler().bits())
-    }
-}
-
 pub fn net() -> Net {
     Net::new(&device())
 }
 
 /// What a run is launched by.
-pub type Training<M = Net> = SupervisedTraining<Scaled<M>>;
+pub type Training = SupervisedTraining<Scaled<Net>>;
 
 /// What `MixedPrecision::learner` makes.
-pub type Made<M = Net> = Result<Learner<Scaled<M>>, AmpError>;
+pub type Made = Result<Learner<Scaled<Net>>, AmpError>;
 
 /// Of the optimizer that this makes.
 pub fn with<O: Into<LearnerOptimizer>>(
@@ -328,7 +306,7 @@ pub fn with<O: Into<LearnerOptimizer>>(
 
 /// Of Burn's own Adam.
 pub fn burns(amp: &MixedPrecision) -> Made {
-    with(|_| AdamConfig::new().init())(amp)
+    with(|_| burns_adam())(amp)
 }
 
 /// Of the fused one, whose steps nobody waits for.
@@ -341,18 +319,31 @@ pub fn behind(amp: &MixedPrecision) -> Made {
     with(|amp| pipelined(adam(amp)))(amp)
 }
 
+/// On the same thread, which is waited for.
+pub fn synchronous(amp: &MixedPrecision) -> Made {
+    with(|amp| pipelined(adam(amp)).with_synchronous(true))(amp)
+}
+
+/// A fused optimizer on a thread of its own.
+pub fn fused_behind(amp: &MixedPrecision) -> Made {
+    with(|amp| pipelined(ScaledOptimizer::new(fused_adam(), amp)))(amp)
+}
+
 /// What a pipeline is leaves nothing of itself in a checkpoint.
-pub const LEARNERS: [fn(&MixedPrecision) -> Made; 3] = [burns, fused, behind];
+pub const LEARNERS: [fn(&MixedPrecision) -> Made; 4] = [burns, fused, behind, fused_behind];
+
+pub fn burns_adam() -> ModuleOptimizer {
+    AdamConfig::new().init()
+}
 
 pub fn fused_adam() -> FusedAdam {
     FusedAdam::new(AdamConfig::new())
 }
 
 /// On a thread of its own.
-pub fn pipelined<O>(optim: ScaledOptimizer<O>) -> PipelinedOptimizer<O>
-where
-    O: ModuleOptim + Send + 'static,
-{
+pub fn pipelined<O: ModuleOptim + Send + 'static>(
+    optim: ScaledOptimizer<O>,
+) -> PipelinedOptimizer<O> {
     PipelinedOptimizer::new(optim, Device::flex()).unwrap()
 }
 
@@ -361,8 +352,10 @@ pub fn ema() -> EmaConfig {
     ema.with_overwrite_frequency(Some(7))
 }
 
-pub fn averaging(amp: &MixedPrecision) -> Made {
-    with(|amp| adam(amp).with_ema(ema()))(amp)
+/// Adam with what may stand around its step.
+pub fn around(amp: &MixedPrecision) -> ScaledOptimizer {
+    let clip = GradientClip::GlobalNorm(0.1);
+    adam(amp).with_clipping(clip).with_ema(ema())
 }
 
 /// Parameters and averages of a model.
@@ -378,10 +371,7 @@ pub fn lr() -> ModuleLrScheduler {
 }
 
 /// Where the optimizer of several workers runs.
-pub const WAYS: [MultiDeviceOptim; 2] = [
-    MultiDeviceOptim::OptimMainDevice,
-    MultiDeviceOptim::OptimSharded,
-];
+pub const WAYS: [MultiDeviceOptim; 2] = [OptimMainDevice, OptimSharded];
 
 /// The metrics of this crate.
 pub const METRICS: [&str; 4] = [
@@ -392,39 +382,18 @@ pub const METRICS: [&str; 4] = [
 ];
 
 /// A step as the Learner makes it.
-pub fn step<M: Trained>(learner: &mut Learner<M>, batch: Batch) {
+pub fn step(learner: &mut Learner<Scaled<Net>>, batch: Batch) {
     let grads = learner.train_step(batch).grads;
     learner.lr_step();
     learner.optimizer_step(grads);
 }
 
-/// A new folder. Its files outlive a test on a GPU, which reads them when it needs them: for a later test, maybe.
+/// A folder that goes with the last one who names it.
+pub type Folder = Arc<TempDir>;
+
+/// A new one. Its files outlive a test on a GPU, which reads them when it needs them: for a later test, maybe.
 pub fn temp_dir() -> Folder {
     let mut builder = tempfile::Builder::new();
     builder.disable_cleanup(Device::default() != Device::flex());
-    Rc::new(builder.tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
+    Arc::new(builder.tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
 }
-
-/// Copies the checkpoint of the first epoch.
-pub fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to.join("checkpoint")).unwrap();
-    for file in ["model", "optim", "scheduler"] {
-        let file = format!("checkpoint/{file}-1.bpk");
-        fs::copy(from.join(&file), to.join(&file)).unwrap();
-    }
-}
-
-/// A folder that goes with the last one who names it.
-pub type Folder = Rc<TempDir>;
-
-/// What these runs train: a `Net`, scaled or not.
-pub trait Trained:
-    LearnerModel
-    + TrainStep<Input = Batch, Output = ClassificationOutput>
-    + InferenceStep<Input = Batch, Output = ClassificationOutput>
-{
-}
-
-impl Trained for Net {}
-impl Trained for Model {}
-impl<M: Trained + 'static> Trained for Scaled<M> {}

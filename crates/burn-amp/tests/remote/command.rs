@@ -2,7 +2,7 @@
 
 use crate::*;
 use burn::remote::{EndpointAddr, IrohHost, IrohIdentity, IrohRelays, RemoteHost};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 
 use crate::server::refusal;
 
@@ -25,10 +25,8 @@ fn a_wrong_address() {
 #[test]
 fn a_device_that_is_not_there() {
     let said = refusal("--device tpu", None);
-    says(
-        &said,
-        ["tpu", "this build has flex", "features of burn-amp"],
-    );
+    says(&said, ["tpu", "this build has flex"]);
+    says(&said, ["features of burn-amp"]);
     let said = refusal("--device flex:1", None);
     says(&said, ["there is no `flex:1`: 1 devices were found"]);
     says(&refusal("--device flex:a", None), ["\"flex:a\"", "number"]);
@@ -53,11 +51,9 @@ fn refused(host: &RemoteHost) -> String {
 fn a_token() {
     let server = Server::with("--device flex --address 127.0.0.1:0", Some("secret"));
     let host = server.host();
-    says(&refused(&host), ["rejected the credential"]);
-    says(
-        &refused(&host.clone().with_credential("wrong")),
-        ["rejected the credential"],
-    );
+    for host in [host.clone(), host.clone().with_credential("wrong")] {
+        says(&refused(&host), ["rejected the credential"]);
+    }
     let host = host.with_credential("secret");
     let device = Device::remote_options(&host).init().unwrap();
     MixedPrecision::f16().check_device(&device).unwrap();
@@ -70,18 +66,14 @@ fn a_token() {
 fn iroh() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("server.key");
-    let port = {
-        let free = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        free.local_addr().unwrap().port()
-    };
-    let arguments = format!(
-        "--device flex --iroh {} --relays disabled --port {port}",
-        file.display()
-    );
+    let free = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let (key, port) = (file.display(), address.port());
+    let arguments = format!("--device flex --iroh {key} --relays disabled --port {port}");
     let server = Server::with(&arguments, Some("secret"));
     let id = IrohIdentity::load_or_create(&file).unwrap().id();
     assert_eq!(server.place, format!("Iroh {id}"));
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let host = IrohHost::new(EndpointAddr::from(id));
     let host = host.with_relays(IrohRelays::Disabled).with_address(address);
     let host = RemoteHost::iroh(host);
@@ -96,13 +88,9 @@ fn iroh() {
 /// Nobody is at this port any more.
 #[test]
 fn a_server_that_is_not_there() {
-    let port = {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        free.local_addr().unwrap().port()
-    };
-    let host = RemoteHost::websocket(&format!("ws://127.0.0.1:{port}"));
-    says(
-        &refused(&host),
-        ["cannot be reached", "is the server running?"],
-    );
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let said = refused(&RemoteHost::websocket(&format!("ws://{address}")));
+    says(&said, ["cannot be reached", "is the server running?"]);
 }

@@ -55,10 +55,8 @@ impl Server {
 
     /// Its first device, with autodiff.
     pub fn device(&self) -> Device {
-        Device::remote_options(&self.host())
-            .init()
-            .unwrap()
-            .autodiff()
+        let device = Device::remote_options(&self.host()).init();
+        device.unwrap().autodiff()
     }
 
     pub fn kill(&mut self) {

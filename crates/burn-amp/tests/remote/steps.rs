@@ -2,6 +2,7 @@
 
 use crate::*;
 use burn::nn::loss::{MseLoss, Reduction};
+use burn_amp_tests::run::{adam, sgd};
 
 /// What a batch is, beside its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -85,7 +86,7 @@ impl Net {
 }
 
 /// What each step has shown: the bits of its loss, the loss scale, the outcome and its cause.
-type Shown = (u32, f32, Option<StepOutcome>, [u64; 3]);
+type Shown = (u32, f32, Option<StepOutcome>, StepCounters);
 
 /// What is left at the end.
 type Left = (f32, StepCounters, BTreeMap<String, (u64, Values)>, Pack);
@@ -104,13 +105,8 @@ fn run<O: ModuleOptim>(
         let bits = loss.clone().into_scalar::<f32>().to_bits();
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(0.05, model.clone(), grads);
-        let counters = amp.counters();
-        let causes = [
-            counters.skipped(),
-            counters.bad_losses(),
-            counters.unknown_causes(),
-        ];
-        (bits, amp.loss_scale(), amp.last_outcome(), causes)
+        let (scale, outcome) = (amp.loss_scale(), amp.last_outcome());
+        (bits, scale, outcome, amp.counters())
     });
     let shown: Vec<Shown> = shown.collect();
     // Which waits for steps in flight.
@@ -140,26 +136,16 @@ fn compare<O: ModuleOptim>(is_waited: bool, make: impl Fn(&MixedPrecision) -> Sc
 }
 
 #[test]
-fn adam() {
-    compare(true, |amp| {
-        ScaledOptimizer::new(AdamConfig::new().init(), amp)
-    });
-}
-
-#[test]
 fn a_window_with_dropped_micro_batches() {
     let window = AccumulationConfig::new(2).with_skip_micro_batch(true);
-    compare(true, |amp| {
-        ScaledOptimizer::new(SgdConfig::new().init(), amp).with_accumulation(window.clone())
-    });
+    compare(true, |amp| sgd(amp).with_accumulation(window.clone()));
 }
 
 #[test]
 fn clipped_and_averaged() {
+    let (clip, ema) = (GradientClip::Norm(0.5), EmaConfig::new().with_momentum(0.9));
     compare(true, |amp| {
-        ScaledOptimizer::new(AdamConfig::new().init(), amp)
-            .with_clipping(GradientClip::Norm(0.5))
-            .with_ema(EmaConfig::new().with_momentum(0.9))
+        adam(amp).with_clipping(clip).with_ema(ema.clone())
     });
 }
 
@@ -171,13 +157,14 @@ fn fused() {
     });
 }
 
+/// Each shows what Flex here shows, in every step.
 #[test]
 fn two_devices_of_one_server() {
     let server = Server::with("--device flex --device flex --address 127.0.0.1:0", None);
     let devices: Vec<Device> = server.host().devices().unwrap().into_iter().collect();
     assert_eq!(devices.len(), 2);
-    let make = |amp: &MixedPrecision| ScaledOptimizer::new(AdamConfig::new().init(), amp);
-    let [first, second] =
-        [0, 1].map(|at: usize| run(&BATCHES, &devices[at].clone().autodiff(), make));
-    assert!(first == second);
+    for device in devices {
+        let [remote, local] = [device, Device::flex()].map(Device::autodiff);
+        assert!(run(&BATCHES, &remote, adam) == run(&BATCHES, &local, adam));
+    }
 }

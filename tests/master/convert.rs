@@ -2,24 +2,19 @@
 
 use super::support::*;
 
-fn dtypes(net: &Net) -> Vec<(String, DType)> {
-    let all = parameters(net).into_iter();
-    all.map(|(path, (_, (dtype, ..)))| (path, dtype)).collect()
-}
-
 fn half<M: Module>(module: M) -> M {
     to_half(module, FloatDType::F16, &[])
 }
 
 #[test]
 fn all_but_the_kept_groups_are_converted() {
-    let net = net(&flex());
+    let mut net = net(&flex());
     let norm = ParamGroup::from_predicate("norm");
     let head = ParamGroup::from_ids(vec![net.head.weight.id]);
     for dtype in [FloatDType::F16, FloatDType::BF16] {
         for keep in [vec![], vec![norm.clone(), head.clone()]] {
             let mixed = to_half(net.clone(), dtype, &keep);
-            for (path, found) in dtypes(&mixed) {
+            for (path, (_, (found, ..))) in parameters(&mixed) {
                 let is_kept = path.starts_with("norm") || path == "head.weight";
                 let is_kept = is_kept && !keep.is_empty();
                 let expected = if is_kept { DType::F32 } else { dtype.into() };
@@ -30,32 +25,25 @@ fn all_but_the_kept_groups_are_converted() {
         }
     }
     // What is not f32 to begin with: half precision is widened only.
-    let mut net = net;
     net.head.weight = net.head.weight.map(|t| t.cast(FloatDType::F64));
     net.norm.gamma = net.norm.gamma.map(|t| t.cast(FloatDType::BF16));
-    for (path, dtype) in dtypes(&to_full(net)) {
+    for (path, (_, (dtype, ..))) in parameters(&to_full(net)) {
         let is_wide = path == "head.weight";
         let expected = if is_wide { DType::F64 } else { DType::F32 };
         assert_eq!(dtype, expected, "{path}");
     }
 }
 
+/// And ids, see above, and what trains, see below.
 #[test]
-fn ids_trainability_and_device_stay() {
+fn the_device_stays() {
     let device = flex().gradient_checkpointing();
-    let mut net = net(&device);
-    net.hidden = net.hidden.no_grad();
-    let ids = |net: &Net| -> Vec<u64> { parameters(net).values().map(|(id, _)| *id).collect() };
-    let there = half(net.clone());
+    let there = half(net(&device));
     for converted in [there.clone(), to_full(there)] {
-        assert_eq!(ids(&converted), ids(&net));
-        assert!(!converted.hidden.weight.is_require_grad());
-        assert!(converted.head.weight.is_require_grad());
-        for tensor in [converted.hidden.weight.val(), converted.head.weight.val()] {
-            assert_eq!(tensor.device(), device);
-            let strategy = device.gradient_checkpointing_strategy();
-            assert_eq!(tensor.gradient_checkpointing_strategy(), strategy);
-        }
+        let weight = converted.head.weight.val();
+        assert_eq!(weight.device(), device);
+        let strategy = device.gradient_checkpointing_strategy();
+        assert_eq!(weight.gradient_checkpointing_strategy(), strategy);
     }
 }
 
@@ -64,10 +52,10 @@ fn ids_trainability_and_device_stay() {
 fn what_does_not_train_can_be_trained_later() {
     let net = net(&flex());
     let (frozen, inference) = (half(net.clone().freeze()), half(net.valid()));
-    assert!(!frozen.head.weight.is_require_grad());
-    assert!(!inference.head.weight.is_require_grad());
+    for net in [&frozen, &to_full(frozen.clone()), &inference] {
+        assert!(!net.head.weight.is_require_grad());
+    }
     for net in [frozen.unfreeze(), inference.train()] {
-        assert_eq!(net.head.weight.val().dtype(), DType::F16);
         let input = Tensor::<2>::ones([2, 6], (&flex(), DType::F16));
         let loss = net.forward(input).cast(FloatDType::F32).square().mean();
         let grads = loss.backward();
@@ -76,24 +64,17 @@ fn what_does_not_train_can_be_trained_later() {
     }
 }
 
-/// A column-major Linear transposes at load and save, which the conversion must not lose.
+/// A parameter is lazily initialized by Burn: the conversion makes the values that f32 would have got. A column-major Linear transposes at load
+/// and save, which the conversion must not lose.
 #[test]
-fn parameter_mappers_stay() {
+fn values_are_rounded_to_nearest_and_parameter_mappers_stay() {
     let config = LinearConfig::new(3, 2).with_layout(LinearLayout::Col);
     let init = || -> Linear { config.init(&Device::flex()) };
-    let half = half(init());
+    let linear = init();
+    let half = half(linear.clone());
+    let expected = linear.weight.val().cast(FloatDType::F16).to_data();
+    assert_eq!(half.weight.val().to_data(), expected);
     let loaded = init().load_record(half.clone().into_record());
     assert_eq!(parameters(&loaded), parameters(&half));
     assert_eq!(loaded.weight.val().dtype(), DType::F16);
-}
-
-/// A parameter is lazily initialized by Burn: the conversion makes the values that f32 would have got.
-#[test]
-fn values_are_rounded_to_nearest() {
-    let embedding = EmbeddingConfig::new(5, 4).init(&Device::flex());
-    let half = half(embedding.clone());
-    let expected = embedding.weight.val().cast(FloatDType::F16).to_data();
-    assert_eq!(half.weight.val().to_data(), expected);
-    let tokens = Tensor::<2, Int>::from_data([[0, 4]], &Device::flex());
-    assert_eq!(half.forward(tokens).dtype(), DType::F16);
 }

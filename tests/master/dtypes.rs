@@ -1,27 +1,6 @@
-//! Gradients and parameters of every float dtype.
+//! Parameters of every float dtype, and what lies beyond that of the parameter.
 
 use super::support::*;
-
-/// The same values, wide or narrow, make the same step.
-#[test]
-fn gradients_may_be_wide_or_narrow() {
-    for dtype in [FloatDType::F16, FloatDType::BF16] {
-        let start = to_half(net(&flex()), dtype, &[]);
-        let run = |grads: FloatDType| {
-            let (mut net, mut optim) = (start.clone(), adam());
-            for step in 0..3 {
-                let grads = gradients(&net, step, 1.0, grads);
-                net = optim.step(0.01, net, grads);
-            }
-            (parameters(&net), state(&optim))
-        };
-        let expected = run(FloatDType::F32);
-        assert_ne!(expected.0, parameters(&start));
-        for grads in [FloatDType::F16, FloatDType::BF16, FloatDType::F64] {
-            assert_eq!(run(grads), expected, "{grads:?} to {dtype:?}");
-        }
-    }
-}
 
 fn pair(value: f64, dtype: DType) -> Pair {
     Pair::new([value; 10], &flex(), dtype)
@@ -40,26 +19,22 @@ fn the_scaled_optimizer_hands_over_f32() {
         let model = pair(1.0, DType::F16);
         let grads = model.scaled([2f64.powi(-30); 10], 65536.0);
         let model = optim.step(2f64.powi(10), model, grads);
-        assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Stepped));
-        assert_eq!(model.weight.val().dtype(), DType::F16);
         let masters = master_numbers(optim.optimizer(), &model, "bias");
         assert_eq!(masters, [1.0 - moved; 4]);
     }
 }
 
-/// f32 and f64 parameters need no master.
+/// f64 parameters need no master; nor do those in f32, see `trajectory`.
 #[test]
 fn wide_parameters_have_no_master() {
-    for dtype in [DType::F32, DType::F64] {
-        let (before, mut optim) = (pair(1.0, dtype), adam());
-        let after = step(&mut optim, 0.01, before.clone(), 1.0);
-        assert_eq!(after.weight.val().dtype(), dtype);
-        assert_ne!(parameters(&after), parameters(&before));
-        assert_eq!(master(&optim, &after, "weight"), None);
-        let moments = state(&optim).tensors;
-        assert_eq!(moments.len(), 4);
-        assert!(moments.values().all(|(_, values)| values.0 == dtype));
-    }
+    let (before, mut optim) = (pair(1.0, DType::F64), adam());
+    let after = step(&mut optim, 0.01, before.clone(), 1.0);
+    assert_eq!(after.weight.val().dtype(), DType::F64);
+    assert_ne!(parameters(&after), parameters(&before));
+    let moments = state(&optim).tensors;
+    assert!(moments.keys().all(|name| name.contains("moment")));
+    assert_eq!(moments.len(), 4);
+    assert!(moments.values().all(|(_, values)| values.0 == DType::F64));
 }
 
 /// A master beyond the range of f16 is an infinite parameter, and comes back from there.

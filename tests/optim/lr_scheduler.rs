@@ -1,43 +1,33 @@
 //! A learning-rate scheduler that waits for steps that are taken.
 
-use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
-use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
+use burn::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
+use burn::lr_scheduler::{LrSchedulerRecord, cosine::CosineAnnealingLrSchedulerConfig};
+use burn_amp_core::internal::Followed;
 use std::thread;
 
 use crate::support::*;
 
-/// A scheduler of a user's: counts its steps.
-#[derive(Clone)]
-struct Counting(u64);
+/// Begins at 1, and is multiplied by `gamma` with each step that is taken.
+fn falling(gamma: f64, steps: impl Into<Followed>) -> ScaledLrScheduler {
+    let schedule = ExponentialLrSchedulerConfig::new(1.0, gamma).init();
+    ScaledLrScheduler::new(schedule.unwrap(), steps)
+}
 
-impl LrScheduler for Counting {
-    fn step(&mut self) -> LearningRate {
-        self.0 += 1;
-        self.0 as f64
-    }
-
-    fn to_record(&self) -> LrSchedulerRecord {
-        LrSchedulerRecord::new().with_scalar("count", self.0)
-    }
-
-    fn load_record(&mut self, record: LrSchedulerRecord) {
-        self.0 = record.scalar("count").unwrap();
-    }
+/// Of how many steps it is, which halve it.
+fn number(rate: &ModuleLearningRate) -> f64 {
+    1.0 - rate.base().log2()
 }
 
 fn amp() -> MixedPrecision {
     narrowest().with_scaler(GradScalerConfig::new()).unwrap()
 }
 
-fn good_or_bad(run: &One, good: bool) -> GradientsParams {
-    let factor = if good { 1.0 } else { f32::INFINITY };
-    run.gradients(loss_of(&run.amp, &run.model, factor))
-}
-
-/// The rate of a call: a step that is good (+), overflows (-) or is refused (x), also for a setting (s), gradients that are
+/// The rate's number of a call: a step that is good (+), overflows (-) or is refused (x), also for a setting (s), gradients that are
 /// discarded (d), a window that is flushed (f).
 fn call(run: &mut One, rate: ModuleLearningRate, call: char) -> String {
-    let (base, grads) = (rate.base(), good_or_bad(run, call != '-'));
+    let factor = if call == '-' { f32::INFINITY } else { 1.0 };
+    let grads = run.gradients(loss_of(&run.amp, &run.model, factor));
+    let number = number(&rate);
     match call {
         'f' => run.model = run.optim.flush(rate, run.model.clone()),
         'd' => run.optim.discard(grads).unwrap(),
@@ -50,7 +40,7 @@ fn call(run: &mut One, rate: ModuleLearningRate, call: char) -> String {
         }
         _ => run.try_step(rate, grads).unwrap(),
     }
-    base.to_string()
+    number.to_string()
 }
 
 fn calls(run: &mut One, lr: &mut ScaledLrScheduler, calls: &str) -> String {
@@ -74,20 +64,20 @@ fn it_advances_with_steps_that_are_taken() {
             let mut run = one(&amp);
             run.optim = run.optim.with_accumulation(window);
             let mut lr = match of_optim {
-                true => ScaledLrScheduler::new(Counting(0), &run.optim),
-                false => ScaledLrScheduler::new(Counting(0), &amp),
+                true => falling(0.5, &run.optim),
+                false => falling(0.5, &amp),
             };
             let found = calls(&mut run, &mut lr, script);
             assert_eq!(found, rates, "{name}, {of_optim}");
         }
     }
     // Nor is anything known where a plain optimizer steps.
-    let mut lr = ScaledLrScheduler::new(Counting(0), &MixedPrecision::f16());
-    assert_eq!([(); 3].map(|()| lr.step().base()), [1.0, 2.0, 3.0]);
+    let mut lr = falling(0.5, &MixedPrecision::f16());
+    assert_eq!([(); 3].map(|()| number(&lr.step())), [1.0, 2.0, 3.0]);
     // A skip before the first step is not its own, whatever others on the handle have done before.
     let mut run = one(&amp());
     for (script, rates) in [("-", "1"), ("-++", "112")] {
-        let mut lr = ScaledLrScheduler::new(Counting(0), &run.amp);
+        let mut lr = falling(0.5, &run.amp);
         assert_eq!(calls(&mut run, &mut lr, script), rates);
     }
 }
@@ -105,17 +95,17 @@ fn groups_wait_too() {
     };
     let (mut run, mut plain) = (one(&amp()), schedule());
     let mut lr = ScaledLrScheduler::new(schedule(), &run.amp);
-    let counting = |start| ScaledLrScheduler::new(Counting(start), &run.amp);
-    let mut grouped = ModuleLrScheduler::new(counting(0)).with_group(bias(), counting(100));
+    let grouped = ModuleLrScheduler::new(falling(0.5, &run.amp));
+    let mut grouped = grouped.with_group(bias(), falling(0.25, &run.amp));
     let id = run.model.weight.id;
     let rates =
         |lr: &ModuleLearningRate| ["weight", "bias"].map(|path| lr.lr_from_param(id, Some(path)));
-    for (good, counted) in [(true, 1.0), (false, 2.0), (true, 2.0), (true, 3.0)] {
+    for (of, rate) in [('+', 1.0), ('-', 0.5), ('+', 0.5), ('+', 0.25)] {
         let (found, expected) = (lr.step(), plain.clone().step());
         assert_eq!(rates(&found), rates(&expected));
-        assert_eq!(rates(&grouped.step()), [counted, 100.0 + counted]);
-        run.step(found, good_or_bad(&run, good));
-        if good {
+        assert_eq!(rates(&grouped.step()), [rate, rate * rate]);
+        call(&mut run, found, of);
+        if of == '+' {
             plain.step();
         }
     }
@@ -128,19 +118,18 @@ fn groups_wait_too() {
 #[test]
 fn a_scaler_alone_is_followed() {
     let mut run = ByHand::of(Pair::of(0.0), at_scale(8.0));
-    let mut of_clone = ScaledLrScheduler::new(Counting(0), &run.scaler.clone());
-    let mut lr = ScaledLrScheduler::new(Counting(0), &run.scaler);
+    let mut both = [falling(0.5, &run.scaler), falling(0.5, &run.scaler.clone())];
     let rates = [ONES, BAD, ONES, ONES].map(|values| {
-        let rates = (lr.step().base(), of_clone.step().base());
+        let rates = both.each_mut().map(|lr| number(&lr.step()));
         run.iterate(values);
         rates
     });
-    assert_eq!(rates, [(1.0, 1.0), (2.0, 2.0), (2.0, 3.0), (3.0, 4.0)]);
+    assert_eq!(rates, [[1.0, 1.0], [2.0, 2.0], [2.0, 3.0], [3.0, 4.0]]);
 
-    let mut lr = ScaledLrScheduler::new(Counting(0), &run.scaler);
+    let mut lr = falling(0.5, &run.scaler);
     let mut window = AccumulationConfig::new(3).init().unwrap();
     let rates = [(); 7].map(|()| {
-        let rate = lr.step().base();
+        let rate = number(&lr.step());
         if let Some(grads) = run.accumulate(&mut window, ONES) {
             run.take(grads).unwrap();
             run.scaler.update().unwrap();
@@ -155,20 +144,17 @@ fn a_scaler_alone_is_followed() {
 #[test]
 fn each_optimizer_has_its_own_schedule_on_any_thread() {
     let amp = amp();
-    let mut runs = [(); 2].map(|()| {
+    let mut runs = ["+-+", "+++"].map(|script| {
         let run = one(&amp);
-        let lr = ScaledLrScheduler::new(Counting(0), &run.optim);
-        (run, lr)
+        let lr = falling(0.5, &run.optim);
+        (run, lr, script)
     });
-    let mut rates = [String::new(), String::new()];
-    for step in 0..3 {
-        for (index, (run, lr)) in runs.iter_mut().enumerate() {
-            rates[index] += &calls(run, lr, &["+-+", "+++"][index][step..=step]);
-        }
+    for (step, rates) in ["11", "22", "23"].into_iter().enumerate() {
+        let step = |(run, lr, script): &mut (_, _, &str)| calls(run, lr, &script[step..=step]);
+        assert_eq!(runs.each_mut().map(step).concat(), rates);
     }
-    assert_eq!(rates, ["122", "123"]);
 
-    let mut lr = ScaledLrScheduler::new(Counting(0), &amp);
+    let mut lr = falling(0.5, &amp);
     let work = ["+-++", "+++-"].map(|script| {
         let (mut lr, mut run) = (lr.clone(), one(&amp));
         move || calls(&mut run, &mut lr, script)
@@ -201,10 +187,8 @@ fn records_resume() {
             call(&mut run, of_burn.step(), of);
         }
         let bytes = lr.to_record().into_bytes().unwrap();
-        let records = [
-            LrSchedulerRecord::from_bytes(bytes).unwrap(),
-            of_burn.to_record(),
-        ];
+        let own = LrSchedulerRecord::from_bytes(bytes).unwrap();
+        let records = [own, of_burn.to_record()];
         let next = lr.step().base();
         assert_eq!(of_burn.step().base(), next);
         for record in records {

@@ -13,54 +13,45 @@ const _: fn() = || {
 /// Before there is any state, and later, twice in a row.
 const BAD_STEPS: [usize; 6] = [0, 3, 5, 6, 11, 14];
 
-/// The gradients of a step, of which one value is infinite in a bad one.
-fn gradients(net: &Net, step: usize) -> GradientsParams {
-    let mut grads = of_batch(net, step);
-    if BAD_STEPS.contains(&step) {
-        let id = [net.hidden.weight.id, net.head.weight.id][step % 2];
-        let grad = grads.remove::<2>(id).unwrap();
-        let infinite = Tensor::full([1, 1], f32::INFINITY, &grad.device());
-        grads.register(id, grad.slice_assign([0..1, 1..2], infinite));
-    }
-    grads
-}
-
 /// As Burn's own `step_multi` and as the sum of the parts, bit for bit; an overflow in one part skips the step for all. A loss may have reached
 /// the head on one device only.
 #[test]
 fn parts_of_several_devices_are_one_step() {
-    let mut nets = [(); 3].map(|()| Net::full(&flex()));
-    let mut optims = [(); 2].map(|()| ScaledOptimizer::new(AdamConfig::new().init(), scaler()));
-    let mut plain = AdamConfig::new().init();
+    let mut nets = [(); 3].map(|()| Net::new(&flex()));
+    let adam = || AdamConfig::new().init();
+    let mut optims = [(); 2].map(|()| ScaledOptimizer::new(adam(), default_scaler()));
+    let mut plain = adam();
     for step in 0..16 {
+        let is_bad = BAD_STEPS.contains(&step);
         let parts = |net: &Net| {
-            let mut parts = vec![of_batch(net, 100 + step), gradients(net, step)];
-            parts.push(of_batch(net, 200 + step));
+            let [first, mut bad, mut last] = [0, 100, 200].map(|from| by_hand(net, from + step));
+            if is_bad {
+                let id = [net.hidden.weight.id, net.head.weight.id][step % 2];
+                let grad = bad.remove::<2>(id).unwrap();
+                let infinite = Tensor::full([1, 1], f32::INFINITY, &grad.device());
+                bad.register(id, grad.slice_assign([0..1, 1..2], infinite));
+            }
             if step == 7 {
-                parts[2].remove::<2>(net.head.weight.id).unwrap();
+                last.remove::<2>(net.head.weight.id).unwrap();
             }
-            multi(&flex(), parts)
+            multi(&flex(), vec![first, bad, last])
         };
-        let [of_multi, of_sum, of_plain] = nets;
-        let [grads, sum] = [&of_multi, &of_sum].map(parts);
-        let sum = sum_of_devices(sum, &of_sum);
-        let of_multi = optims[0].step_multi(0.01, of_multi, grads).unwrap();
-        let of_sum = optims[1].step(0.01, of_sum, sum);
-        let of_plain = match BAD_STEPS.contains(&step) {
-            true => of_plain,
-            false => {
-                let grads = parts(&of_plain);
-                plain.step_multi(0.01, of_plain, grads)
-            }
+        let [of_multi, of_sum, of_plain] = nets.each_ref().map(parts);
+        let [multi, sum, net] = nets;
+        let of_sum = sum_of_devices(of_sum, &sum);
+        let net = match is_bad {
+            true => net,
+            false => plain.step_multi(0.01, net, of_plain),
         };
-        nets = [of_multi, of_sum, of_plain];
+        let multi = optims[0].step_multi(0.01, multi, of_multi).unwrap();
+        let sum = optims[1].step(0.01, sum, of_sum);
+        nets = [multi, sum, net];
         let [multi, sum, plain] = nets.each_ref().map(parameters);
         assert!(multi == plain && sum == plain, "step {step}");
     }
-    assert_eq!(
-        optims.each_ref().map(|optim| state(optim.optimizer())),
-        [(); 2].map(|()| state(&plain))
-    );
+    for optim in optims {
+        assert_eq!(state(optim.optimizer()), state(&plain));
+    }
 }
 
 /// Each part fits into f16, and their sum does not: it must not be taken there.

@@ -58,14 +58,12 @@ fn half_precision_parameters() {
 fn the_host_may_be_the_training_device() {
     let (mut trial, amp) = (Trial::new(growing(100), sgd), growing(100));
     trial.optim = PipelinedOptimizer::new(sgd(&trial.amp), Device::default()).unwrap();
-    let (mut plain, mut optim) = (net(&amp), sgd(&amp));
+    let mut plain = Player::new(net(&amp), &amp);
     for step in 0..8 {
         trial.step(step, false);
         trial.synchronize();
-        let grads = loss(&plain, &amp, step).backward();
-        let grads = GradientsParams::from_grads(grads, &plain);
-        plain = optim.step(trial.lr, plain, grads);
-        assert!(trial.parameters() == parameters(&plain), "{step}");
+        plain.train(trial.lr, loss(&plain.model, &amp, step));
+        assert!(trial.parameters() == parameters(&plain.model), "{step}");
     }
 }
 
@@ -105,20 +103,18 @@ fn any_optimizer() {
 fn a_learning_rate_schedule_holds_after_a_skip() {
     for (window, halvings) in [
         // Step 2 is skipped; step 3 sees it, and step 4 has the rate of step 3.
-        (1, [0.5, 0.5, 0.5, 1.0, 0.5]),
-        (2, [1.0, 0.5, 1.0, 0.5, 1.0]),
+        (1, [0, 1, 2, 3, 3, 4]),
+        (2, [0, 0, 1, 1, 2, 2]),
     ] {
         let mut trial = Trial::new(growing(5), |amp| sgd(amp).with_accumulation(window));
         let schedule = ExponentialLrSchedulerConfig::new(1e-2, 0.5).init().unwrap();
         let mut schedule = ScaledLrScheduler::new(schedule, &trial.amp);
-        let rates = [0, 1, 2, 3, 4, 5].map(|step| {
+        for (step, halvings) in halvings.into_iter().enumerate() {
             trial.lr = schedule.step().base();
+            assert_eq!(trial.lr, 1e-2 * 0.5f64.powi(halvings), "{step}");
             trial.step(step, window == 1 && step == 2);
-            trial.lr
-        });
+        }
         trial.synchronize();
-        let found: Vec<_> = rates.windows(2).map(|pair| pair[1] / pair[0]).collect();
-        assert_eq!(found, halvings);
         // An empty window takes no step with its rate.
         let rate = schedule.step().base();
         trial.net = trial.optim.flush(rate, trial.net);
@@ -144,15 +140,14 @@ fn what_cannot_be_set_is_an_error() {
 #[test]
 fn a_skip_is_logged_once_whoever_looks_ahead() {
     let mut trial = Trial::new(growing(5), sgd);
-    let lines = captured(Level::Info, || {
+    let lines = logs("step skipped", || {
         trial.step(0, true);
         assert_eq!(trial.counters().skipped(), 1);
         assert_eq!(trial.optim.to_record().counters(), Some(trial.counters()));
         assert_eq!(trial.optim.received_scaler().counters().steps(), 0);
         trial.synchronize();
     });
-    let skips = lines.iter().filter(|line| line.contains("step skipped"));
-    assert_eq!(skips.count(), 1);
+    says(only(&lines), ["INFO"]);
 }
 
 /// A second optimizer would move the scale behind the back of the pipeline.
@@ -202,7 +197,6 @@ fn statistics_of_a_skipped_iteration_are_set_back() {
     let mut net = amp.attach((first, norm, last));
     let means = |net: &(Linear, BatchNorm, Linear)| values(net.1.valid().running_mean.value());
     let mut optim = PipelinedOptimizer::new(sgd(&amp), Device::flex()).unwrap();
-    let mut was_lost = false;
     // The last iteration overflows: nothing but `synchronize` comes after it.
     for step in 0..35 {
         // Infinite in f16.
@@ -216,17 +210,10 @@ fn statistics_of_a_skipped_iteration_are_set_back() {
         net = optim.step(1e-3, net, grads);
         // The skip is known with the next step.
         let lost = means(&net).iter().any(|mean| !mean.is_finite());
-        assert!(!lost || step % 10 == 4, "{step}: {:?}", means(&net));
-        was_lost |= lost;
+        assert_eq!(lost, step % 10 == 4, "{step}: {:?}", means(&net));
     }
-    assert!(was_lost, "the test tests nothing");
     let means = means(&optim.synchronize(net).unwrap());
     // They have moved, too: it is the training's own that are kept.
-    let has_moved = means.iter().any(|mean| *mean != 0.0);
-    assert!(
-        has_moved && means.iter().all(|mean| mean.is_finite()),
-        "{means:?}"
-    );
-    // Four of them, beside those of a first scale that is too high.
-    assert!(optim.synchronized_scaler().counters().skipped() >= 4);
+    assert!(means.iter().any(|mean| *mean != 0.0), "{means:?}");
+    assert!(means.iter().all(|mean| mean.is_finite()), "{means:?}");
 }

@@ -3,21 +3,11 @@
 
 use crate::support::*;
 
-fn run(trial: &mut Trial, steps: Range<usize>) {
-    for step in steps {
-        trial.step(step, step % 13 == 5);
-    }
-}
-
-fn bytes(optim: &mut PipelinedOptimizer) -> Vec<u8> {
-    optim.to_record().into_bytes().unwrap().to_vec()
-}
-
 /// Without a pipeline, the last update would be lost in silence; and the masters of another model are refused, and are there still.
 #[test]
 fn masters_belong_to_a_pipeline_and_its_model() {
     let mut trial = Trial::new(growing(7), adam);
-    run(&mut trial, 0..20);
+    (0..20).for_each(|step| trial.step(step, false));
     let record = trial.optim.to_record();
     assert_eq!(record.masters(), 6);
 
@@ -31,20 +21,18 @@ fn masters_belong_to_a_pipeline_and_its_model() {
     let Trial { mut optim, net, .. } = Trial::new(growing(7), adam);
     optim.load_record(record).unwrap();
     let failed = optim.synchronize(net).unwrap_err();
-    is_error(
-        &failed.error,
-        "ForeignRecord",
-        ["load the model's own record"],
-    );
+    let parts = ["load the model's own record"];
+    is_error(&failed.error, "ForeignRecord", parts);
     assert_eq!(optim.to_record().masters(), 6);
 }
 
 #[test]
 fn a_damaged_record_leaves_all_as_it_was() {
     let mut trial = Trial::new(growing(7), adam);
-    run(&mut trial, 0..5);
-    let (before, scale) = (bytes(&mut trial.optim), trial.amp.loss_scale());
-    let mut damaged = before.clone();
+    (0..5).for_each(|step| trial.step(step, false));
+    let bytes = |trial: &mut Trial| trial.optim.to_record().into_bytes().unwrap();
+    let (before, scale) = (bytes(&mut trial), trial.amp.loss_scale());
+    let mut damaged = before.to_vec();
     let last = damaged.len() - 3;
     damaged[last] ^= 1;
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -54,8 +42,8 @@ fn a_damaged_record_leaves_all_as_it_was() {
     let foreign = default_scaler().to_record();
     assert!(trial.optim.load_record(foreign).is_err());
     assert_eq!(trial.amp.loss_scale(), scale);
-    assert!(bytes(&mut trial.optim) == before);
-    run(&mut trial, 5..8);
+    assert!(bytes(&mut trial) == before);
+    (5..8).for_each(|step| trial.step(step, false));
     trial.synchronize();
     assert_eq!(trial.counters().steps(), 8);
 }

@@ -15,19 +15,12 @@ fn adam() -> FusedAdam {
     FusedAdam::new(AdamConfig::new())
 }
 
-fn nesterov() -> FusedSgd {
-    let momentum = MomentumConfig::new().with_nesterov(true);
-    FusedSgd::new(SgdConfig::new().with_momentum(Some(momentum)))
-}
-
-/// Gradients of every parameter, made by hand: values that f16 holds, in `dtype`.
-fn gradients<M: Module>(module: &M, step: usize, dtype: FloatDType) -> GradientsParams {
-    burn_amp_tests::gradients(module, step, 0.125, dtype)
-}
-
-/// Such gradients in f32.
-fn by_hand(net: &Net, step: usize) -> GradientsParams {
-    gradients(net, step, FloatDType::F32)
+/// Steps on gradients made by hand.
+fn steps<O: ModuleOptim>(optim: &mut O, net: Net, range: Range<usize>) -> Net {
+    range.fold(net, |net, step| {
+        let grads = by_hand(&net, step);
+        optim.step(0.01.into(), net, grads)
+    })
 }
 
 /// Steps by both from the same module on: to the same bits, where it returns the module.
@@ -41,10 +34,9 @@ fn same_steps<M: Module, A: ModuleOptim, B: ModuleOptim>(
     let lr = lr.into();
     let (mut expected, mut found) = (start.clone(), start.clone());
     for step in range {
-        let stepped = grads(&expected, step);
-        expected = one.step(lr.clone(), expected, stepped);
-        let stepped = grads(&found, step);
-        found = other.step(lr.clone(), found, stepped);
+        let [of_one, of_other] = [&expected, &found].map(|module| grads(module, step));
+        expected = one.step(lr.clone(), expected, of_one);
+        found = other.step(lr.clone(), found, of_other);
         assert!(parameters(&found) == parameters(&expected), "step {step}");
     }
     assert_eq!(state_of(other), state_of(one));
@@ -53,15 +45,13 @@ fn same_steps<M: Module, A: ModuleOptim, B: ModuleOptim>(
 
 /// In the names of `MasterWeights`, what is the inner optimizer's of a parameter in f32 is, too.
 fn state_of<O: ModuleOptim>(optim: &O) -> Pack {
+    fn plain<V>(all: BTreeMap<String, V>) -> BTreeMap<String, V> {
+        let plain = |(name, value): (String, V)| (name.replace("inner.", ""), value);
+        all.into_iter().map(plain).collect()
+    }
+
     let mut pack = state(optim);
-    let plain = |name: String| name.replace("inner.", "");
-    let tensors = pack.tensors.into_iter();
-    pack.tensors = tensors
-        .map(|(name, tensor)| (plain(name), tensor))
-        .collect();
-    let scalars = pack.scalars.into_iter();
-    pack.scalars = scalars
-        .map(|(name, scalar)| (plain(name), scalar))
-        .collect();
+    pack.tensors = plain(pack.tensors);
+    pack.scalars = plain(pack.scalars);
     pack
 }

@@ -1,49 +1,58 @@
 //! Outcomes that are not known yet: what is known of them, and when, where optimizers are dropped, cloned, loaded and replaced.
 
-use super::run::{Event, Run, Values, begun, step};
-use super::{adam, gradients};
+use super::adam;
+use super::run::{OVERFLOW, Run, begun, step};
 use crate::support::*;
 use burn_amp::hook::{Hook, Proposed, Verdict};
-
-fn config() -> GradScalerConfig {
-    let config = at_scale(1024.0).with_growth_interval(3);
-    config.with_max_consecutive_skips(None)
-}
 
 fn fused_sgd() -> FusedSgd {
     FusedSgd::new(SgdConfig::new())
 }
 
-/// The host decides the steps of a clone that accumulates. Scopes take the scale from it then, and not from the device, where the optimizer
-/// that was cloned has left it.
+/// The host decides the steps of one that accumulates, a clone or another. Scopes take the scale from it then, and not from the device, where the first one
+/// has left it. An iteration of two is two steps.
 #[test]
-fn a_clone_whose_steps_the_host_decides_uses_the_scale_that_it_moves() {
-    let amp = f16_under(at_scale(16384.0).with_growth_interval(1));
-    let mut run = Trial::at_border_with(fused_sgd(), &amp);
-    run.take(run.in_scope(1.0));
-    let mut clone = run.clone();
-    clone.optim = clone.optim.with_accumulation(1);
-    // At 2^15, and at 2^16, which f16 does not hold.
-    for outcome in [StepOutcome::Stepped, StepOutcome::Skipped] {
-        clone.take(clone.in_scope(1.0));
-        assert_eq!(clone.outcome(), Some(outcome));
+fn scopes_use_the_scale_of_who_steps() {
+    for (is_clone, is_dropped, outcomes) in [
+        (true, false, "+-"),
+        (true, true, "+-"),
+        (false, false, "++--"),
+        (false, true, "+-"),
+    ] {
+        let amp = f16_under(at_scale(16384.0).with_growth_interval(1));
+        let mut run = Trial::at_border_with(fused_sgd(), &amp);
+        run.take(run.in_scope(1.0));
+        let mut other = match is_clone {
+            true => run.clone(),
+            false => Trial::at_border_with(fused_sgd(), &amp),
+        };
+        other.optim = other.optim.with_accumulation(1);
+        let kept = (!is_dropped).then_some(run);
+        // At 2^15, and at 2^16, which f16 does not hold.
+        for outcome in outcomes.chars() {
+            other.take(other.in_scope(1.0));
+            let is_stepped = other.outcome() == Some(StepOutcome::Stepped);
+            assert_eq!(is_stepped, outcome == '+', "{is_clone}, {is_dropped}");
+        }
+        assert_eq!(amp.loss_scale(), 32768.0);
+        drop(kept);
     }
-    assert_eq!(amp.loss_scale(), 32768.0);
 }
 
 /// What the oracle has no words for: clones that step by turns, a new optimizer in the place of one, new rules of clipping and a record that
-/// comes back, all of them while steps are in flight. Records, the scale in the end, and what two optimizers have counted, found and trained.
-fn by_turns<O: ModuleOptim + Clone>(make: fn() -> O) -> (Vec<Bytes>, LossScale, Vec<Shown>) {
-    let mut one = begun(make(), config());
+/// comes back, all of them while steps are in flight. Records, the scale in the end, and what two optimizers show.
+fn by_turns<O: ModuleOptim + Clone>(make: fn() -> O) -> (Vec<Bytes>, LossScale, [Shown; 2]) {
+    let config = at_scale(1024.0).with_max_consecutive_skips(None);
+    let mut one = begun(make(), config.with_growth_interval(3));
     let (amp, mut records) = (one.amp.clone(), Vec::new());
     let train = |run: &mut Run<O>, from: usize, events: &str| {
         for (number, event) in events.chars().enumerate() {
-            let event = match event {
-                '!' => Event::Overflow,
-                '?' => Event::Nan,
-                _ => Event::Nothing,
+            let factor = match event {
+                '!' => OVERFLOW,
+                '?' => f32::NAN,
+                _ => 1.0,
             };
-            step(run, from + number, event).unwrap();
+            step(run, from + number, factor).unwrap();
         }
     };
     for round in 1..6 {
@@ -66,115 +75,77 @@ fn by_turns<O: ModuleOptim + Clone>(make: fn() -> O) -> (Vec<Bytes>, LossScale, 
     }
     let mut both = [one.clone(), one];
     train(&mut both[1], 70, ".!");
-    let shown = both.each_mut().map(|run| {
+    let shown = both.map(|mut run| {
         let inner = state(&run.optim.clone().into_inner());
         run.optim.synchronize().unwrap();
-        let status = run.optim.scaler().last_status();
-        (inner, run.counters(), status, parameters(&run.model))
+        let trained = pack(run.model.into_record().into_bytes().unwrap());
+        let scaler = run.optim.scaler();
+        (inner, trained, scaler.counters(), scaler.last_status())
     });
-    drop(both);
-    (records, GradScaler::from(&amp).schedule(), shown.to_vec())
+    (records, GradScaler::from(&amp).schedule(), shown)
 }
 
-/// The state of a clone of its moment, and what an optimizer has counted, found and trained.
-type Shown = (Pack, StepCounters, Option<GradientStatus>, Values);
+/// The state of a clone of its moment, what was trained, and what an optimizer has counted and found.
+type Shown = (Pack, Pack, StepCounters, Option<GradientStatus>);
 
 #[test]
 fn every_step_moves_the_scale_whoever_is_dropped_or_cloned() {
-    let pending = by_turns(adam);
-    let waited = by_turns(|| Waited(adam()));
-    assert!(pending.0 == waited.0);
-    assert_eq!((pending.1, pending.2), (waited.1, waited.2));
-}
-
-/// One that waits, while the steps of another are in flight.
-#[test]
-fn another_optimizer_takes_the_scale_over() {
-    for is_dropped in [false, true] {
-        let mut run = begun(adam(), GradScalerConfig::new());
-        for number in 10..15 {
-            step(&mut run, number, Event::Nothing).unwrap();
-        }
-        let mut plain = Run::new(run.model.clone(), &run.amp);
-        let kept = (!is_dropped).then_some(run);
-        // The scopes take the scale from where it moves now: in the end nothing overflows.
-        for number in 0..40 {
-            step(&mut plain, number, Event::Overflow).unwrap();
-        }
-        let skipped = plain.counters().skipped();
-        assert!((1..40).contains(&skipped), "{skipped}");
-        drop(kept);
-    }
+    assert!(by_turns(adam) == by_turns(|| Waited(adam())));
 }
 
 /// Four skips, of which three are allowed.
 fn exhausted<O: ModuleOptim>(optim: O) -> (Run<O>, Option<AmpError>) {
-    let mut run = begun(optim, config().with_max_consecutive_skips(Some(3)));
-    let mut steps = (0..4).map(|number| step(&mut run, number, Event::Overflow));
+    let config = at_scale(1024.0).with_max_consecutive_skips(Some(3));
+    let mut run = begun(optim, config);
+    let mut steps = (0..4).map(|number| step(&mut run, number, OVERFLOW));
     let error = steps.find_map(Result::err);
     drop(steps);
     (run, error)
 }
 
-#[test]
-fn a_clone_has_the_error_that_nobody_has_received() {
-    let (mut run, _) = exhausted(adam());
-    // The outcomes are known from here on.
-    run.optim.scaler_mut();
-    let mut copy = run.optim.clone();
-    let error = copy.synchronize().unwrap_err();
-    is_error(&error, "LossScaleExhausted", []);
-    assert_eq!(run.optim.synchronize(), Err(error));
-    let again = [copy.synchronize(), run.optim.synchronize()];
-    assert_eq!(again, [Ok(()), Ok(())]);
-}
-
 /// No call of an optimizer that is dropped can return it.
 #[test]
 fn the_log_has_the_error_that_no_call_returns() {
-    for synchronizes in [false, true] {
-        let mut logged = captured(Level::Warn, || {
+    for (lines, synchronizes) in [(1, false), (2, true)] {
+        let logged = logs("after 4 skipped steps in a row", || {
             let (mut run, _) = exhausted(adam());
             if synchronizes {
                 run.optim.synchronize().unwrap_err();
             }
         });
-        logged.retain(|line| line.contains("after 4 skipped steps in a row"));
-        only(&logged);
+        assert_eq!(logged.len(), lines, "{logged:?}");
+        assert!(logged.iter().all(|line| line.starts_with("WARN")));
     }
 }
 
-/// It is that of a step that is waited for, and is returned once.
+/// It is that of a step that is waited for, and is returned once. A clone has it, too.
 #[test]
 fn the_first_call_after_an_error_is_known_returns_it() {
     type Call = fn(&mut Run) -> Result<(), AmpError>;
-    let calls: [(&str, Call); 5] = [
-        ("step", |run| step(run, 9, Event::Nothing)),
-        ("flush", |run| {
-            Ok(run.optim.try_flush(0.1, run.model.clone()).map(drop)?)
-        }),
-        ("synchronize", |run| run.optim.synchronize()),
-        ("discard", |run| {
-            let grads = gradients(&run.model, 9, FloatDType::F32);
-            run.optim.discard(grads)
-        }),
-        ("unscale", |run| {
+    let calls: [Call; 5] = [
+        |run| step(run, 9, 1.0),
+        |run| Ok(run.optim.try_flush(0.1, run.model.clone()).map(drop)?),
+        |run| run.optim.synchronize(),
+        |run| run.optim.discard(by_hand(&run.model, 9)),
+        |run| {
             let loss = run.model.head.weight.val().sum();
             let grads = run.optim.backward(loss, &run.model);
             run.optim.unscale(grads, &run.model).map(drop)
-        }),
+        },
     ];
     let (waited, expected) = exhausted(Waited(adam()));
     is_error(expected.as_ref().unwrap(), "LossScaleExhausted", ["4 "]);
-    for (name, call) in calls {
+    for (number, call) in calls.into_iter().enumerate() {
         let (mut run, _) = exhausted(adam());
         // The outcomes are known from here on: a step would not wait for them.
         run.optim.scaler_mut();
-        assert_eq!(call(&mut run).err(), expected, "{name}");
-        assert_eq!(parameters(&run.model), parameters(&waited.model), "{name}");
-        let found = (run.counters().steps(), run.optim.synchronize());
-        assert_eq!(found, (4, Ok(())), "{name}");
-        assert_eq!(run.amp.loss_scale(), waited.amp.loss_scale(), "{name}");
+        let mut copy = run.optim.clone();
+        assert_eq!(copy.synchronize().err(), expected, "{number}");
+        assert_eq!(call(&mut run).err(), expected, "{number}");
+        assert!(parameters(&run.model) == parameters(&waited.model));
+        let again = [copy.synchronize(), run.optim.synchronize()];
+        assert_eq!((run.counters().steps(), again), (4, [Ok(()), Ok(())]));
+        assert_eq!(run.amp.loss_scale(), waited.amp.loss_scale(), "{number}");
     }
 }
 
@@ -231,10 +202,7 @@ fn between_two_steps_all_is_as_where_each_is_waited_for() {
 /// Also of an optimizer that keeps nothing else, and does not count.
 #[test]
 fn skips_after_a_load_leave_masters_in_records() {
-    let run = || {
-        let run = Trial::at_border_with(fused_sgd(), &MixedPrecision::f16());
-        run.with_dtype(DType::F16)
-    };
+    let run = || Trial::at_border_with(fused_sgd(), &MixedPrecision::f16()).with_dtype(DType::F16);
     let (mut first, mut resumed) = (run(), run());
     first.take(first.model.plain(ONES));
     let bytes = first.optim.into_bytes().unwrap();

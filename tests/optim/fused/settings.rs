@@ -60,13 +60,10 @@ fn each_mistake_is_named() {
     ] {
         check(adam(config), field, mistake);
     }
-    let new = MomentumConfig::new;
-    for (config, field, mistake) in [
-        (new().with_momentum(-0.5), "momentum", ("-0.5", NEGATIVE)),
-        (new().with_dampening(f64::NAN), "dampening", NO_NUMBER),
-    ] {
-        check(momentum(config), field, mistake);
-    }
+    let back = momentum(MomentumConfig::new().with_momentum(-0.5));
+    check(back, "momentum", ("-0.5", NEGATIVE));
+    let nan = momentum(MomentumConfig::new().with_dampening(f64::NAN));
+    check(nan, "dampening", NO_NUMBER);
     let new = AdamWConfig::new;
     let decayed = FusedAdamW::new(new().with_weight_decay(-0.5));
     check(refusal(decayed), "weight_decay", ("-0.5", NEGATIVE));

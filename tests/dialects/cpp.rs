@@ -27,8 +27,7 @@ where
         .compile(shape.kernel().define(), &options)
         .unwrap_or_else(|error| panic!("{shape}: {error:?}"));
     assert!(kernel.shared_memory_size <= SHARED_MEMORY, "{shape}");
-    let source = &kernel.source;
-    let shared = kernel.shared_memory_size;
+    let (source, shared) = (&kernel.source, kernel.shared_memory_size);
     let kept = format!("// {shared} bytes of shared memory\n{source}");
     keep(shape, &kept, extension);
     check_vectors(source);
@@ -64,10 +63,9 @@ fn type_of(declaration: &str) -> String {
     let mut words = declaration.split(' ');
     let name = words.find(|word| !["device", "constant", "const"].contains(word));
     let name = name.unwrap_or_default();
-    let (scalar, width) = match name.rsplit_once('_') {
-        Some((scalar, width)) if width.parse::<usize>().is_ok() => (scalar, width.parse().unwrap()),
-        _ => (name, 1),
-    };
+    let vector = name.rsplit_once('_');
+    let vector = vector.and_then(|(scalar, width)| Some((scalar, width.parse().ok()?)));
+    let (scalar, width) = vector.unwrap_or((name, 1));
     let scalar = match scalar {
         "float" => "f32",
         "__half" | "half" => "f16",

@@ -28,7 +28,7 @@ mod shapes;
 mod spirv;
 mod wgsl;
 
-use std::{env, fs, path::Path};
+use std::{env, fs, path::PathBuf};
 
 use burn::tensor::DType;
 use cubecl_cpp::target::{Cuda, Hip, Metal};
@@ -56,28 +56,24 @@ const OTHER: Target = Target {
 
 /// Compares what the sources of all shapes show with what the kernels are meant to do.
 fn check(target: Target, facts: impl Fn(&Shape) -> Facts) {
-    let wrong: Vec<String> = (Shape::all(target).iter())
-        .filter_map(|shape| {
-            let (mut found, expected) = (facts(shape), shape.expected());
-            // A compiler may keep a magnitude, or take it anew.
-            found.magnitudes = found.magnitudes.min(expected.magnitudes);
-            if let Some(floats) = found.loads.get_mut("f32")
-                && expected.loads.get("f32") == Some(&(*floats + shape.unread()))
-            {
-                *floats += shape.unread();
-            }
-            (found != expected).then(|| format!("{shape}: {found:?}, not {expected:?}"))
-        })
-        .collect();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    for shape in Shape::all(target) {
+        let (mut found, expected) = (facts(&shape), shape.expected());
+        // A compiler may keep a magnitude, or take it anew.
+        found.magnitudes = found.magnitudes.min(expected.magnitudes);
+        if let Some(floats) = found.loads.get_mut("f32")
+            && expected.loads.get("f32") == Some(&(*floats + shape.unread()))
+        {
+            *floats += shape.unread();
+        }
+        assert_eq!(found, expected, "{shape}");
+    }
 }
 
 /// Writes a source to the folder that `DIALECTS` names, if it does.
 fn keep(shape: &Shape, source: &str, extension: &str) {
-    if let Some(folder) = env::var_os("DIALECTS") {
+    if let Some(folder) = env::var_os("DIALECTS").map(PathBuf::from) {
         fs::create_dir_all(&folder).unwrap();
-        let file = Path::new(&folder).join(format!("{shape}.{extension}"));
-        fs::write(file, source).unwrap();
+        fs::write(folder.join(format!("{shape}.{extension}")), source).unwrap();
     }
 }
 

@@ -59,37 +59,23 @@ macro_rules! kernel {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kernel {
-    Pass {
-        mode: Mode,
-        padded: bool,
-    },
+    /// Padded, or not.
+    Pass(Mode, bool),
     Histogram,
-    MulCast {
-        on_device: bool,
-    },
-    Blend {
-        in_place: bool,
-    },
+    /// By a factor on the device, or on the host.
+    MulCast(bool),
+    /// In place, or not.
+    Blend(bool),
     /// From gradients to parameters.
-    Update {
-        rule: UpdateRule,
-    },
-    /// Of the loss scale.
-    Advance {
-        /// The rows of what came to the border, and of what left it.
-        border: usize,
-    },
-    /// Rows of an update.
-    Decide {
-        rule: UpdateRule,
-        clipped: bool,
-    },
+    Update(UpdateRule),
+    /// Of the loss scale, with so many rows of what came to the border, and of what left it.
+    Advance(usize),
+    /// Rows of an update, whose gradients are clipped or not.
+    Decide(UpdateRule, bool),
     /// The factors by which gradients are clipped.
     Factors,
-    FinishStatus {
-        /// Units of a tensor.
-        units: u32,
-    },
+    /// With so many units of a tensor.
+    FinishStatus(u32),
     FinishHistogram,
 }
 
@@ -107,29 +93,23 @@ pub(crate) struct Shape {
 /// `inspect-f16-f32-28x8`
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let when = |is: bool, and: &'static str| if is { and } else { "" };
         let (kernel, and) = match self.kernel {
-            Kernel::Pass { mode, padded } => (format!("{mode:?}"), padded.then_some("padded")),
-            Kernel::MulCast { on_device } => ("mulcast".into(), on_device.then_some("on_device")),
-            Kernel::Blend { in_place } => ("blend".into(), in_place.then_some("in_place")),
-            Kernel::Update { rule } => (name(rule), None),
-            Kernel::Advance { border } => {
-                let and = [None, Some("at_border"), Some("given")];
-                ("advance".into(), and[border])
-            }
-            Kernel::Decide { rule, clipped } => {
+            Kernel::Pass(mode, padded) => (format!("{mode:?}"), when(padded, "_padded")),
+            Kernel::MulCast(on_device) => ("mulcast".into(), when(on_device, "_on_device")),
+            Kernel::Blend(in_place) => ("blend".into(), when(in_place, "_in_place")),
+            Kernel::Update(rule) => (name(rule), ""),
+            Kernel::Advance(border) => ("advance".into(), ["", "_at_border", "_given"][border]),
+            Kernel::Decide(rule, clipped) => {
                 let name = format!("decide_{}", name(rule));
-                (name, clipped.then_some("clipped"))
+                (name, when(clipped, "_clipped"))
             }
-            Kernel::FinishStatus { units } => {
-                ("finishstatus".into(), (units == 1).then_some("few"))
-            }
-            other => (format!("{other:?}"), None),
+            Kernel::FinishStatus(units) => ("finishstatus".into(), when(units == 1, "_few")),
+            other => (format!("{other:?}"), ""),
         };
-        let kernel = [Some(&*kernel), and].into_iter().flatten();
-        let kernel = kernel.collect::<Vec<_>>().join("_");
         let (input, output) = (self.input.name(), self.output.name());
         let (kernel, tensors, width) = (kernel.to_lowercase(), self.tensors, self.width);
-        write!(f, "{kernel}-{input}-{output}-{tensors}x{width}")
+        write!(f, "{kernel}{and}-{input}-{output}-{tensors}x{width}")
     }
 }
 
@@ -158,9 +138,7 @@ impl Shape {
             let widest = (16 / input.size()).min(target.values);
             for (tensors, width) in [(1, 1), (1, widest), (28, widest)] {
                 let mut pass = |mode, output, tensors| {
-                    let padded = false;
-                    let kernel = Kernel::Pass { mode, padded };
-                    add(kernel, (input, output), tensors, width);
+                    add(Kernel::Pass(mode, false), (input, output), tensors, width);
                 };
                 let written = tensors.min(target.tensors(target.buffers, 2));
                 pass(Mode::Inspect, float, tensors);
@@ -171,20 +149,18 @@ impl Shape {
                 }
                 add(Kernel::Histogram, (input, float), tensors, width);
             }
-            let (mode, padded) = (Mode::InPlace, true);
-            add(Kernel::Pass { mode, padded }, (input, input), 1, widest);
+            add(Kernel::Pass(Mode::InPlace, true), (input, input), 1, widest);
             for width in [1, widest] {
                 for output in target.dtypes.iter().copied() {
                     // Burn multiplies f32.
                     if input != float || output != float {
                         for on_device in [false, true] {
-                            add(Kernel::MulCast { on_device }, (input, output), 1, width);
+                            add(Kernel::MulCast(on_device), (input, output), 1, width);
                         }
                     }
                 }
                 for in_place in [true, false] {
-                    let width = width.min(4);
-                    add(Kernel::Blend { in_place }, (input, float), 1, width);
+                    add(Kernel::Blend(in_place), (input, float), 1, width.min(4));
                 }
             }
         }
@@ -202,13 +178,13 @@ impl Shape {
                 1 => 1,
                 _ => target.tensors(target.buffers + 1, buffers),
             };
-            add(Kernel::Update { rule }, (input, output), tensors, width);
+            add(Kernel::Update(rule), (input, output), tensors, width);
         }
         let mut others = vec![Kernel::Factors, Kernel::FinishHistogram];
-        others.extend([1, finish::UNITS].map(|units| Kernel::FinishStatus { units }));
-        others.extend([0, 1, 2].map(|border| Kernel::Advance { border }));
+        others.extend([1, finish::UNITS].map(Kernel::FinishStatus));
+        others.extend([0, 1, 2].map(Kernel::Advance));
         for clipped in [false, true] {
-            others.extend([SGD, ADAM, ADAMW].map(|rule| Kernel::Decide { rule, clipped }));
+            others.extend([SGD, ADAM, ADAMW].map(|rule| Kernel::Decide(rule, clipped)));
         }
         for kernel in others {
             add(kernel, (DType::U32, DType::U32), 1, 1);
@@ -227,14 +203,11 @@ impl Shape {
         let input = type_name(self.input.name(), width);
         let output = type_name(self.output.name(), width);
         let floats = |count| ("f32".to_string(), count);
-        // What is done with the values stands in the code once, whichever tensor they are of.
-        let vectors = match self.kernel {
-            Kernel::Pass { mode, .. } => loads(mode, width) as usize,
-            _ => 1,
-        };
         let (loads, stores, magnitudes) = match self.kernel {
-            Kernel::Pass { mode, .. } => {
+            Kernel::Pass(mode, _) => {
+                let vectors = loads(mode, width) as usize;
                 let (loads, stores) = ((input, tensors * vectors), (output, tensors * vectors));
+                // What is done with the values stands in the code once, whichever tensor they are of.
                 let magnitudes = vectors * width;
                 match mode {
                     Mode::Inspect => (vec![loads], vec![], magnitudes),
@@ -243,13 +216,13 @@ impl Shape {
                 }
             }
             Kernel::Histogram => (vec![(input, tensors)], vec![], width),
-            Kernel::MulCast { on_device } => {
+            Kernel::MulCast(on_device) => {
                 let mut loads = vec![(input, 1)];
                 loads.extend(on_device.then(|| floats(1)));
                 (loads, vec![(output, 1)], 0)
             }
-            Kernel::Blend { .. } => (vec![(output.clone(), 1), (input, 1)], vec![(output, 1)], 0),
-            Kernel::Update { rule } => {
+            Kernel::Blend(_) => (vec![(output.clone(), 1), (input, 1)], vec![(output, 1)], 0),
+            Kernel::Update(rule) => {
                 let wide = type_name("f32", width);
                 let mut stores = vec![(wide, tensors * (1 + rule.states()))];
                 if self.output != DType::F32 {
@@ -258,12 +231,12 @@ impl Shape {
                 let loads = [&[(input, tensors), floats(ROW)], &stores[..]].concat();
                 (loads, stores, 0)
             }
-            Kernel::Advance { border } => {
+            Kernel::Advance(border) => {
                 // Four counts of what is not finite in each; and the largest magnitude, at the border only where something has left it.
                 let rows = 4 * (1 + border) + [1, 1, 3][border];
                 (vec![floats(rows)], vec![], 0)
             }
-            Kernel::Decide { rule, clipped } => {
+            Kernel::Decide(rule, clipped) => {
                 // Both betas; Adam's epsilon; the scale, and its factor.
                 let loads = 2 + usize::from(rule == ADAM) + 2 * usize::from(clipped);
                 // What was sent; whether it is taken and fresh; two that the step's time decides; the scale.
@@ -271,7 +244,7 @@ impl Shape {
                 (vec![floats(loads)], vec![floats(stores)], 0)
             }
             Kernel::Factors => (vec![], vec![floats(2)], 0),
-            Kernel::FinishStatus { .. } => (vec![], vec![floats(FIELDS)], 0),
+            Kernel::FinishStatus(_) => (vec![], vec![floats(FIELDS)], 0),
             Kernel::FinishHistogram => (vec![], vec![floats(2)], 0),
         };
         Facts {
@@ -285,8 +258,8 @@ impl Shape {
     /// Floats of a row that the rule does not name: a compiler may leave out to load them.
     pub(crate) fn unread(&self) -> usize {
         match self.kernel {
-            Kernel::Update { rule: SGD } => 5,
-            Kernel::Update { rule: ADAM } => 1,
+            Kernel::Update(SGD) => 5,
+            Kernel::Update(ADAM) => 1,
             _ => 0,
         }
     }
@@ -295,7 +268,7 @@ impl Shape {
         let (tensors, width) = (self.tensors, self.width);
         let dtypes = [self.input, self.output].map(dtype_to_storage_type);
         match self.kernel {
-            Kernel::Pass { mode, padded } => {
+            Kernel::Pass(mode, padded) => {
                 let form = Form {
                     mode,
                     units: UNITS,
@@ -309,11 +282,11 @@ impl Shape {
                     buffers(tensors), buffers(products), buffers(factors), buffer(), buffer(), (), (), (), width, form, dtypes
                 )
             }
-            Kernel::MulCast { on_device } => kernel!(
+            Kernel::MulCast(on_device) => kernel!(
                 weigh::Weigh, UNITS;
                 buffer(), buffers(0), buffer(), (), (), buffers(usize::from(on_device)), buffers(0), width, dtypes
             ),
-            Kernel::Blend { in_place } => {
+            Kernel::Blend(in_place) => {
                 // The target is the second buffer.
                 let inplace = in_place.then_some(1);
                 kernel!(
@@ -325,7 +298,7 @@ impl Shape {
                 histogram::histogram_many::HistogramMany, histogram::UNITS;
                 buffers(tensors), buffer(), (), (), buffer(), (), width, histogram::UNITS, dtypes[0]
             ),
-            Kernel::Update { rule } => {
+            Kernel::Update(rule) => {
                 let images = usize::from(self.output != DType::F32) * tensors;
                 let wide = tensors * (1 + rule.states());
                 let units = update::units(tensors + images + wide);
@@ -334,11 +307,11 @@ impl Shape {
                     buffers(tensors), buffers(images), buffers(wide), buffer(), (), buffer(), (), (), width, rule, units, dtypes
                 )
             }
-            Kernel::Advance { border } => kernel!(
+            Kernel::Advance(border) => kernel!(
                 advance::Advance, schedule::UNITS;
                 buffer(), buffer(), buffers(border), buffer(), (), schedule::UNITS
             ),
-            Kernel::Decide { rule, clipped } => kernel!(
+            Kernel::Decide(rule, clipped) => kernel!(
                 decide::Decide, finish::UNITS;
                 buffer(), buffer(), buffers(usize::from(clipped)), buffer(), rule
             ),
@@ -346,7 +319,7 @@ impl Shape {
                 factors::Factors, schedule::UNITS;
                 buffer(), buffer(), buffer(), schedule::UNITS
             ),
-            Kernel::FinishStatus { units } => kernel!(
+            Kernel::FinishStatus(units) => kernel!(
                 finish::finish_status::FinishStatus, finish::UNITS;
                 buffer(), buffer(), buffer(), (), (), units
             ),

@@ -29,10 +29,8 @@ pub(crate) fn facts(shape: &Shape) -> Facts {
 fn validate(shape: &Shape, source: &str) {
     let module = naga::front::wgsl::parse_str(source)
         .unwrap_or_else(|error| panic!("{shape}: {}", error.emit_to_string(source)));
-    let capabilities = match shape.has(DType::F16) {
-        true => Capabilities::SHADER_FLOAT16,
-        false => Capabilities::empty(),
-    };
+    let mut capabilities = Capabilities::empty();
+    capabilities.set(Capabilities::SHADER_FLOAT16, shape.has(DType::F16));
     Validator::new(ValidationFlags::all(), capabilities)
         .validate(&module)
         .unwrap_or_else(|error| panic!("{shape}: {}", error.emit_to_string(source)));

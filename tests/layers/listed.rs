@@ -41,10 +41,9 @@ fn every_layer_of_burn_nn() {
     let (sources, _) = place.split_once("/modules/dropout.rs").unwrap();
     let folders = ["modules", "activation"].map(|folder| Path::new(sources).join(folder));
     let found: BTreeSet<String> = folders.iter().flat_map(|folder| types(folder)).collect();
-    assert!(found.contains("Linear") && found.contains("Relu"));
     let listed = modules::LAYERS.iter().chain(activations::LAYERS);
-    let listed = listed.map(|(name, _)| name.to_string());
-    let listed: BTreeSet<String> = listed.chain(PARTS.map(String::from)).collect();
+    let names = listed.map(|(name, _)| name).chain(&PARTS);
+    let listed: BTreeSet<String> = names.map(|name| name.to_string()).collect();
     assert_eq!(listed, found);
 }
 

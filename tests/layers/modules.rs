@@ -7,16 +7,17 @@ use burn::{
 
 use super::support::*;
 
+/// The last two of a row, and the last of another.
 fn padding(device: &Device) -> Tensor<2, Bool> {
-    let rows = [
-        [false, false, false, true, true],
-        [false, false, false, false, true],
-    ];
-    Tensor::from_data(rows, device)
+    Tensor::<2, Int>::from_data([[0, 0, 0, 1, 1], [0, 0, 0, 0, 1]], device).equal_elem(1)
 }
 
 fn attention() -> MultiHeadAttentionConfig {
     MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0)
+}
+
+fn resizing() -> Interpolate2dConfig {
+    Interpolate2dConfig::new().with_output_size(Some([5, 7]))
 }
 
 fn encoder() -> TransformerEncoderConfig {
@@ -89,14 +90,9 @@ layers! {
         [2, 1, 4, 6];
     interpolate1d: "Interpolate1d", AsItIs,
         |_| Interpolate1dConfig::new().with_scale_factor(Some(2.0)).init(), [2, 2, 4];
-    interpolate2d: "Interpolate2d", AsItIs,
-        |_| Interpolate2dConfig::new().with_output_size(Some([5, 7])).init(), [2, 2, 4, 3];
+    interpolate2d: "Interpolate2d", AsItIs, |_| resizing().init(), [2, 2, 4, 3];
     interpolate2d_linear: "Interpolate2d", AsItIs,
-        |_| {
-            let config = Interpolate2dConfig::new().with_output_size(Some([5, 7]));
-            config.with_mode(InterpolateMode::Linear).init()
-        },
-        [2, 2, 4, 3];
+        |_| resizing().with_mode(InterpolateMode::Linear).init(), [2, 2, 4, 3];
 
     cosine_similarity: "CosineSimilarity", AsItIs, |_| CosineSimilarityConfig::new().init(), [5, 4],
         |layer, x, _| layer.forward(x.clone(), x.flip([1]));
@@ -105,8 +101,7 @@ layers! {
 
     // Sinusoids and frequencies in f32.
     positional_encoding: "PositionalEncoding", InF32,
-        |device| PositionalEncodingConfig::new(6).with_max_sequence_size(8).init(device),
-        [2, 3, 6];
+        |device| PositionalEncodingConfig::new(6).with_max_sequence_size(8).init(device), [2, 3, 6];
     rotary_encoding: "RotaryEncoding", InF32, |device| RotaryEncodingConfig::new(8, 6).init(device),
         [2, 3, 6];
 
@@ -118,18 +113,14 @@ layers! {
     // Masked scores are set to -10000, which f16 can hold.
     multi_head_attention_masked: "MultiHeadAttention", AsItIs, |device| attention().init(device),
         [2, 5, 8], |layer, x, device| {
-            let input = MhaInput::self_attn(x)
-                .mask_pad(padding(device))
-                .mask_attn(generate_autoregressive_mask(2, 5, device));
-            layer.forward(input).context
+            let input = MhaInput::self_attn(x).mask_pad(padding(device));
+            layer.forward(input.mask_attn(generate_autoregressive_mask(2, 5, device))).context
         };
     cross_attention: "CrossAttention", AsItIs,
         |device| CrossAttentionConfig::new(8, 8, 2, 1, 4).with_dropout(0.0).init(device),
         [2, 5, 8], |layer, x, device| layer.forward(x.clone(), x, Some(padding(device)));
-    transformer_encoder: "TransformerEncoder", AsItIs, |device| encoder().init(device),
-        [2, 5, 8], |layer, x, device| {
-            layer.forward(TransformerEncoderInput::new(x).mask_pad(padding(device)))
-        };
+    transformer_encoder: "TransformerEncoder", AsItIs, |device| encoder().init(device), [2, 5, 8],
+        |layer, x, on| layer.forward(TransformerEncoderInput::new(x).mask_pad(padding(on)));
     transformer_encoder_norm_first: "TransformerEncoder", AsItIs,
         |device| encoder().with_norm_first(true).init(device), [2, 5, 8],
         |layer, x, _| layer.forward(TransformerEncoderInput::new(x));

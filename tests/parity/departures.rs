@@ -37,24 +37,14 @@ fn a_growth_interval_below_the_tracker_grows_at_once() {
 
 const LOG_MAX: &str = "openseq2seq_logmax";
 
-/// Ours, between the bounds of a log-max trace, with these parameters of it.
-fn ours(trace: &Value, own: &str) -> GradScalerConfig {
-    let names = "params init_scale=/init_scale min_scale=scale_min max_scale=scale_max";
-    let config = settings(trace, names).with_schedule(Schedule::log_max());
-    let config = config.with_init_scale(config.init_scale.max(config.min_scale.unwrap()));
-    match own {
-        "" => config,
-        own => config.with_schedule(settings(trace, own).schedule),
-    }
-}
-
 /// The rows of a log-max trace, the scales of the original, which may be NaN, and the settings of ours.
 fn of_log_max(id: &str) -> (Vec<Row>, Vec<f64>, GradScalerConfig) {
     let mut traces = traces::<Value>(LOG_MAX).into_iter();
     let (_, trace) = traces.find(|(_, trace)| trace["id"] == id).unwrap();
-    let (_, rows) = table_of(LOG_MAX, &trace);
+    let (start, rows) = table_of(LOG_MAX, &trace);
     let original = rows.iter().map(|(_, known)| known[0].1).collect();
-    (rows, original, ours(&trace, ""))
+    let ours = start.config().with_schedule(Schedule::log_max());
+    (rows, original, ours)
 }
 
 /// One overflow pins the original to its lowest scale for the rest of the run. Ours goes down by one power of two, and up again
@@ -99,12 +89,13 @@ fn log_max_follows_the_original_in_powers_of_two() {
     const OWN: &str = "params schedule/LogMax/beta1=beta1 schedule/LogMax/beta2=beta2 \
         schedule/LogMax/overflow_std_dev=overflow_std_dev";
     for (name, trace) in &traces::<Value>(LOG_MAX) {
-        let (_, rows) = table_of(LOG_MAX, trace);
+        let (start, rows) = table_of(LOG_MAX, trace);
         let has_zeros = list(&trace["amax"]).iter().any(|amax| number(amax) == 0.0);
         if has_zeros || rows.iter().any(|(event, _)| event.is_overflow()) {
             continue;
         }
-        let start = ours(trace, OWN).schedule().unwrap();
+        let own = settings(trace, OWN).schedule;
+        let start = start.config().with_schedule(own).schedule().unwrap();
         let bounds = [start.config().min_scale, start.config().max_scale];
         let mut before = start.scale();
         for (step, ours) in scales(start, &rows).into_iter().enumerate() {

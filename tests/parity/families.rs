@@ -10,9 +10,6 @@ use crate::table::{Event, Row, rows, run};
 /// place in the trace that begins with `/`, or a number. `#` is each region that has a schedule.
 const FAMILIES: &str = "
 torch_scale_traces > events > scale=expected/scale growth_tracker=expected/growth_tracker
-scale=expected/state_dict/scale growth_tracker=expected/state_dict/_growth_tracker
-growth_factor=expected/state_dict/growth_factor backoff_factor=expected/state_dict/backoff_factor
-growth_interval=expected/state_dict/growth_interval
  > config init_scale growth_factor backoff_factor growth_interval
 
 deepspeed_traces > overflow > scale=expected/scale hysteresis=expected/hysteresis
@@ -150,16 +147,10 @@ pub fn settings(trace: &Value, names: &str) -> GradScalerConfig {
     let mut settings = json!({});
     for name in names.split_whitespace() {
         let (ours, theirs) = name.split_once('=').unwrap_or((name, name));
-        let value = match theirs.starts_with('/') {
-            true => trace.pointer(theirs).cloned(),
-            false => trace[place]
-                .get(theirs)
-                .cloned()
-                .or_else(|| theirs.parse().ok()),
-        };
-        let setting = ours
-            .split('/')
-            .fold(&mut settings, |at, part| &mut at[part]);
+        let given = trace[place].get(theirs).or(trace.pointer(theirs)).cloned();
+        let value = given.or_else(|| theirs.parse().ok());
+        let places = ours.split('/');
+        let setting = places.fold(&mut settings, |at, part| &mut at[part]);
         *setting = value.unwrap_or_else(|| panic!("no {theirs}"));
     }
     serde_json::from_value(settings).unwrap()
@@ -168,10 +159,8 @@ pub fn settings(trace: &Value, names: &str) -> GradScalerConfig {
 /// DeepSpeed's scale grows after `window` + 1 finite steps from the start or an overflow, and after `window` from then on.
 fn with_longer_intervals(rows: Vec<Row>, window: u32, mut before: f64) -> Vec<Row> {
     let rows = rows.into_iter().flat_map(|row| {
-        let (overflow, scale) = (
-            row.0.is_overflow(),
-            row.1.first().map_or(0.0, |known| known.1),
-        );
+        let overflow = row.0.is_overflow();
+        let scale = row.1.first().map_or(0.0, |known| known.1);
         let moves = overflow || scale > before;
         before = scale;
         let interval = (window + u32::from(overflow)).into();
@@ -193,10 +182,8 @@ fn parity_of_schedules() {
         for (name, trace) in &traces {
             println!("{name}, {}", trace["id"]);
             // Bit for bit, but where others compute in floats that ours is not in: FairScale in f64.
-            let tolerance = match prefix {
-                "fairscale_layerwise" if !are_powers_of_two(trace) => 1e-5,
-                _ => 0.0,
-            };
+            let is_in_f64 = prefix == "fairscale_layerwise" && !are_powers_of_two(trace);
+            let tolerance = if is_in_f64 { 1e-5 } else { 0.0 };
             for (start, rows) in tables(prefix, trace) {
                 compared += run(start, &rows, tolerance);
             }

@@ -11,12 +11,13 @@ fn at(trace: &Value, step: usize, name: &str) -> Option<f64> {
     optional(&trace[name][step])
 }
 
-/// The steps of a trace with these columns. A norm that is not there is one of which the guard knows nothing.
-fn steps(trace: &Value, loss: &str, norm: &str) -> Vec<Step> {
-    let column = [norm, loss].map(|name| trace[name].as_array().map_or(0, Vec::len));
-    let steps = 0..column.into_iter().max().unwrap();
-    let step = |step| (at(trace, step, loss), at(trace, step, norm).unwrap_or(1.0));
-    steps.map(step).collect()
+/// The steps of a trace with the first of these columns, and the second if it is there. Norms of which the guard knows nothing differ, as usual ones do.
+fn steps(trace: &Value, norm: &str) -> Vec<Step> {
+    let columns = [&trace["loss"], &trace[norm]].map(Value::as_array);
+    let count = columns.into_iter().flatten().map(Vec::len).max().unwrap();
+    let norm = |step| at(trace, step, norm).unwrap_or(1.0 + (step % 2) as f64);
+    let step = |step| (at(trace, step, "loss"), norm(step));
+    (0..count).map(step).collect()
 }
 
 /// Those of a trace's parameters that are the guard's settings, by the same names.
@@ -41,32 +42,22 @@ fn zclip(trace: &Value) -> ZClip {
 }
 
 /// Compares the factors of ours with those of a trace, up to the first value that is not finite, or the first rejection, which is ours too. Returns how many were compared.
-fn follows(trace: &Value, guard: Guard, steps: &[Step], rejects: impl Fn(usize) -> bool) -> usize {
+fn follows(trace: &Value, guard: Guard, rejects: impl Fn(usize) -> bool) -> usize {
+    let steps = steps(trace, "grad_norm");
     let Ok(factors) = guard.replay(steps.iter().copied()) else {
         return 0;
     };
-    let is_bad =
-        |(loss, norm): &Step| !norm.is_finite() || loss.is_some_and(|loss| !loss.is_finite());
-    let end = steps.iter().position(is_bad).unwrap_or(steps.len());
-    let first = (0..end).find(|step| rejects(*step));
-    let same = first.unwrap_or(end);
-    assert!(
-        factors[..same].iter().all(|factor| *factor == 1.0),
-        "{}",
-        trace["id"]
-    );
+    let is_good = |(loss, norm): &&Step| norm.is_finite() && loss.is_none_or(f64::is_finite);
+    let end = steps.iter().take_while(is_good).count();
+    let same = (0..end).take_while(|step| !rejects(*step)).count();
+    let mut accepted = factors[..same].iter();
+    assert!(accepted.all(|factor| *factor == 1.0), "{}", trace["id"]);
     // The usual values differ: else their deviation is 0, NaN, or what is left of a sum.
-    let differ = |value: fn(&Step) -> Option<f64>| {
-        let first = first.unwrap_or(0);
-        steps[..first]
-            .windows(2)
-            .any(|pair| value(&pair[0]) != value(&pair[1]))
-    };
-    if let Some(first) = first
-        && differ(|(loss, _)| *loss)
-        && differ(|(_, norm)| Some(*norm))
-    {
-        assert_eq!(factors[first], 0.0, "{}", trace["id"]);
+    let usual = &steps[..same];
+    let losses_differ = usual.iter().any(|step| step.0 != usual[0].0);
+    let norms_differ = usual.iter().any(|step| step.1 != usual[0].1);
+    if same < end && losses_differ && norms_differ {
+        assert_eq!(factors[same], 0.0, "{}", trace["id"]);
     }
     same
 }
@@ -75,48 +66,26 @@ fn follows(trace: &Value, guard: Guard, steps: &[Step], rejects: impl Fn(usize) 
 #[test]
 fn parity_of_guards_until_the_bugs_of_the_originals_show() {
     for (_, trace) in traces::<Value>("zclip") {
-        let steps = steps(&trace, "none", "norm");
-        let factors = Guard::ZClip(zclip(&trace))
-            .replay(steps.iter().copied())
-            .unwrap();
-        let is_finite = |step: &&(usize, &Step)| step.1.1.is_finite();
-        for (step, (_, norm)) in steps.iter().enumerate().take_while(|step| is_finite(&step)) {
-            let limit = at(&trace, step, "clip_val").filter(|limit| norm > limit);
+        let steps = steps(&trace, "norm");
+        let factors = Guard::ZClip(zclip(&trace)).replay(steps.iter().copied());
+        let norms = steps.iter().map(|(_, norm)| *norm);
+        let finite = norms.take_while(|norm| norm.is_finite());
+        for (step, (norm, ours)) in finite.zip(factors.unwrap()).enumerate() {
+            let limit = at(&trace, step, "clip_val").filter(|limit| norm > *limit);
             let theirs = limit.map_or(1.0, |limit| limit / (norm + 1e-6));
-            let same = (factors[step] - theirs).abs() <= 1e-12 * theirs;
-            assert!(
-                same,
-                "{}, step {step}: {} for {theirs}",
-                trace["id"], factors[step]
-            );
+            let (same, id) = ((ours - theirs).abs() <= 1e-12 * theirs, &trace["id"]);
+            assert!(same, "{id}, step {step}: {ours} for {theirs}");
         }
     }
     let mut compared = 0;
     for (_, trace) in traces::<Value>("olmo_skipstep") {
-        let mut steps = steps(&trace, "loss", "grad_norm");
-        if trace["grad_norm"].is_null() {
-            steps
-                .iter_mut()
-                .enumerate()
-                .for_each(|(index, step)| step.1 = 1.0 + (index % 2) as f64);
-        }
-        let rejects = |step: usize| at(&trace, step, "step_factor") == Some(0.0);
-        compared += follows(
-            &trace,
-            Guard::SkipStep(settings(&trace, &[])),
-            &steps,
-            rejects,
-        );
+        let rejects = |step| at(&trace, step, "step_factor") == Some(0.0);
+        compared += follows(&trace, Guard::SkipStep(settings(&trace, &[])), rejects);
     }
     for (_, trace) in traces::<Value>("llmc_outlier") {
         let rejects = |step: usize| trace["action"][step] != "step";
-        let steps = steps(&trace, "loss", "grad_norm");
-        compared += follows(
-            &trace,
-            Guard::Outlier(settings(&trace, &["grad_clip"])),
-            &steps,
-            rejects,
-        );
+        let outlier = Guard::Outlier(settings(&trace, &["grad_clip"]));
+        compared += follows(&trace, outlier, rejects);
     }
     assert!(compared > 500, "{compared}");
 }

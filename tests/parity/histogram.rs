@@ -15,15 +15,11 @@ fn parity_popart_als_histogram() {
             let scaled = list(&trace["scaled_grad"]).iter();
             let scaled: Vec<f32> = scaled.map(|grad| number(grad) as f32).collect();
             let grad = Tensor::<1>::from_data(scaled.as_slice(), &Device::default());
-            let (grads, _) = crate::unscaled(&GradScaler::new(config).unwrap(), grad);
+            let (grads, _) = unscaled(&GradScaler::new(config).unwrap(), grad);
             let (above, all) = (grads.status().above(), grads.status().elements());
             let at = format!("{name}, {}, loss scale {init_scale}", trace["id"]);
-            let found = json!([all - above, above]);
-            assert_eq!(
-                found,
-                json!([trace["count_below"], trace["count_above"]]),
-                "{at}"
-            );
+            let expected = json!([trace["count_below"], trace["count_above"]]);
+            assert_eq!(json!([all - above, above]), expected, "{at}");
         }
     }
 }

@@ -48,12 +48,8 @@ fn compare(trace: &Value) {
             (moved.loss_scale().into(), "next_scale"),
             (u8::from(stepped).into(), "optimizer_stepped"),
         ] {
-            assert_eq!(
-                found,
-                number(&trace[column][t]),
-                "{}, {t}: {column}",
-                trace["id"]
-            );
+            let (known, id) = (number(&trace[column][t]), &trace["id"]);
+            assert_eq!(found, known, "{id}, {t}: {column}");
         }
         unscaled.extend(stepped.then(|| number(&trace["grad_after_unscale"][t]) as f32));
     }

@@ -100,23 +100,12 @@ proptest! {
 }
 
 /// What gradients show a device: that they are finite, overflow, or are all zero.
-#[derive(Clone, Copy, Debug)]
-enum Shown {
-    Finite,
-    Overflow,
-    Zero,
-}
-
-impl Shown {
-    fn evidence(self) -> Evidence {
-        let zeros = GradientStatus::default().with_max_abs(0.0);
-        let measured = matches!(self, Self::Zero).then_some(&zeros);
-        evidence(matches!(self, Self::Overflow), measured)
-    }
-}
+const FINITE: usize = 0;
+const OVERFLOW: usize = 1;
+const ZERO: usize = 2;
 
 /// Moves a state by what gradients have shown.
-fn moving() -> impl Fn(DeviceScale, Shown) -> DeviceScale {
+fn moving() -> impl Fn(DeviceScale, usize) -> DeviceScale {
     let statuses = [[1.0, -3.0], [1.0, f32::NEG_INFINITY], [0.0; 2]].map(|values| {
         let mut list = TensorList::new();
         for value in values {
@@ -124,29 +113,27 @@ fn moving() -> impl Fn(DeviceScale, Shown) -> DeviceScale {
         }
         inspect(list).unwrap()
     });
-    move |state, shown| state.advance(&statuses[shown as usize], None, &[])
+    move |state, shown| state.advance(&statuses[shown], None, &[])
 }
 
 /// So many histories of schedules that a device can move.
 fn beside_the_host(cases: u32) {
-    let on_device = |config: GradScalerConfig| {
+    let schedules = settings(true).prop_filter_map("the host's alone", |config| {
         let schedule = config.schedule().ok()?;
-        let state = on_device(&schedule)?;
-        Some((schedule, state))
-    };
-    let schedules = settings(true).prop_filter_map("the host's alone", on_device);
-    let shown = prop_oneof![
-        6 => Just(Shown::Finite), 3 => Just(Shown::Overflow), 1 => Just(Shown::Zero)
-    ];
+        Some((on_device(&schedule)?, schedule))
+    });
+    let shown = prop_oneof![6 => Just(FINITE), 3 => Just(OVERFLOW), 1 => Just(ZERO)];
+    let zeros = GradientStatus::default().with_max_abs(0.0);
     let mut runner = TestRunner::new(ProptestConfig {
         source_file: Some(file!()),
         ..ProptestConfig::with_cases(cases)
     });
     let (drawn, advance) = ((schedules, vec(shown, 0..25)), moving());
-    let result = runner.run(&drawn, |((mut schedule, state), history)| {
+    let result = runner.run(&drawn, |((state, mut schedule), history)| {
         let (mut state, mut skipped) = (state.upload(&Device::default()), 0);
         for (shown, steps) in history.into_iter().zip(1..) {
-            schedule = schedule.adjust(shown.evidence());
+            let measured = (shown == ZERO).then_some(&zeros);
+            schedule = schedule.adjust(evidence(shown == OVERFLOW, measured));
             state = advance(state, shown);
             let found = state.read();
             let trackers = [found.growth_tracker, found.hysteresis_tracker];
@@ -154,7 +141,7 @@ fn beside_the_host(cases: u32) {
             assert_eq!(found.capped(), schedule.scale(), "{schedule:?}");
             assert_eq!(trackers, expected, "{schedule:?}");
             assert_eq!(found.growth_interval, schedule.growth_interval());
-            let is_skip = matches!(shown, Shown::Overflow);
+            let is_skip = u8::from(shown == OVERFLOW);
             skipped += u32::from(is_skip);
             assert_eq!((found.steps, found.skipped), (steps, skipped));
             assert_eq!(found.found_inf, f32::from(is_skip));
@@ -196,10 +183,7 @@ fn what_only_the_host_knows() {
 #[test]
 fn down_to_the_last_scale_that_has_an_inverse() {
     let advance = moving();
-    for (last, before, shown) in [
-        (f32::MIN_POSITIVE, 2.0, Shown::Overflow),
-        (f32::MAX, 0.5, Shown::Finite),
-    ] {
+    for (last, before, shown) in [(f32::MIN_POSITIVE, 2.0, OVERFLOW), (f32::MAX, 0.5, FINITE)] {
         let mut first = ScaleState::new(last * before);
         first.growth_interval = 1;
         let first = first.upload(&Device::default());

@@ -9,11 +9,6 @@ use burn_amp_report::audit;
 use burn_amp_tests::{prelude::*, random};
 use digits::data::Digits;
 
-/// `[32, 16]`, of mean 0 and a deviation near 1. No random numbers of the device, which other tests draw too.
-fn batch() -> Tensor<2> {
-    random(1, [32, 16], &flex()) * 1.4
-}
-
 fn healthy<M: Module>(what: &str, model: M, calibrates: bool, loss: impl Fn(&M) -> Tensor<1>) {
     let amp = MixedPrecision::f16();
     let model = model.apply_reparameterization(amp.clone());
@@ -24,17 +19,22 @@ fn healthy<M: Module>(what: &str, model: M, calibrates: bool, loss: impl Fn(&M) 
     assert!(audit.verdict().is_fine(), "{what}: {audit}");
 }
 
+/// Of a classifier.
+fn classifies<M: Module, const D: usize>(
+    what: &str,
+    model: M,
+    targets: &Tensor<D, Int>,
+    logits: impl Fn(&M) -> Tensor<2>,
+) {
+    let loss = CrossEntropyLossConfig::new().init(&targets.device());
+    let targets: Tensor<1, Int> = targets.clone().flatten(0, D - 1);
+    healthy(what, model, false, |m| {
+        loss.forward(logits(m), targets.clone())
+    });
+}
+
 fn first<T>(loader: &dyn DataLoader<T>) -> T {
     loader.iter().next().unwrap().unwrap()
-}
-
-fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
-    let loss = CrossEntropyLossConfig::new().init(&logits.device());
-    loss.forward(logits, targets)
-}
-
-fn mean_square<const D: usize>(output: Tensor<D>) -> Tensor<1> {
-    output.square().mean()
 }
 
 /// One after another, for the same reason.
@@ -46,9 +46,10 @@ fn healthy_models_raise_no_alarm() {
     device.seed(3);
 
     let lstm = LstmConfig::new(16, 16, true).init(&device);
+    // Of mean 0 and a deviation near 1.
+    let batch = random(1, [1, 32, 16], &device) * 1.4;
     healthy("an LSTM in f32", lstm, false, |m| {
-        let batch = batch().unsqueeze::<3>();
-        let output = autocast(batch, |x| in_f32(x, |x| m.forward(x, None).0));
+        let output = autocast(batch.clone(), |x| in_f32(x, |x| m.forward(x, None).0));
         (output - 0.5).square().mean()
     });
 
@@ -73,21 +74,19 @@ fn healthy_models_raise_no_alarm() {
     });
 
     for tied in [false, true] {
-        let (context, width, heads, layers) = (32, 32, 4, 2);
         let size = gpt::model::Size {
-            context,
-            width,
-            heads,
-            layers,
+            context: 32,
+            width: 32,
+            heads: 4,
+            layers: 2,
             tied,
         };
         let uniform = Distribution::Uniform(0.0, 100.0);
         let [tokens, next] =
             [(); 2].map(|()| Tensor::<2>::random([8, 32], uniform, &Device::flex()).int());
         let model = gpt::model::Gpt::new(100, size, &device);
-        healthy("gpt", model, false, |m| {
-            let logits = autocast(tokens.clone(), |tokens| m.forward(tokens));
-            cross_entropy(logits, next.clone().reshape([256]))
+        classifies("gpt", model, &next, |m| {
+            autocast(tokens.clone(), |x| m.forward(x))
         });
     }
     of_programs(&device);
@@ -102,36 +101,33 @@ fn of_programs(device: &Device) {
     let model = regression::model::ModelConfig::new().init(device);
     healthy("regression", model, false, |m| {
         let output = autocast(batch.inputs.clone(), |x| m.forward(x));
-        mean_square(output - batch.targets.clone())
+        (output - batch.targets.clone()).square().mean()
     });
 
     let (train, _) = gpt::data::loaders(&gpt::TrainingConfig::new(), device);
     let batch = first(&*train);
     let model = gpt::model::ModelConfig::new().init(device);
-    healthy("gpt", model, false, |m| {
-        let logits = autocast(batch.inputs.clone(), |x| m.forward(x));
-        cross_entropy(logits, batch.targets.clone().flatten(0, 1))
+    classifies("sums", model, &batch.targets, |m| {
+        autocast(batch.inputs.clone(), |x| m.forward(x))
     });
 
     let (train, _) = transformer::data::loaders(&transformer::TrainingConfig::new());
     let batch = first(&*train);
     let model = transformer::half::model::ModelConfig::new().init(device);
-    healthy("transformer", model, false, |m| {
-        let logits = autocast(batch.tokens.clone(), |x| m.forward(x, batch.mask.clone()));
-        cross_entropy(logits, batch.targets.clone())
+    classifies("transformer", model, &batch.targets, |m| {
+        autocast(batch.tokens.clone(), |x| m.forward(x, batch.mask.clone()))
     });
 
     let [train, ..] = cnn::data::loaders(&cnn::TrainingConfig::new()).unwrap();
     let batch = first(&*train);
     let model = cnn::half::model::ModelConfig::new().init(device);
-    healthy("cnn", model, false, |m| {
-        let logits = autocast(batch.images.clone(), |x| m.forward(x));
-        cross_entropy(logits, batch.targets.clone())
+    classifies("cnn", model, &batch.targets, |m| {
+        autocast(batch.images.clone(), |x| m.forward(x))
     });
 
     let noise = wgan::model::noise(32, device);
     let model = wgan::model::Generator::new(device);
     healthy("wgan", model, false, |m| {
-        mean_square(autocast(noise.clone(), |x| m.forward(x)))
+        autocast(noise.clone(), |x| m.forward(x)).square().mean()
     });
 }

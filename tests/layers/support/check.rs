@@ -32,9 +32,9 @@ pub fn each_precision<M: Module, const D: usize, const E: usize>(
             forward: &forward,
         };
         layer.refuse();
-        let (plain, model, trained) = layer.compare();
+        let (model, trained) = layer.compare();
         if !trained.is_empty() {
-            layer.train(plain, model, trained);
+            layer.train(model, trained);
         }
     }
 }
@@ -98,8 +98,8 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         is_error(&error, "Border { what: Clash", []);
     }
 
-    /// The layer in f32 and in half precision, whose outputs and gradients are close, and the parameters that have gradients.
-    fn compare(&self) -> (M, M, Vec<String>) {
+    /// The layer in half precision, whose outputs and gradients are close to those in f32, and the parameters that have gradients.
+    fn compare(&self) -> (M, Vec<(String, DType)>) {
         let plain = fill((self.init)(&flex()), 0, 0.6);
         let model = self.amp.attach(plain.clone());
 
@@ -111,14 +111,11 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
             let grads = output.clone().square().mean().backward();
             let of_input = input.grad(&grads).map(values);
             let grads = GradientsParams::from_grads(grads, model);
-            let (mut paths, mut all) = (Vec::new(), Vec::new());
-            for (path, dtype, values) in gradients_by_path(&grads, model) {
-                assert_eq!(dtype, DType::F32, "{path}");
-                paths.push(path);
-                all.push(values);
-            }
+            let found = gradients_by_path(&grads, model).into_iter();
+            let found = found.map(|(path, dtype, values)| ((path, dtype), values));
+            let (paths, mut all): (Vec<_>, Vec<_>) = found.unzip();
             all.extend(of_input);
-            (values(output), paths, all)
+            (values(output), paths, all.concat())
         };
         let (expected, trained, grads_of_plain) = run(&plain, &|model, x| self.plain(model, x));
         let (output, paths, grads) = run(&model, &|model, x| self.scoped(model, x));
@@ -126,13 +123,13 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         assert_ne!(output, expected, "not in half precision");
         assert_eq!(paths, trained);
         assert!(!grads.is_empty(), "nothing to compare");
-        self.assert_close(&grads.concat(), &grads_of_plain.concat(), 2.0, "gradients");
-        (plain, model, trained)
+        self.assert_close(&grads, &grads_of_plain, 2.0, "gradients");
+        (model, trained)
     }
 
     /// Steps, validation, records.
-    fn train(&self, plain: M, model: M, trained: Vec<String>) {
-        let (start, outside) = (parameters(&plain), Device::flex());
+    fn train(&self, model: M, trained: Vec<(String, DType)>) {
+        let start = parameters(&model);
         let mut run = Player::with(AdamConfig::new().init(), model, &self.amp);
         let loss = |model: &M| self.scoped(model, self.input(&flex())).square().mean();
         let before: f32 = loss(&run.model).into_scalar();
@@ -143,30 +140,27 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         let after: f32 = loss(&model).into_scalar();
         assert!(after < before, "loss went from {before} to {after}");
         let after = parameters(&model);
-        for path in trained {
+        for (path, _) in trained {
             assert_ne!(start[&path], after[&path], "`{path}` stands still");
         }
 
         // Validation, with a scope and without.
-        let valid = model.clone().valid();
-        let output = self.scoped(&valid, self.input(&outside));
+        let (valid, input) = (model.clone().valid(), || self.input(&Device::flex()));
+        let output = self.scoped(&valid, input());
         assert!(!output.is_autodiff());
-        let expected = values(self.plain(&valid, self.input(&outside)));
-        self.assert_close(&values(output.clone()), &expected, 1.0, "valid");
+        let (output, expected) = (values(output), values(self.plain(&valid, input())));
+        self.assert_close(&output, &expected, 1.0, "valid");
 
-        // The record is that of the plain layer, in f32, and loads into it.
+        // The record is that of the plain layer, in f32, and loads into it, and into the layer in half precision. Nothing at all may differ.
         let bytes = model.clone().into_record().into_bytes().unwrap();
         let record = ModuleRecord::from_bytes(bytes).unwrap();
         let loaded = (self.init)(&flex()).load_record(record.clone());
-        assert_eq!(stored(&loaded), stored(&model));
-        let again = self.plain(&loaded.valid(), self.input(&outside));
-        assert_eq!(values(again), expected);
-
-        // And into the layer in half precision, where nothing at all may differ.
         let resumed = self.amp.attach((self.init)(&flex())).load_record(record);
-        assert_eq!(stored(&resumed), stored(&model));
-        let again = self.scoped(&resumed.valid(), self.input(&outside));
-        assert_eq!(values(again), values(output));
+        for layer in [&loaded, &resumed] {
+            assert_eq!(stored(layer), stored(&model));
+        }
+        assert_eq!(values(self.plain(&loaded.valid(), input())), expected);
+        assert_eq!(values(self.scoped(&resumed.valid(), input())), output);
     }
 
     fn assert_close(&self, actual: &[f32], expected: &[f32], share: f32, what: &str) {

@@ -105,11 +105,8 @@ pub fn write(folder: &Path) {
     write_json(&folder.join("counters.json"), &counters);
     let state = GradScaler::from(optim.scaler().clone()).state_dict();
     fs::write(folder.join("state.json"), state).unwrap();
-    optim
-        .scaler()
-        .to_record()
-        .save(folder.join("scaler.bpk"))
-        .unwrap();
+    let record = optim.scaler().to_record();
+    record.save(folder.join("scaler.bpk")).unwrap();
 
     train(&mut masters(), DType::F16, seven(), &folder.join("masters"));
     train(&mut groups(), DType::F32, seven(), &folder.join("groups"));

@@ -220,7 +220,8 @@ const PLAYS: &str = r#"
 nothing counts without gradients > {"growth_interval": 2} > ? u ? > 65536:0 [0 0 0 0] -, 65536:0 [0 0 0 0] -
 no gradients are a step, no evidence, and break no row of overflows > {"growth_interval": 2} > . a0 a0 ? u ? x a0 u ?
     warns of no gradients, 65536:1 [3 0 0 0] NoGradients, 65536:1 [3 0 0 0] NoGradients, 32768:0 [5 1 1 0] NoGradients
-several overflows of an iteration back off once, whoever overflows > {"growth_interval": 2} > b. ax u bx a. u ax bx u ? > 8192:0 [6 4 3 0] Skipped
+several overflows of an iteration back off once, whoever overflows > {"growth_interval": 2} > b. ax u bx a. ? u ax bx u ?
+    32768:0 [4 2 2 0] Stepped, 8192:0 [6 4 3 0] Skipped
 several finite steps count once towards growth > {"growth_interval": 2} > b. a. u b. a. u b. a. u ? > 131072:1 [6 0 0 0] Stepped
 whether all of them step or not > {"growth_interval": 2} > b. u b. a. u b. u ? > 131072:1 [4 0 0 0] Stepped
 a second step of an optimizer waits for the update > {} > a. a. ? ax ox u a. ?

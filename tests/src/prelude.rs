@@ -18,9 +18,9 @@ pub use burn::{
         transformer::{TransformerEncoderConfig, TransformerEncoderInput},
     },
     optim::{
-        AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, LearningRate,
-        ModuleOptimizer, MultiGradientsParams, Optimizer, OptimizerRecord, RmsPropConfig,
-        SgdConfig, decay::WeightDecayConfig, momentum::MomentumConfig,
+        AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer,
+        MultiGradientsParams, Optimizer, OptimizerRecord, RmsPropConfig, SgdConfig,
+        decay::WeightDecayConfig, momentum::MomentumConfig,
     },
     store::ModuleRecord,
     tensor::{

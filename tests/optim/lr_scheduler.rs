@@ -2,15 +2,14 @@
 
 use burn::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
 use burn::lr_scheduler::{LrSchedulerRecord, cosine::CosineAnnealingLrSchedulerConfig};
-use burn_amp_core::internal::Followed;
 use std::thread;
 
 use crate::support::*;
 
 /// Begins at 1, and is multiplied by `gamma` with each step that is taken.
-fn falling(gamma: f64, steps: impl Into<Followed>) -> ScaledLrScheduler {
-    let schedule = ExponentialLrSchedulerConfig::new(1.0, gamma).init();
-    ScaledLrScheduler::new(schedule.unwrap(), steps)
+fn falling(gamma: f64) -> ModuleLrScheduler {
+    let schedule = ExponentialLrSchedulerConfig::new(1.0, gamma);
+    schedule.init().unwrap()
 }
 
 /// Of how many steps it is, which halve it.
@@ -64,20 +63,20 @@ fn it_advances_with_steps_that_are_taken() {
             let mut run = one(&amp);
             run.optim = run.optim.with_accumulation(window);
             let mut lr = match of_optim {
-                true => falling(0.5, &run.optim),
-                false => falling(0.5, &amp),
+                true => ScaledLrScheduler::new(falling(0.5), &run.optim),
+                false => ScaledLrScheduler::new(falling(0.5), &amp),
             };
             let found = calls(&mut run, &mut lr, script);
             assert_eq!(found, rates, "{name}, {of_optim}");
         }
     }
     // Nor is anything known where a plain optimizer steps.
-    let mut lr = falling(0.5, &MixedPrecision::f16());
+    let mut lr = ScaledLrScheduler::new(falling(0.5), &MixedPrecision::f16());
     assert_eq!([(); 3].map(|()| number(&lr.step())), [1.0, 2.0, 3.0]);
     // A skip before the first step is not its own, whatever others on the handle have done before.
     let mut run = one(&amp());
     for (script, rates) in [("-", "1"), ("-++", "112")] {
-        let mut lr = falling(0.5, &run.amp);
+        let mut lr = ScaledLrScheduler::new(falling(0.5), &run.amp);
         assert_eq!(calls(&mut run, &mut lr, script), rates);
     }
 }
@@ -95,8 +94,8 @@ fn groups_wait_too() {
     };
     let (mut run, mut plain) = (one(&amp()), schedule());
     let mut lr = ScaledLrScheduler::new(schedule(), &run.amp);
-    let grouped = ModuleLrScheduler::new(falling(0.5, &run.amp));
-    let mut grouped = grouped.with_group(bias(), falling(0.25, &run.amp));
+    let grouped = ModuleLrScheduler::new(ScaledLrScheduler::new(falling(0.5), &run.amp));
+    let mut grouped = grouped.with_group(bias(), ScaledLrScheduler::new(falling(0.25), &run.amp));
     let id = run.model.weight.id;
     let rates =
         |lr: &ModuleLearningRate| ["weight", "bias"].map(|path| lr.lr_from_param(id, Some(path)));
@@ -118,7 +117,10 @@ fn groups_wait_too() {
 #[test]
 fn a_scaler_alone_is_followed() {
     let mut run = ByHand::of(Pair::of(0.0), at_scale(8.0));
-    let mut both = [falling(0.5, &run.scaler), falling(0.5, &run.scaler.clone())];
+    let mut both = [
+        ScaledLrScheduler::new(falling(0.5), &run.scaler),
+        ScaledLrScheduler::new(falling(0.5), &run.scaler.clone()),
+    ];
     let rates = [ONES, BAD, ONES, ONES].map(|values| {
         let rates = both.each_mut().map(|lr| number(&lr.step()));
         run.iterate(values);
@@ -126,7 +128,7 @@ fn a_scaler_alone_is_followed() {
     });
     assert_eq!(rates, [[1.0, 1.0], [2.0, 2.0], [2.0, 3.0], [3.0, 4.0]]);
 
-    let mut lr = falling(0.5, &run.scaler);
+    let mut lr = ScaledLrScheduler::new(falling(0.5), &run.scaler);
     let mut window = AccumulationConfig::new(3).init().unwrap();
     let rates = [(); 7].map(|()| {
         let rate = number(&lr.step());
@@ -146,7 +148,7 @@ fn each_optimizer_has_its_own_schedule_on_any_thread() {
     let amp = amp();
     let mut runs = ["+-+", "+++"].map(|script| {
         let run = one(&amp);
-        let lr = falling(0.5, &run.optim);
+        let lr = ScaledLrScheduler::new(falling(0.5), &run.optim);
         (run, lr, script)
     });
     for (step, rates) in ["11", "22", "23"].into_iter().enumerate() {
@@ -154,7 +156,7 @@ fn each_optimizer_has_its_own_schedule_on_any_thread() {
         assert_eq!(runs.each_mut().map(step).concat(), rates);
     }
 
-    let mut lr = falling(0.5, &amp);
+    let mut lr = ScaledLrScheduler::new(falling(0.5), &amp);
     let work = ["+-++", "+++-"].map(|script| {
         let (mut lr, mut run) = (lr.clone(), one(&amp));
         move || calls(&mut run, &mut lr, script)

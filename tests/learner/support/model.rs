@@ -62,6 +62,11 @@ impl Net {
         self.output(logits, batch)
     }
 
+    fn step_by(self, step: impl FnOnce(Self) -> Self) -> Self {
+        let Own(_, around) = self.own.clone();
+        around(self, Box::new(step))
+    }
+
     /// The gradients of a loop of one's own.
     pub fn grads(&self, amp: &MixedPrecision, batch: Batch) -> GradientsParams {
         let logits = amp.autocast(batch.features.clone(), |x| self.forward(x));
@@ -84,8 +89,7 @@ impl TrainStep for Net {
         lr: ModuleLearningRate,
         grads: GradientsParams,
     ) -> Self {
-        let Own(_, around) = self.own.clone();
-        around(self, Box::new(|net| optim.step(lr, net, grads)))
+        self.step_by(|net| optim.step(lr, net, grads))
     }
 
     fn optimize_multi(
@@ -94,8 +98,7 @@ impl TrainStep for Net {
         lr: ModuleLearningRate,
         grads: MultiGradientsParams,
     ) -> Self {
-        let Own(_, around) = self.own.clone();
-        around(self, Box::new(|net| optim.step_multi(lr, net, grads)))
+        self.step_by(|net| optim.step_multi(lr, net, grads))
     }
 }
 

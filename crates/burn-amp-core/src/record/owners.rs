@@ -44,7 +44,7 @@ impl AmpRecord {
     pub(super) fn into_states(self) -> States {
         let scaler = self.scaler.iter();
         let scaler = scaler.map(|scaler| (SCALER.to_string(), State::plain(scaler)));
-        let window = self.window.map(WindowState::explained);
+        let window = self.window.map(WindowState::stored);
         let window = window.into_iter().map(|window| {
             let state = State::plain(&window).with_tensors(window.sums);
             (WINDOW.to_string(), state)

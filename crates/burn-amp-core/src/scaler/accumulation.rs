@@ -237,7 +237,7 @@ pub(crate) struct WindowState {
 
 impl WindowState {
     /// As it is stored. Waits for the device.
-    pub(crate) fn explained(mut self) -> Self {
+    pub(crate) fn stored(mut self) -> Self {
         let events = BorderEvent::of_skip(self.events.clone());
         let found = BorderEvents::default().first_cause(events);
         let known = found.filter(|((cause, _), _)| *cause != SkipCause::Unknown);

@@ -22,10 +22,7 @@ impl BorderEvents {
         let found = eras.find_map(|era| {
             let threads: HashSet<_> = era.iter().map(|event| event.thread).collect();
             let causes = threads.into_iter().filter_map(|thread| {
-                let is_known =
-                    |event: &BorderEvent| matches!(event.measured, Measured::Explained(_));
-                let is_meant = |event: &&BorderEvent| event.thread == thread || is_known(event);
-                let events = era.iter().filter(is_meant);
+                let events = era.iter().filter(|event| event.is_of(thread));
                 self.first_of_thread(&events.collect::<Vec<_>>())
             });
             let cause = causes.reduce(SkipCause::most_severe)?;

@@ -240,6 +240,11 @@ impl BorderEvent {
         }
     }
 
+    /// Says whether it is of this thread, or of all: what is explained came before them.
+    pub(super) fn is_of(&self, thread: ThreadId) -> bool {
+        self.thread == thread || matches!(self.measured, Measured::Explained(_))
+    }
+
     /// Says whether one of them explains an overflow. Waits for the device.
     pub(crate) fn explain(events: &[Self]) -> bool {
         let events = Self::read_now(events.iter().cloned());

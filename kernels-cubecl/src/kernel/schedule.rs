@@ -20,45 +20,51 @@ pub fn advance(
     largest: f32,
     #[comptime] units: u32,
 ) {
-    let verdict = verdict(rows, units);
+    let mut found = found(rows, units);
+    if comptime!(border.len() > 1) {
+        found |= (self::found(&border[1], units) & BAD) * GIVEN;
+    }
+    // Once for both: ptxas would spill a register of what is between.
+    let found = joined(found, units, true);
     let mut spares = false.runtime();
     if comptime!(border.len() == 1) {
         // Half precision may have given what is not finite: then what has overflowed says nothing.
         spares = rule::is_bad(&border[0], 0usize);
     } else if comptime!(border.len() > 1) {
-        let given = self::verdict(&border[1], units) >= BAD;
-        spares = rule::spares(&border[0], given, state, largest);
+        spares = rule::spares(&border[0], found & GIVEN != 0u32, state, largest);
     }
     if UNIT_POS == 0u32 {
         for at in 0..state.len() {
             next[at] = state[at];
         }
-        rule::advance(state, next, verdict >= BAD, verdict == 0u32, spares);
+        let is_zero = found & SOME == 0u32;
+        rule::advance(state, next, found & BAD != 0u32, is_zero, spares);
     }
 }
 
-/// What is found where a value is not finite; less is 1 where one is not zero.
-const BAD: u32 = 2;
+/// A bit: a value is not finite.
+const BAD: u32 = 1;
+/// One is finite, and not zero.
+const SOME: u32 = 2;
+/// One that half precision has given is not finite.
+const GIVEN: u32 = 4;
 
-/// The worst that any of these rows says, to all units of the cube.
+/// What those of the rows show that are this unit's.
 #[cube]
-fn verdict(rows: &[f32], #[comptime] units: u32) -> u32 {
-    let mut worst = 0u32;
+fn found(rows: &[f32], #[comptime] units: u32) -> u32 {
+    let mut found = 0u32;
     let mut row = UNIT_POS as usize;
     while row < rows.len() / FIELDS {
-        if rule::is_bad(rows, row) {
-            worst = BAD;
-        } else if !rule::is_zero(rows, row) {
-            worst = max(worst, 1u32);
-        }
+        found |= select(rule::is_bad(rows, row), BAD, 0u32);
+        found |= select(rule::is_zero(rows, row), 0u32, SOME);
         row += units as usize;
     }
-    largest_of(worst, units)
+    found
 }
 
-/// The largest number that a unit of the cube has, to all of them.
+/// The bits that units of the cube have, or else the largest of their numbers, to all of them.
 #[cube]
-fn largest_of(own: u32, #[comptime] units: u32) -> u32 {
+fn joined(own: u32, #[comptime] units: u32, #[comptime] are_bits: bool) -> u32 {
     let mut all = Shared::<[u32]>::new_slice(comptime!(units as usize));
     let unit = UNIT_POS as usize;
     all[unit] = own;
@@ -66,7 +72,11 @@ fn largest_of(own: u32, #[comptime] units: u32) -> u32 {
     let mut distance = comptime!(units / 2).runtime();
     while distance > 0u32 {
         if UNIT_POS < distance {
-            all[unit] = max(all[unit], all[unit + distance as usize]);
+            let other = all[unit + distance as usize];
+            all[unit] = match comptime!(are_bits) {
+                true => all[unit] | other,
+                false => max(all[unit], other),
+            };
         }
         sync_cube();
         distance /= 2u32;
@@ -90,7 +100,7 @@ pub fn factors(table: &[u32], rows: &[u32], factors: &mut [f32], #[comptime] uni
             largest = max(largest, exponent);
             at += units as usize;
         }
-        let largest = largest_of(largest, units);
+        let largest = joined(largest, units, false);
         let mut sums = Shared::<[u32]>::new_slice(comptime!(3 * units as usize));
         for word in 0..3 {
             sums[own + word] = 0u32;

@@ -150,6 +150,12 @@ impl Shape {
                 add(Kernel::Histogram, (input, float), tensors, width);
             }
             add(Kernel::Pass(Mode::InPlace, true), (input, input), 1, widest);
+            add(
+                Kernel::Pass(Mode::Inspect, true),
+                (input, float),
+                28,
+                widest,
+            );
             for width in [1, widest] {
                 for output in target.dtypes.iter().copied() {
                     // Burn multiplies f32.
@@ -204,8 +210,8 @@ impl Shape {
         let output = type_name(self.output.name(), width);
         let floats = |count| ("f32".to_string(), count);
         let (loads, stores, magnitudes) = match self.kernel {
-            Kernel::Pass(mode, _) => {
-                let vectors = loads(mode, width) as usize;
+            Kernel::Pass(mode, padded) => {
+                let vectors = loads(mode, padded, width) as usize;
                 let (loads, stores) = ((input, tensors * vectors), (output, tensors * vectors));
                 // What is done with the values stands in the code once, whichever tensor they are of.
                 let magnitudes = vectors * width;

@@ -41,10 +41,12 @@ fn register(input: ElemType, vector: usize) -> (ElemType, usize) {
 }
 
 /// Vectors that a unit loads before it looks at the first of them: as many as leave an NVIDIA multiprocessor the registers for half of its units.
-pub fn loads(mode: Mode, vector: usize) -> u32 {
-    match mode {
-        Mode::InPlace | Mode::Write if vector > 4 => 2,
-        Mode::Write => 3,
+pub fn loads(mode: Mode, padded: bool, vector: usize) -> u32 {
+    // Of padded rows, a column of each is held besides.
+    let holds_more = mode == Mode::Write || padded;
+    match vector > 4 {
+        true if holds_more || mode == Mode::InPlace => 2,
+        false if holds_more => 3,
         _ => 4,
     }
 }
@@ -72,7 +74,7 @@ pub fn measure<I: Float, O: Float, N: Size>(
     let width = N::value();
     let mode = comptime!(form.mode);
     let units = comptime!(form.units);
-    let loads = comptime!(loads(mode, width));
+    let loads = comptime!(loads(mode, form.padded, width));
     let count = comptime!(tensors.len());
     let register = comptime!(register(dtypes[0], width));
     let define!(H) = comptime!(register.0);

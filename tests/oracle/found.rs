@@ -86,6 +86,18 @@ fn shaped(pass: Pass, shape: Shape) -> Action {
     Train(Pass { shape, ..pass })
 }
 
+/// Both come to their scopes before either goes on.
+#[test]
+fn a_bad_loss_comes_before_what_overflows_behind_the_border_beside_it() {
+    let grown = [Set(Setting::Growth(3)), ZEROS, ZEROS, ZEROS];
+    let program = Program::new(1, &[&grown[..], &[shaped(NAN, Shape::First)]].concat());
+    differs(&Program {
+        scale: 10,
+        ..program
+    })
+    .unwrap();
+}
+
 #[test]
 fn a_bad_loss_beside_a_good_one_spares_the_scale() {
     holds(1, &[shaped(NAN, Shape::First)]);

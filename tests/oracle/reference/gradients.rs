@@ -58,8 +58,8 @@ impl Found {
             let all_fit = |factor: f32| (0..=times).all(|power| fits(factor, power));
             let beside_fits = (0..=1).all(|power| fits_of(beside, scale, power));
             match pass.shape {
-                // Its gradients come first.
-                Shape::First if !beside_fits => Some(Cause::Scale),
+                // Its gradients come first, and none goes on before all have come.
+                Shape::First if !fits_of(beside, scale, 0) => Some(Cause::Scale),
                 _ if !slope.is_finite() => Some(Cause::Loss),
                 _ if !beside_fits => Some(Cause::Scale),
                 // It comes to the region as it comes to the scope.

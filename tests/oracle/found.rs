@@ -16,6 +16,8 @@ const ZEROS: Action = Train(Pass {
     slope: Slope::Zero,
     shape: Shape::One,
 });
+/// From 2^8 to 2^17.
+const GROWN: [Action; 4] = [Set(Setting::Growth(3)), ZEROS, ZEROS, ZEROS];
 /// At a scale of 2^8 and more.
 const OVERFLOW: Pass = of_slope(12);
 
@@ -68,7 +70,6 @@ fn a_record_says_why_its_window_has_overflowed() {
 
 #[test]
 fn a_good_loss_beside_a_bad_one_overflows_at_a_high_scale() {
-    let grown = [Set(Setting::Growth(3)), ZEROS, ZEROS, ZEROS];
     for shape in [Shape::First, Shape::Last] {
         for pass in [
             NAN,
@@ -77,7 +78,7 @@ fn a_good_loss_beside_a_bad_one_overflows_at_a_high_scale() {
                 ..GOOD
             },
         ] {
-            holds(1, &[&grown[..], &[shaped(pass, shape)]].concat());
+            holds(1, &[&GROWN[..], &[shaped(pass, shape)]].concat());
         }
     }
 }
@@ -89,8 +90,7 @@ fn shaped(pass: Pass, shape: Shape) -> Action {
 /// Both come to their scopes before either goes on.
 #[test]
 fn a_bad_loss_comes_before_what_overflows_behind_the_border_beside_it() {
-    let grown = [Set(Setting::Growth(3)), ZEROS, ZEROS, ZEROS];
-    let program = Program::new(1, &[&grown[..], &[shaped(NAN, Shape::First)]].concat());
+    let program = Program::new(1, &[&GROWN[..], &[shaped(NAN, Shape::First)]].concat());
     differs(&Program {
         scale: 10,
         ..program

@@ -42,12 +42,12 @@ fn register(input: ElemType, vector: usize) -> (ElemType, usize) {
 
 /// Vectors that a unit loads before it looks at the first of them: as many as leave an NVIDIA multiprocessor the registers for half of its units.
 pub fn loads(mode: Mode, padded: bool, vector: usize) -> u32 {
-    // Of padded rows, a column of each is held besides.
-    let holds_more = mode == Mode::Write || padded;
-    match vector > 4 {
-        true if holds_more || mode == Mode::InPlace => 2,
-        false if holds_more => 3,
-        _ => 4,
+    match (mode, padded) {
+        (Mode::Inspect, false) => 4,
+        _ if vector > 4 => 2,
+        (Mode::InPlace, false) => 4,
+        // A product of each is held besides, or a column of padded rows.
+        _ => 3,
     }
 }
 

@@ -20,9 +20,9 @@ pub fn advance(
     largest: f32,
     #[comptime] units: u32,
 ) {
-    let mut found = found(rows, units);
+    let mut found = seen(rows, units);
     if comptime!(border.len() > 1) {
-        found |= (self::found(&border[1], units) & BAD) * GIVEN;
+        found |= (seen(&border[1], units) & BAD) * GIVEN;
     }
     // Once for both: ptxas would spill a register of what is between.
     let found = joined(found, units, true);
@@ -51,15 +51,15 @@ const GIVEN: u32 = 4;
 
 /// What those of the rows show that are this unit's.
 #[cube]
-fn found(rows: &[f32], #[comptime] units: u32) -> u32 {
-    let mut found = 0u32;
+fn seen(rows: &[f32], #[comptime] units: u32) -> u32 {
+    let mut seen = 0u32;
     let mut row = UNIT_POS as usize;
     while row < rows.len() / FIELDS {
-        found |= select(rule::is_bad(rows, row), BAD, 0u32);
-        found |= select(rule::is_zero(rows, row), 0u32, SOME);
+        seen |= select(rule::is_bad(rows, row), BAD, 0u32);
+        seen |= select(rule::is_zero(rows, row), 0u32, SOME);
         row += units as usize;
     }
-    found
+    seen
 }
 
 /// The bits that units of the cube have, or else the largest of their numbers, to all of them.

@@ -12,7 +12,7 @@ use burn_amp_torch::internal::WithMaster;
 
 /// Parameters that are stepped together: with more, the lists of their tensors leave the cache, and are new memory in each step. A multiple of the 28
 /// that share a launch, and no power of two: the rows that follow the lists would have each of them grow.
-const TOGETHER: usize = 504;
+const TOGETHER: usize = 252;
 
 thread_local! {
     /// The pass of the module that is being stepped.

@@ -16,7 +16,7 @@ const ZEROS: Action = Train(Pass {
     slope: Slope::Zero,
     shape: Shape::One,
 });
-/// From 2^8 to 2^17.
+/// Multiplies the scale by 2^9: from 2^8, where programs begin unless they say otherwise, to 2^17.
 const GROWN: [Action; 4] = [Set(Setting::Growth(3)), ZEROS, ZEROS, ZEROS];
 /// At a scale of 2^8 and more.
 const OVERFLOW: Pass = of_slope(12);
